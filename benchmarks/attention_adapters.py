@@ -2,7 +2,7 @@
 
 Builds each architecture of `attention_subjects` with random weights, runs it on one random image of its native size,
 and reads every attention layer. Each layer's weights × values must be what the module itself computed within the error
-budget, or the script fails. Writes attention-adapters.json and the page attention-adapters.md:
+budget, or the script fails. Writes attention-adapters.json and the page attention-adapters-tables.md:
 
     python -m benchmarks.attention_adapters --output docs/results
 """
@@ -189,7 +189,7 @@ def main() -> None:
         "architectures": [asdict(found) for found in readings],
     }
     write_atomically(folder / "attention-adapters.json", json.dumps(record, indent=1) + "\n")
-    write_atomically(folder / "attention-adapters.md", page(readings, record))
+    write_atomically(folder / "attention-adapters-tables.md", page(readings, record))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
     convattn study $RECIPES --scale medium --chosen search --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.encodings --runs RUNS --output docs/results
 
-Writes encodings.md, the curves of accuracy, encodings.png, and the paper's figures of heads into the folder encodings.
+Writes encodings-tables.md, the curves of accuracy, encodings.png, and the paper's figures of heads into the folder encodings.
 How far the heads look, and what decides where, is measured on test images, in the trained networks and in those that
 the same seeds draw.
 """
@@ -55,20 +55,19 @@ QUESTIONS = {
 """What the page answers, by pairs of networks that are compared seed by seed."""
 
 
-def page(folder: Path, images: int, shown: Sequence[str] = (), note: str = "") -> str:
+def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
     """Words the results of a study.
 
     Args:
         folder: Folder of the study, with its runs.
         images: Test images on which is measured how far heads look.
         shown: Names of the paper's figures that were made.
-        note: What else a reader should know, at the top; "" if nothing.
 
     Returns:
         The page in Markdown.
     """
     study, runs = read_study(folder)
-    parts = ["# Encodings, each with a learning rate of its own", *([note] if note else []), _accuracies(study, runs)]
+    parts = ["# Encodings: all tables", "What they say: [encodings](encodings.md).", _accuracies(study, runs)]
     parts.append("![Test accuracy over epochs, mean and range over seeds](encodings.png)")
     for question, pairs in QUESTIONS.items():
         asked = _asked(runs, pairs)
@@ -277,7 +276,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
     parser.add_argument("--output", type=Path, required=True, help="folder for the page")
     parser.add_argument("--images", type=int, default=100, help="test images on which is measured how far heads look")
-    parser.add_argument("--note", default="", help="what else a reader should know, at the top of the page")
     given = parser.parse_args(arguments)
     if not (given.runs / "study.json").is_file():
         parser.error(f"--runs must be the folder of a study, with study.json in it, but is {str(given.runs)!r}")
@@ -287,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     draw(given.output / "encodings.png", runs)
     shown = figures(given.runs, runs[0].record["recipe"]["scale"], given.output / "encodings")
-    write_atomically(given.output / "encodings.md", page(given.runs, given.images, shown, given.note))
+    write_atomically(given.output / "encodings-tables.md", page(given.runs, given.images, shown))
 
 
 if __name__ == "__main__":

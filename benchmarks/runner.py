@@ -108,7 +108,7 @@ def write_files(record: BenchmarkRecord, folder: Path) -> Path:
         if figure_of(results):
             paths = [folder / f"{name}.{form}" for form in ("svg", "png")]
             draw_time_over_size(paths, results, fitted=not record.quick)
-    return write_atomically(folder / f"{suite.file}.md", suite_page(record))
+    return write_atomically(folder / f"{suite.file}-tables.md", suite_page(record))
 
 
 def _enter(name: str, build: Callable[[], Contender]) -> tuple[Contender | None, Measurement]:

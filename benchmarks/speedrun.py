@@ -5,7 +5,7 @@
         --grid model.mixing=attention,conv,hard,random,random-frozen,content
     python -m benchmarks.speedrun --runs RUNS --output docs/results
 
-Writes speedrun.md, and the figures of the heads beside it. One of the two studies is enough.
+Writes speedrun-tables.md, and the figures of the heads beside it. One of the two studies is enough.
 """
 
 import argparse
@@ -72,19 +72,18 @@ def petaflops(recipe: dict[str, Any], image_size: int = 32) -> float:
     return _PASSES * forward * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
 
 
-def page(headline: Path | None, controls: Path | None, output: Path, note: str = "") -> str:
+def page(headline: Path | None, controls: Path | None, output: Path) -> str:
     """Words the results, and draws the heads of the first run of each study with soft heads.
 
     Args:
         headline: Folder of the study of the speed run itself, or None.
         controls: Folder of the study that compares it with its controls, or None.
         output: Folder for the figures.
-        note: What else a reader should know, at the top; "" if nothing.
 
     Returns:
         The page in Markdown.
     """
-    parts = ["# A CIFAR-10 speed run with attention in place of 3 × 3 convolutions", *([note] if note else [])]
+    parts = ["# The speed run: all tables", "What they say: [speed run](speedrun.md)."]
     for folder, title in ((headline, "The run"), (controls, "The same network with other layers, on a short budget")):
         if folder is None:
             continue
@@ -184,13 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Writes the page of the speed run.")
     parser.add_argument("--runs", type=Path, required=True, help="folder with headline/ or controls/ or both")
     parser.add_argument("--output", type=Path, required=True, help="folder for the page")
-    parser.add_argument("--note", default="", help="what else a reader should know, at the top of the page")
     given = parser.parse_args(arguments)
     found = [given.runs / name if (given.runs / name).is_dir() else None for name in ("headline", "controls")]
     if found == [None, None]:
         parser.error(f"--runs must be a folder with headline or controls in it, but is {str(given.runs)!r}")
     given.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.output / "speedrun.md", page(found[0], found[1], given.output, given.note))
+    write_atomically(given.output / "speedrun-tables.md", page(found[0], found[1], given.output))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Takes folders of finished runs of `benchmarks.small_vits`. Measures their heads on training images, replaces those that
 meet each threshold, and as many random ones, and classifies test images. What is measured of a network is kept in the
-folder WORK, so that a stopped run goes on. Writes head-replacement.json, .md and .png:
+folder WORK, so that a stopped run goes on. Writes head-replacement.json, .png and head-replacement-tables.md:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.head_replacement RUNS/vit-* --work WORK --output docs/results
 """
@@ -72,7 +72,7 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     write_atomically(given.output / f"{NAME}.json", json.dumps(content, indent=1) + "\n")
     draw([given.output / f"{NAME}.png"], networks)
-    write_atomically(given.output / f"{NAME}.md", page(content))
+    write_atomically(given.output / f"{NAME}-tables.md", page(content))
 
 
 if __name__ == "__main__":

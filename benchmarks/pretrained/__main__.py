@@ -1,7 +1,7 @@
 """The trained networks of this repository, converted both ways and tested on all test images.
 
 Takes the networks that come with the package and those under `pretrained`, or those named; makes convolutions of their
-attention with windows of several sizes, fits the narrowest, and goes back to attention. Writes pretrained.md and
+attention with windows of several sizes, fits the narrowest, and goes back to attention. Writes pretrained-tables.md and
 pretrained.json:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.pretrained --output docs/results
@@ -10,6 +10,7 @@ pretrained.json:
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -66,8 +67,26 @@ def sources(given: Sequence[str]) -> list[str]:
     return list(given) or found
 
 
-def page(content: Mapping[str, Any], note: str = "") -> str:
-    """Words the results as Markdown, with a note below the table."""
+def padding(row: Mapping[str, Any]) -> str:
+    """Names the padding of the convolutions of a row, "zeros" or another one; several are joined by "and"."""
+    named = json.dumps(row["certificate"])
+    convolutions = re.findall(r"Conv2d\(.*?\)\"", named)
+    modes = {found[1] if (found := re.search(r"padding_mode=(\w+)", one)) else "zeros" for one in convolutions}
+    return " and ".join(sorted(modes))
+
+
+def _tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Tabulates conversions, a table for each padding of the convolutions: with another one, rows do not compare."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(padding(row), []).append(row)
+    return "\n\n".join(
+        f"Padding of the convolutions: {name}.\n\n{conversion_table(own)}" for name, own in groups.items()
+    )
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """Words the results as Markdown."""
     busy = "\nOther programs ran at the same time: single times say little, ratios more.\n"
     return (
         (Path(__file__).parent / "page.txt")
@@ -76,8 +95,7 @@ def page(content: Mapping[str, Any], note: str = "") -> str:
             tests=content["data"]["tests"],
             certified=CERTIFIED,
             refined_on=REFINED_ON,
-            table=conversion_table(content["rows"]),
-            note=f"\n{note}\n" if note else "",
+            table=_tables(content["rows"]),
             batch=content["batch"],
             rounds=content["rounds"],
             command=content["command"],
@@ -97,7 +115,6 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
     parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
-    parser.add_argument("--note", default="", help="what else a reader should know, below the table")
     given = parser.parse_args()
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
     bench = Bench(data, given.rounds)
@@ -121,7 +138,7 @@ def main() -> None:
     }
     given.output.mkdir(parents=True, exist_ok=True)
     write_atomically(given.output / "pretrained.json", json.dumps(content, indent=1) + "\n")
-    write_atomically(given.output / "pretrained.md", page(content, given.note))
+    write_atomically(given.output / "pretrained-tables.md", page(content))
 
 
 if __name__ == "__main__":

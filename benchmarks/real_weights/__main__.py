@@ -7,7 +7,7 @@ are passed over, and the page says so. Into an environment that has this project
     pip install onnx onnxruntime scipy pillow
 
 (without dependencies, because most of these ask for other versions of torch, or for much that their networks do not
-need). What has been measured is kept in the work folder and not measured again. Writes real-weights.md and
+need). What has been measured is kept in the work folder and not measured again. Writes real-weights-tables.md and
 real-weights.json, and exits with 1 where a check fails:
 
     python -m benchmarks.real_weights --work work --output docs/results
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += [] if given.tasks == list(SUBJECTS) else ["--tasks", *given.tasks]
     record = run(given.tasks, given.work, " ".join(command))
     record.save(given.output / "real-weights.json")
-    write_atomically(given.output / "real-weights.md", page(record))
+    write_atomically(given.output / "real-weights-tables.md", page(record))
     return 0 if record.passed else 1
 
 

@@ -4,7 +4,7 @@
 
 Each network has a process of its own. The record has one line of JSON for each, and one for each start of the sweep,
 with versions and hardware; families that have a line already are passed over, so the same command goes on where it was
-stopped. Beside the record a page of the same name is written.
+stopped. Beside the record its tables are written, as RECORD-tables.md.
 """
 
 import argparse
@@ -43,7 +43,9 @@ def main() -> None:
         line = in_its_own_process(place, family, options.seconds)
         append(options.record, line)
         sys.stderr.write(f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n")
-    write_atomically(options.record.with_suffix(".md"), page(read(options.record), options.record.name))
+    write_atomically(
+        options.record.with_name(f"{options.record.stem}-tables.md"), page(read(options.record), options.record.name)
+    )
 
 
 def start(record: Path, homes: list[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Takes the folders of runs at scale small (resnet18-0, sa-quadratic-0 and so on; the page has their commands), converts
 their networks, tests before and after on all test images, and times both by turns in one process. What has been
-measured of a network is kept in the work folder and not measured again. Writes trained-networks.md and
+measured of a network is kept in the work folder and not measured again. Writes trained-networks-tables.md and
 trained-networks.json:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained --runs small --work work --output docs/results
@@ -105,7 +105,7 @@ def main() -> None:
     }
     given.output.mkdir(parents=True, exist_ok=True)
     write_atomically(given.output / "trained-networks.json", json.dumps(content, indent=1) + "\n")
-    write_atomically(given.output / "trained-networks.md", page(content))
+    write_atomically(given.output / "trained-networks-tables.md", page(content))
 
 
 if __name__ == "__main__":

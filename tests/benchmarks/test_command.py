@@ -14,7 +14,7 @@ from benchmarks.measure import in_a_process_of_its_own
 from benchmarks.record import BenchmarkRecord
 from benchmarks.suites import choose, find_suite
 
-FILES = ["layers.json", "layers.md", "scaling.png", "scaling.svg"]
+FILES = ["layers-tables.md", "layers.json", "scaling.png", "scaling.svg"]
 PART = ("content-8-training", "scaling")
 """A case whose memory is measured, and those of several sizes; the others have tests of their own."""
 
@@ -86,7 +86,7 @@ def test_memory_is_measured(made):
 
 def test_page_says_what_the_record_says(made):
     folder, record = made
-    page = (folder / "layers.md").read_text(encoding="utf-8")
+    page = (folder / "layers-tables.md").read_text(encoding="utf-8")
     for case in record.cases:
         assert f"## {case.group}\n" in page
         assert case.title[1:] in page
@@ -104,19 +104,19 @@ def test_table_is_printed_and_a_case_alone_draws_nothing(tmp_path, monkeypatch, 
     (tmp_path / "bench-layers").mkdir()
     (tmp_path / "bench-layers" / "mine").write_text("precious")
     assert bench("--case", "distance-8", "--repeats", 1) == 0
-    assert contents(tmp_path / "bench-layers-2") == ["layers.json", "layers.md"]
+    assert contents(tmp_path / "bench-layers-2") == ["layers-tables.md", "layers.json"]
     assert contents(tmp_path / "bench-layers") == ["mine"]
     out, err = capsys.readouterr()
     assert err == ""
     assert "distance-8: distance, 3 heads, 16 channels" in out
     assert "÷ reference" in out
-    assert "every check passed\nwrote bench-layers-2; look at bench-layers-2/layers.md\n" in out
+    assert "every check passed\nwrote bench-layers-2; look at bench-layers-2/layers-tables.md\n" in out
 
 
 def test_group_of_sizes_is_printed_and_drawn(tmp_path, capsys):
     group = "sequences-forward"
     assert bench("--case", group, "--repeats", 1, "-o", tmp_path / "made", suite="sequences") == 0
-    assert contents(tmp_path / "made") == [f"{group}.png", f"{group}.svg", "sequences.json", "sequences.md"]
+    assert contents(tmp_path / "made") == [f"{group}.png", f"{group}.svg", "sequences-tables.md", "sequences.json"]
     out = capsys.readouterr().out
     assert all(f"{case.name}: " in out for case in find_suite("sequences").cases(True) if case.group == group)
 
@@ -136,7 +136,7 @@ def test_wrong_contender_is_told_with_exit_code_1(tmp_path, monkeypatch, capsys,
     record = BenchmarkRecord.load(tmp_path / "made" / "layers.json")
     assert not record.passed
     assert record.cases[0].measurements[0].seconds == ()
-    assert "A check FAILED" in (tmp_path / "made" / "layers.md").read_text(encoding="utf-8")
+    assert "A check FAILED" in (tmp_path / "made" / "layers-tables.md").read_text(encoding="utf-8")
     if as_json:
         assert BenchmarkRecord.from_json(out) == record
     else:

@@ -44,10 +44,10 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(table, tmp_path_factory):
     out = tmp_path_factory.mktemp("docs")
-    main(["--runs", str(table), "--output", str(out), "--images", "5", "--note", "A note."])
+    main(["--runs", str(table), "--output", str(out), "--images", "5"])
     for figure in ("encodings.png", "encodings/fig3.png", "encodings/fig4.png", "encodings/fig5.png"):
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
-    return (out / "encodings.md").read_text(encoding="utf-8")
+    return (out / "encodings-tables.md").read_text(encoding="utf-8")
 
 
 def test_accuracies_are_those_of_the_runs_and_sorted(page, table):
@@ -60,7 +60,6 @@ def test_accuracies_are_those_of_the_runs_and_sorted(page, table):
         seeds = ", ".join(f"{value:.2%}" for value in values)
         places.append((page.index(f"| `{label}` | 2 | **{spread(values)}** | {seeds} |"), -sum(values)))
     assert sorted(places) == sorted(places, key=lambda place: (place[1], place[0]))
-    assert "A note." in page
 
 
 def test_the_question_is_answered_seed_by_seed(page, table):
@@ -93,7 +92,7 @@ def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path)
     assert "What decides" not in page
     study(["sa-learned-content"], output=tmp_path / "runs", seeds=(0,), scale="tiny", overrides=TINY, engine=Here())
     main(["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "docs"), "--images", "5"])
-    text = (tmp_path / "docs" / "encodings.md").read_text(encoding="utf-8")
+    text = (tmp_path / "docs" / "encodings-tables.md").read_text(encoding="utf-8")
     rows = [line for line in text.partition("## What decides")[2].splitlines() if line.startswith("| `")]
     (run,), data = read_study(tmp_path / "runs")[1], load_digits()
     images, found = normalise(data.test.images[:5], data.mean, data.std), []
@@ -167,7 +166,7 @@ def test_what_failed_and_too_few_seeds_are_on_the_page(table, tmp_path):
     candidate["failed"] = ["Out of luck"]
     (copied / "study.json").write_text(json.dumps(record))
     main(["--runs", str(copied), "--output", str(tmp_path / "docs"), "--images", "5"])
-    page = (tmp_path / "docs" / "encodings.md").read_text(encoding="utf-8")
+    page = (tmp_path / "docs" / "encodings-tables.md").read_text(encoding="utf-8")
     assert "- Failed: sa-distance, seed 1: Killed." in page
     asked, _, beside = page.partition("## Beside")
     assert "points, n = 1: too few for an interval |" in asked

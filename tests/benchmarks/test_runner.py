@@ -143,7 +143,7 @@ def test_there_must_be_a_round():
 @pytest.mark.parametrize("name", ["layers", "networks-speed", "sequences"])
 def test_committed_page_is_that_of_its_record(name):
     record = BenchmarkRecord.load(RESULTS / f"{name}.json")
-    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == suite_page(record)
+    assert (RESULTS / f"{name}-tables.md").read_text(encoding="utf-8") == suite_page(record)
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.name)

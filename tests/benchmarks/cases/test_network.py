@@ -77,7 +77,7 @@ def test_memory_is_that_of_weights_and_a_call():
 
 def test_page_and_record(record, tmp_path):
     write_files(record, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["networks-speed.json", "networks-speed.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["networks-speed-tables.md", "networks-speed.json"]
     assert BenchmarkRecord.load(tmp_path / "networks-speed.json") == record
     page = suite_page(record)
     assert "Every check passed." in page

@@ -166,7 +166,7 @@ def test_missing_packages_are_told_with_the_way_to_install_them(monkeypatch, tmp
     told = "no-such-package is not installed; run: pip install --no-deps no-such-package"
     assert [task.missing for task in record.tasks] == [told, ""]
     assert record.command.endswith("--work work --output made --tasks not here here")
-    text = (tmp_path / "made" / "real-weights.md").read_text()
+    text = (tmp_path / "made" / "real-weights-tables.md").read_text()
     assert text == page(record)
     assert f"**Not done:** {told}." in text
     assert "Not done, for want of packages: stand-ins." in text
@@ -189,7 +189,7 @@ def test_a_failed_check_gives_exit_code_1_and_is_on_the_page(monkeypatch, tmp_pa
     wrong = Task(made.networks, made.given, made.find, own={**made.networks, "pitch": leaky(made.networks["pitch"])})
     monkeypatch.setitem(SUBJECTS, "here", subject(lambda: wrong))
     assert run(tmp_path, "here") == 1
-    assert "**FAILED: stand-ins; see below.**" in (tmp_path / "made" / "real-weights.md").read_text()
+    assert "**FAILED: stand-ins; see below.**" in (tmp_path / "made" / "real-weights-tables.md").read_text()
 
 
 def test_one_module_is_imported_without_its_package(monkeypatch, tmp_path):
@@ -209,7 +209,7 @@ def test_one_module_is_imported_without_its_package(monkeypatch, tmp_path):
 
 def test_the_committed_page_is_that_of_the_committed_record():
     record = RealWeightsRecord.load(RECORD)
-    assert RECORD.with_suffix(".md").read_text(encoding="utf-8") == page(record)
+    assert RECORD.with_name("real-weights-tables.md").read_text(encoding="utf-8") == page(record)
     assert record.passed
     assert not any(task.missing for task in record.tasks)
     assert "/home/" not in RECORD.read_text(encoding="utf-8")

@@ -120,7 +120,7 @@ def test_a_stopped_sweep_goes_on(here, monkeypatch, tmp_path):
     assert [line.get("family", "start") for line in lines] == ["small", "start", "doubled", "linear"]
     assert lines[0]["model"] == "kept"
     assert torch.__version__.startswith(lines[1]["versions"]["torch"])
-    written = record.with_suffix(".md").read_text()
+    written = record.with_name(f"{record.stem}-tables.md").read_text()
     assert written == page(lines, "record.jsonl")
     sweep.main()
     assert read(record) == lines
@@ -130,7 +130,7 @@ def test_a_page_counts_and_lists(here, monkeypatch, tmp_path):
     record = tmp_path / "record.jsonl"
     monkeypatch.setattr("sys.argv", ["sweep", str(record)])
     sweep.main()
-    text = record.with_suffix(".md").read_text()
+    text = record.with_name(f"{record.stem}-tables.md").read_text()
     assert "| here | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 1 | 50.0% |" in text
     assert "1 of 1 copies" in text
     assert "- here doubled, doubled-1: refused. cannot convert 1 module of " in text
@@ -175,6 +175,6 @@ def test_a_weight_turned_about_is_told():
 
 def test_the_committed_page_is_that_of_the_committed_record():
     lines = read(RECORD)
-    assert RECORD.with_suffix(".md").read_text(encoding="utf-8") == page(lines, RECORD.name)
+    assert RECORD.with_name("networks-tables.md").read_text(encoding="utf-8") == page(lines, RECORD.name)
     assert {line["outcome"] for line in families(lines)} <= {"passed", "refused", "no convolution"}
     assert "/home/" not in RECORD.read_text(encoding="utf-8")

