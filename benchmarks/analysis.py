@@ -31,7 +31,7 @@ EXPLICIT, ALONE, CONTROLS = "forward, explicit attention", "analyze", "analyze w
 PAGE = """\
 # What an analysis costs
 
-How long does [`analyze`](../analysis.md) take, and how much memory? timm's `{network}` with random weights sees
+How long does [`analyze`](../how-to/analyse.md) take, and how much memory? timm's `{network}` with random weights sees
 {images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} round(s)
 in turns; memory is the largest beyond the network and the images.
 

@@ -28,7 +28,7 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 PAGE = """\
 # Attention weights of {total} architectures
 
-Which architectures can [`watch`](../attention-adapters.md) read, and are the weights right? Each network below has
+Which architectures can [`watch`](../reference/adapters.md) read, and are the weights right? Each network below has
 random weights and sees one standard normal image, text or sound of its native size (n = 1 each, seed 0). For every
 attention layer the weights are computed from what the module hands to its kernel, and weights × values is compared
 with what the module itself computed.

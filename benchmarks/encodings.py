@@ -6,7 +6,7 @@
     convattn study $RECIPES --scale medium --chosen search --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.encodings --runs RUNS --output docs/results
 
-Writes encodings-tables.md, the curves of accuracy, encodings.png, and the paper's figures of heads into the folder encodings.
+Writes encodings-tables.md, the curves of accuracy, encodings.png, and into the folder encodings the paper's figures.
 How far the heads look, and what decides where, is measured on test images, in the trained networks and in those that
 the same seeds draw.
 """

@@ -15,7 +15,7 @@ AIM = 0.1
 _PAGE = """\
 # Heads that are convolutions, replaced
 
-[`replace_convolutional_heads`](../head-replacement.md) lets every head whose position score R² is at least a
+[`replace_convolutional_heads`](../how-to/replace-heads.md) lets every head whose position score R² is at least a
 threshold run as a convolution of its values, without training. What is lost, and what is gained?
 
 {verdict}

@@ -2,8 +2,8 @@
 
 Measures the heads of networks of this library (`convattn:NAME`, or the folder of a network or a run), of runs of
 `benchmarks.small_vits`, and of a text encoder, and compares the runs with and without CutMix. The report of each
-network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json, trained-heads-tables.md and a
-folder of figures, of runs of the same kind for seed 0 alone:
+network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json,
+trained-heads-tables.md and a folder of figures, of runs of the same kind for seed 0 alone:
 
     CONVATTN_CIFAR10=FOLDER python -m benchmarks.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
         --text MODEL --work WORK --output docs/results

@@ -14,7 +14,7 @@ NAME = "trained-heads"
 PAGE = """\
 # Heads of trained networks
 
-Which heads of trained networks are convolutions? [`analyze`](../analysis.md) on {images} inputs each: images on
+Which heads of trained networks are convolutions? [`analyze`](../how-to/analyse.md) on {images} inputs each: images on
 which no network was trained, and texts that the text encoder may have seen. A head is *hard* if more than half of its
 attention is at one displacement; it is *convolutional* if its position score R² is at least {convolutional:g}: then it
 attends by position alone, near or far.
