@@ -31,14 +31,14 @@ TOTAL = 24_500
 TOLERANCE = 1.1
 
 ABOVE = {
-    ROOT: 1_606,
+    ROOT: 1_605,
     "convert": 3_925,
     "models": 1_253,
-    "networks": 1_877,
+    "networks": 1_830,
     "heads": 5_531,
     "viewer": 2_236,
     "cli": 1_391,
-    "lab": 6_109,
+    "lab": 6_106,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 

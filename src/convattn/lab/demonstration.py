@@ -22,16 +22,15 @@ from convattn.lab.figures import (
     head_moves,
 )
 from convattn.lab.html_pages import write_html
+from convattn.lab.photograph import PHOTOGRAPHS, load_photograph
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
 from convattn.networks.datasets import (
     CIFAR10_MEAN,
     CIFAR10_STD,
-    PHOTOGRAPHS,
     SampleImages,
     class_scores,
-    load_photograph,
     load_samples,
     normalise,
 )

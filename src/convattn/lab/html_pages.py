@@ -13,15 +13,9 @@ from convattn.lab import report_figures as figures
 
 
 def write_html(template: str, folder: Path, **shown: Any) -> Path:
-    """Writes `index.html`.
+    """Fills a template of this package with what is `shown`, by name, and returns the page: `index.html` in a folder.
 
-    Args:
-        template: File of this folder; it can import `page_parts.html`.
-        folder: Existing folder, with the pictures that the template embeds.
-        **shown: What the template shows, by name.
-
-    Returns:
-        The page.
+    The folder must hold the pictures that the template embeds. Templates can import `page_parts.html`.
     """
     jinja2 = optional_module("jinja2", "jinja2", "train")
     loader = jinja2.FunctionLoader(lambda name: (resources.files("convattn.lab") / name).read_text(encoding="utf-8"))
@@ -35,16 +29,10 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
 
 
 def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
-    """Writes report.json, report.parquet, the figures and the page.
+    """Writes report.json, report.parquet, the figures and the page into an existing folder, and returns the page.
 
-    Args:
-        report: The report.
-        folder: Existing folder.
-        source: What the network was built from, as the command line names it.
-        images: Where the images are from: the name of a folder, of a file, or of a test set.
-
-    Returns:
-        The page.
+    The page shows `source`, what the network was built from, and `images`, the folder, file or test set that they are
+    from.
     """
     report.save(folder / "report.json")
     write_table(report, folder / "report.parquet")

@@ -1,14 +1,11 @@
 """Interactive pages of the networks that tables and figures show, and an index with links."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-from xml.etree import ElementTree as ET
+from typing import NamedTuple
 
 from convattn.errors import ConvAttnError, UnsupportedModelError
-from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
 from convattn.lab.html_pages import write_html
 from convattn.lab.paper_figures import choose_images, shown_layer, shown_moments
@@ -20,7 +17,6 @@ from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, 
 from convattn.provenance import RunRecord
 from convattn.viewer import Exhibit, Scene, build_scene, write_page
 
-_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _HEADS = {"fig4", "fig12", "fig13", "fig14"}
 _QUERIES = {"fig5": [(0.5, 0.5)], "fig6": [(0.5, 0.5)], "fig7": [(0.25, 0.25), (0.75, 0.75)]}
 _IMAGES_OF_LINKS = {"fig8": 0, "fig9": 1, "fig10": 2}
@@ -31,11 +27,10 @@ class Link(NamedTuple):
 
     text: str  # What it shows
     hash: str  # What follows "#" in its address, as static/js/state.js reads it
-    panel: int | None = None  # The panel of the figure that shows it, from 1
 
 
 def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequence[int], size: int) -> list[Link]:
-    """Returns the views of a page that a figure shows, in the order of its panels; none for a table or for curves.
+    """Returns the views of a page that a figure shows; none for a table or for curves.
 
     `snapshots` are the heads of the run, `layers` how many heads each layer of the page has, and `size` is the side of
     the images in pixels.
@@ -43,13 +38,11 @@ def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequenc
     if target == "fig3" and snapshots:
         layer = shown_layer(1 + max(shot.layer for shot in snapshots))
         shown = [shot for shot in snapshots if shot.layer == layer]
-        moments = [
-            Link(f"epoch {shown[moment].epoch}", f"layer={layer}&epoch={moment}", 2 + number)
-            for number, moment in enumerate(shown_moments(shown))
-        ]
-        return [Link(f"layer {layer + 1} over the training", f"layer={layer}&epoch=0", 1), *moments]
+        moments = [(shown[moment].epoch, moment) for moment in shown_moments(shown)]
+        links = [Link(f"epoch {epoch}", f"layer={layer}&epoch={moment}") for epoch, moment in moments]
+        return [Link(f"layer {layer + 1} over the training", f"layer={layer}&epoch=0"), *links]
     if target in _HEADS:
-        return [Link(f"layer {layer + 1}", f"layer={layer}", 1 + layer) for layer in range(len(layers))]
+        return [Link(f"layer {layer + 1}", f"layer={layer}") for layer in range(len(layers))]
     links = []
     for row, col in _QUERIES.get(target, [(0.5, 0.5)] if target in _IMAGES_OF_LINKS else []):
         pixel = (int(row * size), int(col * size))
@@ -61,35 +54,6 @@ def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequenc
         at = f", query at row {pixel[0] + 1}, column {pixel[1] + 1}" if len(_QUERIES.get(target, [0])) > 1 else ""
         links += [Link(f"layer {layer + 1}{at}", f"layer={layer}&{where}") for layer in range(len(layers))]
     return links
-
-
-def link_panels(figure: Path, links: Sequence[Link], page: str) -> None:
-    """Makes the panels of an SVG of matplotlib links to the views that they show.
-
-    `page` is the page's address as seen from the figure.
-    """
-    panels = {f"axes_{link.panel}": link for link in links if link.panel is not None}
-    if not panels:
-        return
-    for prefix, name in (("", _SVG), ("xlink", _XLINK), ("cc", "http://creativecommons.org/ns#")):
-        ET.register_namespace(prefix, name)
-    text = figure.read_text(encoding="utf-8")
-    tree = ET.fromstring(text)
-    for parent in list(tree.iter(f"{{{_SVG}}}g")):
-        for at, child in enumerate(list(parent)):
-            link = panels.get(child.get("id", ""))
-            if link is not None:
-                parent[at] = _linked(child, f"{page}#{link.hash}", link.text)
-    head = re.match(r".*?(?=<svg)", text, re.DOTALL)
-    write_atomically(figure, f"{head[0] if head else ''}{ET.tostring(tree, encoding='unicode')}\n")
-
-
-def _linked(child: Any, address: str, text: str) -> Any:
-    link = ET.Element(f"{{{_SVG}}}a", {"href": address, f"{{{_XLINK}}}href": address, "target": "_top"})
-    title = ET.SubElement(link, f"{{{_SVG}}}title")
-    title.text = f"{text}: open it in the interactive page"
-    link.append(child)
-    return link
 
 
 VIEW = "view"
@@ -117,18 +81,11 @@ class _Page:
 
 
 def write_views(result: Reproduction, folder: Path, data: Path | None) -> Path | None:
-    """Writes the page of each network that tables and figures show, and an index of all.
+    """Writes the page of each network that tables and figures show into their folder, and an index of all.
 
-    A table, and the curves, show the network of the lowest seed of each recipe. Where a network is not of attention,
-    nothing can be seen of it, and it has no page.
-
-    Args:
-        result: What was made.
-        folder: Where it is.
-        data: Folder with the files of CIFAR-10, in place of those that the runs name.
-
-    Returns:
-        The index; None where nothing was made.
+    A table, and the curves, show the network of the lowest seed of each recipe. A network without attention has no
+    page. `data` is a folder with the files of CIFAR-10, in place of those that the runs name. Returns the index; None
+    if no table or figure was made.
     """
     made = [target for target in result.targets if target.files]
     if not made:
@@ -141,9 +98,6 @@ def write_views(result: Reproduction, folder: Path, data: Path | None) -> Path |
             continue
         left -= int(page.megabytes * 1e6)
         pages[run] = page
-        for target in made:
-            if run == target.runs[0] and f"{target.target}.svg" in target.files and page.links.get(target.target):
-                link_panels(folder / f"{target.target}.svg", page.links[target.target], page.address)
     shown = [(target, [pages[run] for run in target.runs if run in pages]) for target in made]
     return write_html("reproduce_page.html", folder, result=result, shown=shown, pages=list(pages.values()))
 
