@@ -70,19 +70,9 @@ class Axis:
 
 
 def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int, ...]:
-    """Reads an argument that is one integer for all axes or one per axis.
+    """Returns an argument, one integer for all axes or one per axis, as one integer per axis.
 
-    Args:
-        name: Name of the argument, for the error.
-        value: The value given.
-        dims: Number of axes.
-        least: Smallest value allowed.
-
-    Returns:
-        One integer per axis.
-
-    Raises:
-        ArgumentError: The value is not such integers, or one of them is too small.
+    Raises ArgumentError, which names the argument, if it is anything else or an integer is below `least`.
 
     Example:
         >>> axis_lists("stride", 2, 3, least=1)
@@ -96,18 +86,7 @@ def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int
 
 
 def whole_number(name: str, value: int, *, least: int = 1) -> int:
-    """Reads an argument that is one integer.
-
-    Args:
-        name: Name of the argument, for the error.
-        value: The value given.
-        least: Smallest value allowed.
-
-    Returns:
-        The integer.
-
-    Raises:
-        ArgumentError: The value is not an integer, or too small.
+    """Returns an argument that must be an integer of at least `least`; otherwise raises ArgumentError, which names it.
 
     Example:
         >>> whole_number("groups", 2)
@@ -145,23 +124,11 @@ class Geometry:
         dilation: PerAxis = 1,
         input_dilation: PerAxis = 1,
     ) -> "Geometry":
-        """Reads the arguments of a convolution as users write them.
+        """Makes the geometry of `dims` axes from the arguments of a convolution as users write them.
 
-        Args:
-            dims: Number of axes, at least 1.
-            kernel_size: Taps per axis, ≥ 1.
-            stride: Step of the queries, ≥ 1.
-            padding: An integer, one per axis, a pair (before, after) per axis, "valid" or "same".
-            padding_mode: One of `PADDING_MODES`.
-            dilation: Step of the taps, ≥ 1.
-            input_dilation: Step of the input pixels on the key grid, ≥ 1.
-
-        Returns:
-            The geometry, with one entry per axis in each field.
-
-        Raises:
-            ArgumentError: A value is out of range, or "same" is combined with a stride.
-            UnknownNameError: The padding mode is unknown.
+        `padding` is an integer, one per axis, a pair (before, after) per axis, "valid" or "same"; the other numbers are
+        integers ≥ 1, one for all axes or one per axis. Raises ArgumentError if a value is out of range or "same" is
+        combined with a stride, and UnknownNameError if the padding mode is unknown.
         """
         kernel = axis_lists("kernel_size", kernel_size, dims, least=1)
         steps = axis_lists("stride", stride, dims, least=1)
@@ -185,26 +152,15 @@ class Geometry:
         return all(pair == (0, 0) for pair in self.padding) and set(self.input_dilation) == {1}
 
     def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
-        """Returns where queries and keys stand for an image.
+        """Returns where queries and keys stand along each axis of an image of given sizes, in pixels.
 
-        Args:
-            spatial: Sizes of the image, in pixels per axis.
-
-        Returns:
-            One `Axis` per axis; the output has `len(axis.queries)` pixels along it.
-
-        Raises:
-            ShapeError: The padded image is smaller than the dilated window, or the image too small for its padding.
+        The output has `len(axis.queries)` pixels along an axis. Raises ShapeError if the padded image is smaller than
+        the dilated window, or the image too small for its padding.
         """
         return tuple(self._axis(number, size) for number, size in enumerate(spatial))
 
     def require_padding(self, number: int, pixels: int) -> None:
-        """Raises ShapeError if an axis of the dilated image has fewer pixels than its padding repeats.
-
-        Args:
-            number: Number of the axis.
-            pixels: Pixels of the dilated image along it.
-        """
+        """Raises ShapeError if `pixels`, the size of the dilated image along an axis, is less than padding repeats."""
         most, slack = max(self.padding[number]), {"reflect": 1, "circular": 0}.get(self.padding_mode)
         if slack is not None and most > max(0, pixels - slack):
             needed = f"x must have at least {most + slack} pixels along axis {number}"
