@@ -1,5 +1,6 @@
 """Figures of a report: each number is where it belongs, of images and of sequences."""
 
+import io
 import math
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from PIL import Image
 from tests.analysis.analyze_cases import gated, noise
 
 from convattn.heads import analyze
@@ -109,6 +111,15 @@ def test_kernels_of_images_are_cut_to_what_heads_look_at(image, drawn, tmp_path)
     expected[3, 6] = 1.0
     pictures = [arguments[0] for arguments, _ in of(drawn, "imshow")]
     assert [np.array_equal(picture, expected) for picture in pictures] == [True] * 3
+
+
+def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence):
+    for report, step, size, place in ((image, (0.0, 3.0), (7, 7), (6, 3)), (sequence, (2.0,), (5, 1), (4, 0))):
+        (layer,) = with_kernels(report, step).layers
+        with Image.open(io.BytesIO(figures.head_picture(layer, layer.heads[0]))) as picture:
+            assert picture.size == size
+            light = picture.convert("L")
+            assert [at for at in np.ndindex(size) if light.getpixel(at) > 128] == [place]
 
 
 def test_two_reports_are_drawn_over_each_other(image, tmp_path):

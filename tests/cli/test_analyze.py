@@ -1,7 +1,9 @@
 import io
 import json
+import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,17 +18,16 @@ from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.errors import CheckpointError
 from convattn.heads import read_table
 from convattn.heads.compare import ReportComparison
-from convattn.heads.head_report import HeadReport
+from convattn.heads.head_report import Estimate, HeadReport
 from convattn.lab import report_figures as figures
+from convattn.lab.html_pages import write_report
 from convattn.networks.images import Pictures
 
 SOURCE = ["timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=2"]
 FILES = [
-    "convolution.png",
     "distance.png",
     "head-map.png",
     "index.html",
-    "kernels.png",
     "report.json",
     "report.parquet",
     "shifts.png",
@@ -90,16 +91,51 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     page = Page((made / "index.html").read_text(encoding="utf-8"))
     report = HeadReport.load(made / "report.json")
     pictures = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(pictures) == 5
+    assert len(pictures) == 3 + sum(len(layer.heads) for layer in report.layers)
     for attrs in pictures:
         assert attrs["src"].startswith("data:image/png;base64,")
-        assert len(attrs["alt"]) > 40
+        assert len(attrs["alt"]) > 20
     assert not [tag for tag, _ in page.tags if tag in {"script", "link", "iframe"}]
     words = " ".join(page.words.split())
     for layer in report.layers:
-        assert layer.sentence in words
+        assert layer.name in words
+        assert layer.sentence not in words
     for item in report.not_covered:
         assert item in words
+
+
+def changed(report, **numbers):
+    """The report with other numbers in every head, and a convolution score that its images leave open."""
+    layers = []
+    for layer in report.layers:
+        heads = tuple(replace(head, **numbers) for head in layer.heads)
+        measured = replace(layer.measured, heads=heads, convolution_score=Estimate(0.37, 0.96))
+        layers.append(replace(layer, measured=measured))
+    return replace(report, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(
+    ("position", "hard", "answer", "verdict"),
+    [
+        (0.95, 0.8, "6 of 6 heads are convolutions", "one tap"),
+        (0.95, 0.2, "6 of 6 heads are convolutions", "kernel"),
+        (0.3, 0.8, "0 of 6 heads are convolutions", "mostly one tap"),
+        (0.3, 0.2, "0 of 6 heads are convolutions", "no"),
+        (math.nan, 0.2, "0 of 6 heads are convolutions", "unknown"),
+    ],
+)
+def test_page_answers_in_a_line_and_gives_each_head_a_verdict(made, tmp_path, position, hard, answer, verdict):
+    shutil.copytree(made, tmp_path / "copy")
+    numbers = {"position_score": Estimate(position, 0.1), "hard_share": Estimate(hard, 0.1)}
+    report = changed(HeadReport.load(made / "report.json"), **numbers)
+    text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(encoding="utf-8")
+    words = " ".join(Page(text).words.split())
+    assert f"{answer}, on 6 images (mine)." in words
+    alternatives = [attrs["alt"] for tag, attrs in Page(text).tags if tag == "img"]
+    assert sum(one.endswith(f": {verdict}") for one in alternatives) == 6
+    assert "convattn view timm:a --report" in words
+    assert "undecided" in words
+    assert "0.96" not in words
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".png")])

@@ -23,6 +23,7 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     pages.filters["number"] = format
+    pages.filters["base64"] = lambda content: base64.b64encode(content).decode()
     pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()
     page = pages.get_template(template).render(**shown)
     return write_atomically(folder / "index.html", page.lstrip())
@@ -38,7 +39,6 @@ def write_report(report: HeadReport, folder: Path, *, source: str, images: str) 
     write_table(report, folder / "report.parquet")
     figures.head_map(folder / "head-map.png", report)
     figures.distance_by_depth(folder / "distance.png", report)
-    figures.convolution_by_depth(folder / "convolution.png", report)
     figures.shift_scatter(folder / "shifts.png", report)
-    figures.kernel_gallery(folder / "kernels.png", report)
-    return write_html("analyze_page.html", folder, report=report, source=source, images=images)
+    shown = {"report": report, "source": source, "images": images, "picture": figures.head_picture}
+    return write_html("analyze_page.html", folder, **shown)

@@ -1,5 +1,6 @@
 """Figures of a report: where heads look, how far, and what a convolution explains; controls beside every number."""
 
+import io
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -8,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from convattn.heads.head_report import Estimate, HeadReport, LayerReport, LayerStatistics, mean_of
+from convattn.errors import optional_module
+from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics, mean_of
 from convattn.lab.figures import COLOURS, add_ellipse, figure_files, line_key
 
 _CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
@@ -163,6 +165,15 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
             fontsize=9,
         )
     return Path(path)
+
+
+def head_picture(layer: LayerReport, head: HeadStatistics) -> bytes:
+    """Draws the mean weight of a head at each displacement: a PNG file of a pixel for each, the query in the middle."""
+    matplotlib = optional_module("matplotlib.image", "matplotlib", "train")
+    weights = _kernel_image(layer, head.kernel)
+    most = max(float(np.nanmax(weights)), 1e-12)
+    matplotlib.image.imsave(file := io.BytesIO(), weights, vmin=0, vmax=most, cmap="magma", format="png")
+    return file.getvalue()
 
 
 def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
