@@ -81,15 +81,6 @@ def test_only_heads_with_a_spread_have_a_circle(image, drawn, monkeypatch, tmp_p
     assert {name: numbers[name] for name in places} == places
 
 
-def test_shifts_of_sequences_lie_over_depth(sequence, drawn, tmp_path):
-    figures.shift_scatter(tmp_path / "figure.png", replace(of_layers(sequence, 2), kernel_size=5))
-    ((shifts, depths), style), *_ = of(drawn, "scatter")
-    found = [head.shift[0].value for head in sequence.layers[0].heads]
-    assert (list(shifts), list(depths), style["c"]) == (found * 2, [1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 2])
-    panels = 1 + len(sequence.layers[0].controls)
-    assert [arguments[0] for arguments, _ in of(drawn, "axvline")] == [-2, -1, 0, 1, 2] * panels
-
-
 def with_kernels(report, step):
     """The report of heads that look at one displacement."""
     (layer,) = report.layers

@@ -30,7 +30,6 @@ FILES = [
     "index.html",
     "report.json",
     "report.parquet",
-    "shifts.png",
 ]
 
 
@@ -91,7 +90,7 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     page = Page((made / "index.html").read_text(encoding="utf-8"))
     report = HeadReport.load(made / "report.json")
     pictures = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(pictures) == 3 + sum(len(layer.heads) for layer in report.layers)
+    assert len(pictures) == 2 + sum(len(layer.heads) for layer in report.layers)
     for attrs in pictures:
         assert attrs["src"].startswith("data:image/png;base64,")
         assert len(attrs["alt"]) > 20
@@ -186,7 +185,7 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(figures, "shift_scatter", interrupt)
+    monkeypatch.setattr(figures, "head_map", interrupt)
     assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
     assert capsys.readouterr().err == "convattn: interrupted\n"
     assert not (tmp_path / "report").exists()

@@ -26,9 +26,9 @@ def analyze(  # noqa: PLR0913 - the options of the command
     """Measure where the heads of a network look, and which of them are convolutions.
 
     The folder gets report.json and report.parquet with every number and its standard error, figures, and the page
-    index.html, with a sentence for each layer. Beside every number stand two controls: the network with its weights
-    shuffled, and images with their patches shuffled. A network of timm or torchvision needs --weights, --pretrained or
-    --random-weights.
+    index.html: the answer, and a verdict for each head. Beside every number stand two controls: the network with its
+    weights shuffled, and images with their patches shuffled. A network of timm or torchvision needs --weights,
+    --pretrained or --random-weights.
 
     Args:
         source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists

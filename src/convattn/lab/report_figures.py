@@ -98,47 +98,6 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
     return Path(path)
 
 
-def shift_scatter(path: str | os.PathLike[str], report: HeadReport) -> Path:
-    """Draws the mean shift of all heads of all layers, and beside them the same with untrained weights."""
-    names = ["measured", *(item for item in _CONTROLS if item != "measured" and _of(report.layers[0], item))]
-    with figure_files([path], (3.6 * len(names) + 1.2, 4.4)) as figure:
-        axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
-        reach = report.kernel_size // 2
-        taps = [(row, col) for row in range(-reach, reach + 1) for col in range(-reach, reach + 1)]
-        points: Any = None
-        flat = len(report.layers[0].grid) == 1  # a sequence: depth takes the place of the rows
-        for panel, name in zip(axes, names, strict=True):
-            if flat:
-                for step in range(-reach, reach + 1):
-                    panel.axvline(step, color="0.85", zorder=0)
-            else:
-                for row, col in taps:
-                    panel.plot(col, row, "s", markersize=13, markerfacecolor="none", color="0.75")
-            shifts, depths, shares = [], [], []
-            for number, layer in enumerate(report.layers, start=1):
-                found = _of(layer, name)
-                for head in () if found is None else found.heads:
-                    row, col = _row_col([one.value for one in head.shift])
-                    shifts.append((number if flat else row, col))
-                    depths.append(number)
-                    shares.append(20 + 100 * max(head.hard_share.value, 0))
-            rows, cols = np.array(shifts).T
-            style = {"cmap": "viridis", "vmin": 1, "vmax": max(len(report.layers), 2), "edgecolors": "white"}
-            points = panel.scatter(cols, rows, c=depths, s=shares, linewidths=0.6, alpha=0.85, **style)
-            panel.set(xlabel="shift (cells)" if flat else "column shift (cells)", aspect="auto" if flat else "equal")
-            panel.set_title(_words(name))
-        axes[0].set_ylabel("layer" if flat else "row shift (cells)")
-        axes[0].invert_yaxis()
-        axes[0].locator_params(axis="y", integer=flat)
-        ticks = range(1, len(report.layers) + 1, 1 + len(report.layers) // 13)
-        figure.colorbar(points, ax=list(axes), label="layer", ticks=list(ticks))
-        figure.suptitle(
-            "mean shifts of all heads; larger: more attention at one displacement; grey: the taps of a kernel",
-            fontsize=10,
-        )
-    return Path(path)
-
-
 def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws the mean weight at every displacement for every head, a row for each layer."""
     most = min(_MOST, max(len(layer.heads) for layer in report.layers))
