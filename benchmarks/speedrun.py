@@ -26,7 +26,7 @@ from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
 
-__all__ = ["attention_on_taps", "main", "page", "petaflops"]
+__all__ = ["attention_on_taps", "main", "page", "petaflops", "taps_with_a_centre"]
 
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 _NEAR = 0.5
@@ -58,6 +58,11 @@ def attention_on_taps(
     weights = np.exp(scores - scores.max((1, 2), keepdims=True))
     near = (np.abs(rows) <= 1) & (np.abs(cols) <= 1)
     return weights[:, near].sum(1) / weights.sum((1, 2))
+
+
+def taps_with_a_centre(centres: Float[np.ndarray, "heads 2"]) -> int:
+    """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
+    return sum(bool((np.abs(centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
 
 
 def petaflops(recipe: dict[str, Any], image_size: int = 32) -> float:
@@ -149,7 +154,6 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
     moved = np.linalg.norm(end.centres - start.centres, axis=1)
     before, after = (np.trace(item.precisions, axis1=1, axis2=2) / 4 for item in (start, end))
     shares = [attention_on_taps(item.centres, item.precisions, side).mean() for item in (start, end)]
-    taken = sum(bool((np.abs(end.centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
     return [
         f"{end.layer + 1}",
         f"{side} × {side}",
@@ -158,7 +162,7 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
         f"{np.median(before):.2f}",
         f"{after.min():.2f}, {np.median(after):.2f}, {after.max():.2f}",
         *(f"{share:.0%}" for share in shares),
-        f"{taken} of 9",
+        f"{taps_with_a_centre(end.centres)} of 9",
     ]
 
 

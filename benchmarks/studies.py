@@ -50,10 +50,10 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
     return study, runs
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Words mean and standard deviation (n − 1) of fractions, in percent."""
-    mean = 100 * float(np.mean(values))
-    return f"{mean:.2f} %" if len(values) == 1 else f"{mean:.2f} ± {100 * float(np.std(values, ddof=1)):.2f} %"
+    mean = f"{100 * float(np.mean(values)):.{digits}f}"
+    return f"{mean} %" if len(values) == 1 else f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
 
 
 def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:

@@ -4,7 +4,8 @@
     python scripts/claims.py --rest     # also lists the numbers on these pages that no claim holds
 
 A claim is a page and a piece of its text, with every number in it computed here. Tables of a whole record are made
-anew by the code that wrote them, and compared as they are.
+anew by the code that wrote them, and compared as they are. Times, ratios and percentages of the README must stand on
+one of the pages.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.head_replacement.page import page as head_replacement_page
 from benchmarks.page import suite_page
 from benchmarks.pretrained.__main__ import padding
@@ -23,7 +26,7 @@ from benchmarks.pretrained.__main__ import page as pretrained_page
 from benchmarks.real_weights.page import page as real_weights_page
 from benchmarks.real_weights.record import RealWeightsRecord
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
-from benchmarks.speedrun import petaflops
+from benchmarks.speedrun import attention_on_taps, petaflops, taps_with_a_centre
 from benchmarks.studies import spread
 from benchmarks.sweep.page import page as networks_page
 from benchmarks.sweep.record import families
@@ -31,15 +34,27 @@ from benchmarks.sweep.record import read as read_sweep
 from benchmarks.trained.page import page as trained_page
 from benchmarks.trained_heads.page import distance
 from benchmarks.trained_heads.page import page as trained_heads_page
+from convattn.heads import read_heads
 from convattn.lab.study_record import t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+README = RESULTS.parents[1] / "README.md"
 SEEDS = (0, 1, 2)
 
 
 def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     """Lists the claims: the name of a page, and what it must say."""
-    for made in (_encodings, _speedrun, _trained_heads, _pretrained, _layers, _networks_speed, _sequences, _others):
+    for made in (
+        _encodings,
+        _grid,
+        _speedrun,
+        _trained_heads,
+        _pretrained,
+        _layers,
+        _networks_speed,
+        _sequences,
+        _others,
+    ):
         yield from made(folder)
 
 
@@ -63,7 +78,16 @@ def wrong(folder: Path = RESULTS) -> list[str]:
     """Lists what pages do not say although their records do, a line for each."""
     found = [f"{page} must say: {text}" for page, text in claims(folder) if _plain(text) not in _page(folder, page)]
     made = ((page, text) for page, text in tables(folder) if (folder / page).read_text(encoding="utf-8") != text)
-    return found + [f"{page} is not the page of its record" for page, _ in made]
+    found += [f"{page} is not the page of its record" for page, _ in made]
+    readme = README.read_text(encoding="utf-8")
+    return found + [f"README.md says {number}, which is on no page of results" for number in untold(readme, folder)]
+
+
+def untold(text: str, folder: Path = RESULTS) -> list[str]:
+    """Lists the times, ratios and percentages with two digits after the point that stand on no page of results."""
+    said = " ".join(_page(folder, page) for page in {page for page, _ in claims(folder)})
+    numbers = re.findall(r"(?<![\d.,])(\d[\d,]*(?:\.\d+)? ms|\d+\.\d\d(?= (?:%|times|points|±|to)))", _plain(text))
+    return [number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", said)]
 
 
 def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
@@ -112,6 +136,27 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
 
 
+def _grid(folder: Path) -> Iterator[tuple[str, str]]:
+    """Taps that have a centre, and how far centres are from a pixel, before and after training."""
+    taps: list[list[str]] = [[], []]
+    away: list[list[float]] = [[], []]
+    for seed in SEEDS:
+        kept = read_heads(folder / "encodings" / "table" / f"sa-quadratic-{seed}")
+        for end, step in enumerate((kept[0].step, kept[-1].step)):
+            layers = [item.centres for item in kept if item.step == step]
+            taps[end].append(str(sum(map(taps_with_a_centre, layers))))
+            centres = np.concatenate(layers)
+            away[end] += np.linalg.norm(centres - centres.round(), axis=1).tolist()
+    (first, last), means = taps, [f"{statistics.fmean(one):.2f}" for one in away]
+    words = (
+        f"{', '.join(first[:-1])} and {first[-1]} have a centre at the start and {', '.join(last[:-1])} and {last[-1]}"
+    )
+    yield "encodings.md", f"Of {9 * len(layers)} taps (nine in each layer) {words} at the end"
+    yield "encodings.md", f"{means[0]} at the start, {means[1]} at the end"
+    taken = f"{', '.join(first)} of {9 * len(layers)} taps at the start; {', '.join(last)} at the end; n = {len(first)}"
+    yield "index.md", taken
+
+
 def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     """The speed run, with one view and two, and its controls."""
     headline = [_json(folder / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json") for seed in SEEDS]
@@ -122,6 +167,13 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     yield "speedrun.md", f"what the separable path computes: {count:.3f}."
     yield "index.md", f"{one}, behind a frozen 2 × 2 convolution; {two} with two views."
     yield "index.md", f"n = {len(headline)}, {epochs} epochs, {count:.3f} PFLOP"
+    kept = read_heads(folder / "speedrun" / "headline" / "speedrun-0")
+    ends = [[item for item in kept if item.step == step] for step in (kept[0].step, kept[-1].step)]
+    sides = {0: 31, 3: 7}
+    near = {n: attention_on_taps(ends[1][n].centres, ends[1][n].precisions, side).mean() for n, side in sides.items()}
+    yield "index.md", f"falls from {near[0]:.0%} in the first layer to {near[3]:.0%} in the fourth"
+    moved = np.linalg.norm(ends[1][3].centres - ends[0][3].centres, axis=1).max()
+    yield "speedrun.md", f"by up to {moved:.2f} pixels (seed 0), and {100 * near[3]:.0f} % of its attention"
     controls = folder / "speedrun" / "controls"
     own = {
         name: [_json(controls / f"{name}-{seed}" / "record.json")["results"]["test_accuracy"] for seed in SEEDS]
@@ -243,6 +295,14 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     passed = sum(line["outcome"] == "passed" for line in lines)
     yield "index.md", f"{passed} of {len(lines)} families"
     yield "networks.md", f"{passed} of {len(lines)} families could be converted and all {passed} passed"
+    for place in ("timm", "torchvision"):
+        own = [line for line in lines if line["home"] == place]
+        fine = sum(line["outcome"] == "passed" for line in own)
+        yield "networks.md", f"| {place} | {len(own)} | {fine} |"
+    made = real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")).partition("## Tasks")[0]
+    for line in [line for line in made.splitlines() if line.startswith("|")][2:]:
+        cells = line.strip("| ").split(" | ")
+        yield "real-weights.md", f" | {cells[2]} | {' | '.join(cells[7:10])} |"
     found = _json(folder / "attention-adapters.json")["architectures"]
     read = [one for one in found if one["refused"] is None]
     layers = sum(len(one["layers"]) for one in read)
@@ -252,19 +312,33 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     for point in network["curve"]:
         if point["threshold"] in (0.9, 0.8, 0.7):
             lost = f"{100 * (network['accuracy'] - point['accuracy']):.2f} ± {100 * point['error']:.2f}"
-            yield "head-replacement.md", f"| {point['threshold']} | {point['replaced']} | {lost} |"
+            fit = point["refitted"]
+            fitted = f"{100 * (network['accuracy'] - fit['accuracy']):.2f} ± {100 * fit['error']:.2f}"
+            random = 100 * (network["accuracy"] - statistics.fmean(one["accuracy"] for one in point["controls"]))
+            faster = f"{point['milliseconds_before'] / point['milliseconds_after']:.2f}"
+            cells = f"{point['threshold']} | {point['replaced']} | {lost} | {fitted} | {random:.2f} | {faster}"
+            yield "head-replacement.md", f"| {cells} |"
             if point["threshold"] == 0.9:
+                opening = f"at a loss of {lost} points ({fitted} after a fit) and {faster} times the speed"
+                yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
     runs = _json(folder / "convolutional-init.json")["runs"]
-    early = [100 * statistics.fmean(run["accuracy"]["5"] for run in runs[n]) for n in ("as it is", "gated, hard heads")]
-    yield "index.md", f"{early[0]:.1f} ± "
-    yield "index.md", f" to {early[1]:.1f} ± "
+    early = [spread([run["accuracy"]["5"] for run in runs[name]], 1) for name in ("as it is", "gated, hard heads")]
+    yield "index.md", f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}"
     rows = _json(folder / "trained-networks.json")
-    for conversion, name in (("to 5 × 5 convolutions", "to 5 × 5 convolutions"), ("to 11 × 11 convolutions",) * 2):
-        costs = [
-            r["accuracy_after"] - r["accuracy_before"] for r in rows["sa-quadratic"] if r["conversion"] == conversion
-        ]
-        yield "trained-networks.md", f"{name} | {len(costs)} | {_signed(100 * statistics.fmean(costs))} |"
+    told = {
+        "to 5 × 5 convolutions": "attention to 5 × 5 convolutions",
+        "to 11 × 11 convolutions": "attention to 11 × 11 convolutions",
+    }
+    told["to 5 × 5 convolutions, refined"] = "the same, fitted on 300 images without labels"
+    told["refined 5 × 5 to attention again"] = "these to attention again"
+    for conversion, words in told.items():
+        found = [row for row in rows["sa-quadratic"] if row["conversion"] == conversion]
+        cost = 100 * statistics.fmean(row["accuracy_after"] - row["accuracy_before"] for row in found)
+        yield "trained-networks.md", f"| {words} | {len(found)} | {_signed(cost)} |"
+    tuned = rows["fine_tuned"][0]
+    ends = f"{tuned['fine_tuned']:.2%} as attention, {tuned['control']:.2%} as convolutions"
+    yield "trained-networks.md", f"{ends}, after {tuned['epochs_before']} + {tuned['epochs_after']} epochs"
     changed = sum(row["top1_changed"] for row in rows["resnet18"])
     yield "index.md", f"{changed} of {rows['data']['tests']:,} predictions changed"
 

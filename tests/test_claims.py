@@ -48,6 +48,17 @@ def test_a_changed_table_is_found(copied):
     assert SCRIPT["wrong"](copied) == ["layers-tables.md is not the page of its record"]
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It takes 135 ms, 1.02 times as long, and reaches 93.51 ± 0.13 %.", []),
+        ("It takes 13,500 ms, 1.03 points and 93.52 % of Python 3.11.", ["13,500 ms", "93.52"]),
+    ],
+)
+def test_a_number_of_the_readme_is_on_a_page(text, found):
+    assert SCRIPT["untold"](text) == found
+
+
 def test_numbers_that_no_claim_holds_are_listed():
     left = SCRIPT["rest"]()
     assert "404" in left["index.md"]
