@@ -138,6 +138,7 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
     """Taps that have a centre, and how far centres are from a pixel, before and after training."""
+    count = 0
     taps: list[list[str]] = [[], []]
     away: list[list[float]] = [[], []]
     for seed in SEEDS:
@@ -145,15 +146,15 @@ def _grid(folder: Path) -> Iterator[tuple[str, str]]:
         for end, step in enumerate((kept[0].step, kept[-1].step)):
             layers = [item.centres for item in kept if item.step == step]
             taps[end].append(str(sum(map(taps_with_a_centre, layers))))
-            centres = np.concatenate(layers)
+            count, centres = 9 * len(layers), np.concatenate(layers)
             away[end] += np.linalg.norm(centres - centres.round(), axis=1).tolist()
     (first, last), means = taps, [f"{statistics.fmean(one):.2f}" for one in away]
     words = (
         f"{', '.join(first[:-1])} and {first[-1]} have a centre at the start and {', '.join(last[:-1])} and {last[-1]}"
     )
-    yield "encodings.md", f"Of {9 * len(layers)} taps (nine in each layer) {words} at the end"
+    yield "encodings.md", f"Of {count} taps (nine in each layer) {words} at the end"
     yield "encodings.md", f"{means[0]} at the start, {means[1]} at the end"
-    taken = f"{', '.join(first)} of {9 * len(layers)} taps at the start; {', '.join(last)} at the end; n = {len(first)}"
+    taken = f"{', '.join(first)} of {count} taps at the start; {', '.join(last)} at the end; n = {len(first)}"
     yield "index.md", taken
 
 
