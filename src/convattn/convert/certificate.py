@@ -205,9 +205,18 @@ class LeftAlone(Record):
     kind: str  # Its class
     reason: str  # Why it was left
 
-    def summary(self) -> str:
-        """Returns this in one line of plain text."""
-        return f"{self.name or ITSELF} ({self.kind}): {self.reason}"
+    @staticmethod
+    def in_words(left: Sequence["LeftAlone"]) -> list[str]:
+        """Returns a line for each reason; gates that are open by different shares are one reason."""
+        alike: dict[str, list[LeftAlone]] = {}
+        for item in left:
+            alike.setdefault(item.kind + item.reason.partition(": head ")[0], []).append(item)
+        words = []
+        for items in alike.values():
+            one, differ = items[0], len({item.reason for item in items}) > 1
+            what = f"{len(items)} layers, numbers of the first" if differ else one.kind
+            words.append(f"{some([item.name for item in items])} ({what}): {one.reason}")
+        return words
 
 
 @dataclass(frozen=True)
@@ -300,7 +309,7 @@ class NetworkCertificate(VerdictRecord):
         lines += [f"  layer           {layer.summary()}" for layer in told]
         for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
             lines.append(f"  note            {note} ({some([one.name for one in self.layers if note in one.notes])})")
-        lines += [f"  left alone      {item.summary()}" for item in self.left_alone]
+        lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 

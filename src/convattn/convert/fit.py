@@ -71,7 +71,7 @@ class Refinement(Record):
                 f"  layer           {layer.name}: {layer.before:.3g} before, {layer.after:.3g} after, of"
                 f" {layer.scale:.3g}{kept}"
             )
-        lines += [f"  left alone      {item.summary()}" for item in self.left_alone]
+        lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         return "\n".join(lines)
 
 

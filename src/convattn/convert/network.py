@@ -371,8 +371,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     chosen, left = _select(named, "attention layers", include, exclude)
     sizes = {}
     if images is not None:
-        names = [named[layer][0] for layer in chosen]
-        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), names)
+        one, names = Arguments((images[:1],), {}, "one of the images"), [named[layer][0] for layer in chosen]
+        shapes = input_shapes(model, one, names)
         spatial = {name: zip(*(shape[2:] for shape in several), strict=True) for name, several in shapes.items()}
         sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
@@ -384,9 +384,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         except ConvAttnError as error:
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
-        raise ConversionError(
-            f"cannot convert {type(model).__name__}: no layer could be converted ({_why_none_converted(left)})"
-        )
+        none = "it has no RelativeAttention layers; other kinds of attention are not converted"
+        why = "; ".join(LeftAlone.in_words(left)) or none
+        raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({why})")
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
     folded = fold_dense(made, [conv for _, conv, _ in converted]) if fold else {}
@@ -444,14 +444,6 @@ def _convert_layer(
         if not any("sizes" in item for item in certificate.not_covered):
             return conv, certificate
     return convert(layer, spatial=sizes)
-
-
-def _why_none_converted(left: Sequence[LeftAlone]) -> str:
-    reasons: dict[str, list[str]] = {}
-    for item in left:
-        reasons.setdefault(item.reason, []).append(item.name)
-    listed = "; ".join(f"{some(names)}: {reason}" for reason, names in reasons.items())
-    return listed or "it has no RelativeAttention layers; other kinds of attention are not converted"
 
 
 def fold_dense(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:

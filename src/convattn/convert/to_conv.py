@@ -677,10 +677,7 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
 
 
 def _closed_gate(layer: RelativeAttention) -> float:
-    """Returns the share of attention that a layer's gate gives to content; 0 without a gate.
-
-    It is max_h 1 − σ(λ_h) or max_h |tanh(g_h)|. A share above eps of the weights' dtype raises ConversionError.
-    """
+    """Returns content's share of attention, max_h 1 − σ(λ_h) or |tanh(g_h)|; raises ConversionError above rounding."""
     if layer.gate is None:
         return 0.0
     gate = layer.gate.detach().double()
@@ -690,6 +687,7 @@ def _closed_gate(layer: RelativeAttention) -> float:
     if share.item() > allowed:
         raise ConversionError(
             f"cannot convert {type(layer).__name__}: its gate is open: head {head.item()} gives"
-            f" {share.item():.3g} of its attention to content, and only up to {allowed:.3g} counts as rounding"
+            f" {share.item():.3g} of its attention to content, and only up to {allowed:.3g} counts as rounding;"
+            f" layer.gate.data.fill_({0 if layer.gate_kind == 'tanh' else 40}) drops content"
         )
     return share.item()

@@ -47,9 +47,9 @@ class TargetResult:
 
     def summary(self) -> str:
         """Returns the result in one line of plain text, and one for each note."""
-        without = [f"missing {', '.join(self.missing)}"] if self.missing else []
-        without += [self.problem] if self.problem is not None else []
-        verdict = "made" if self.complete else "incomplete" if self.files else "not made"
+        without = [f"missing {', '.join(self.missing)}"] * bool(self.missing) + [*filter(None, [self.problem])]
+        partly = f"made without {len(self.missing)} of {len(TARGETS[self.target].recipes)} recipes"
+        verdict = "made" if self.complete else partly if self.files else "not made"
         line = f"{self.target}: {verdict}" + "".join(f"; {item}" for item in without)
         return "\n".join([line, *(f"  {note}" for note in self.notes)])
 
@@ -81,7 +81,7 @@ class Reproduction(Record):
         lines += [f"  {note}" for note in self.notes]
         lines += [target.summary() for target in self.targets]
         if self.missing:
-            lines += ["missing runs, and what makes them:", *(f"  {run.command}" for run in self.missing)]
+            lines += ["missing runs; each of these makes a row:", *(f"  {run.command}" for run in self.missing)]
         return "\n".join(lines)
 
 

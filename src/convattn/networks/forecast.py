@@ -65,7 +65,7 @@ class ConversionForecast(Record):
         count = counted(len(self.layers), "layer")
         lines = [f"{self.direction.replace('_', ' ')}: {count} of {self.source} would change"]
         lines += [f"  layer        {layer.summary()}" for layer in self.layers]
-        lines += [f"  left alone   {item.summary()}" for item in self.left_alone]
+        lines += [f"  left alone   {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         lines += [
             f"  parameters   {self.parameters_before:,} before, {self.parameters_after:,} after",
             f"  operations   of these layers on images {self.shape}: {before:,} before, {after:,} after",

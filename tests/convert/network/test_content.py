@@ -9,6 +9,7 @@ from tests.convert.network.network_cases import assert_unchanged, filled, finger
 from torch import nn
 
 from convattn import network_to_attention, network_to_conv
+from convattn.errors import ConversionError
 from convattn.layers import Content, RelativeAttention
 from convattn.models import ResNet
 from convattn.testing.budget import assert_within_budget, roundings
@@ -73,3 +74,22 @@ def test_what_learns_beside_the_gate_is_as_in_the_convolution(learns):
     network = small_resnet().requires_grad_(learns)
     made, _ = network_to_attention(network, content=True, images=images(2, 3, 16, 16))
     assert {number.requires_grad for number in made.parameters()} == {learns}
+
+
+def test_open_gates_are_told_once_with_their_number_and_what_closes_them():
+    x = images(2, 3, 16, 16)
+    made, _ = network_to_attention(small_resnet(), content=Content(key_width=3, position=False), images=x)
+    for number, layer in enumerate(layers(made), 1):
+        nn.init.constant_(layer.gate, number / 100)
+    with pytest.raises(ConversionError) as caught:
+        network_to_conv(made, images=x)
+    assert str(caught.value).count("its gate is open") == 1
+    assert f"({len(layers(made))} layers, numbers of the first)" in str(caught.value)
+    *others, last = layers(made)
+    for layer in [*others[2:], last]:
+        layer.gate.data.fill_(0)  # as the message says
+    _, certificate = network_to_conv(made, images=x)
+    assert len(certificate.left_alone) == 2
+    (line,) = [line for line in certificate.summary().splitlines() if "left alone" in line]
+    assert "(2 layers, numbers of the first)" in line
+    assert "layer.gate.data.fill_(0)" in line

@@ -245,11 +245,11 @@ def test_hostile_arguments_are_refused(options, message):
         ),
         (
             nn.Sequential(RelativeAttention2d(3, 3, 4, "quadratic", content=True)),
-            r"no layer could be converted \(0: .*depend on content",
+            r"no layer could be converted \(0 \(RelativeAttention2d\): .*depend on content",
         ),
         (  # each reason once
             nn.Sequential(*(RelativeAttention2d(3, 3, 4, "quadratic", content=True) for _ in range(2))),
-            r"no layer could be converted \(0, 1: [^;]*depend on content[^;]*\)$",
+            r"no layer could be converted \(0, 1 \(RelativeAttention2d\): [^;]*depend on content[^;]*\)$",
         ),
     ],
 )

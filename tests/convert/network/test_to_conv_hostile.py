@@ -61,7 +61,10 @@ def test_layers_that_are_refused(make, message):
     if isinstance(layer, nn.Sequential):
         return
     network = nn.Sequential(layer)
-    with unchanged(network), pytest.raises(ConversionError, match=f"no layer could be converted .0: .*{message}"):
+    with (
+        unchanged(network),
+        pytest.raises(ConversionError, match=rf"no layer could be converted .0 \(\w+\): .*{message}"),
+    ):
         network_to_conv(network)
 
 
