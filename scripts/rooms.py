@@ -38,7 +38,7 @@ ABOVE = {
     "heads": 5_531,
     "viewer": 2_236,
     "cli": 1_391,
-    "lab": 6_106,
+    "lab": 6_071,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 

@@ -135,7 +135,7 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the types between which an annotation leaves the choice; None is the last."""
+    """Returns the alternatives of a union, None last; of another annotation, itself alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return tuple(sorted(typing.get_args(hint), key=lambda one: one is types.NoneType)) if is_union else (hint,)
 

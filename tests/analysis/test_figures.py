@@ -10,7 +10,6 @@ from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import HeadSnapshot
 from convattn.lab.figures import (
     FORMATS,
-    ClassifiedImages,
     Comparison,
     classified_images,
     convolution_and_attention,
@@ -63,11 +62,11 @@ def query_maps():
 
 def classified(count=12):
     images = RANDOM.integers(256, size=(count, 7, 5, 3), dtype=np.uint8)
-    return ClassifiedImages(images, ["cat"] * count, ["cat", *["dog"] * (count - 1)])
+    return images, ["cat"] * count, ["cat", *["dog"] * (count - 1)]
 
 
 DRAWINGS = {
-    "classified_images": lambda path: classified_images(path, classified()),
+    "classified_images": lambda path: classified_images(path, *classified()),
     "head_moves": lambda path: head_moves(path, snapshots()),
     "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
     "head_paths": lambda path: head_paths([path], several_moments(), several_moments()[1:], title="ways"),
@@ -147,11 +146,11 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_paths([tmp_path / "figure.png"], [], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_moves(tmp_path / "figure.png", [])
-    none = ClassifiedImages(np.zeros((0, 7, 5, 3), dtype=np.uint8), [], [])
-    with pytest.raises(ArgumentError, match=r"at least one image, and two names for each, but has 0 images, 0 shown"):
-        classified_images(tmp_path / "figure.png", none)
-    with pytest.raises(ArgumentError, match=r"but has 12 images, 11 shown and 12 seen"):
-        classified_images(tmp_path / "figure.png", dataclasses.replace(classified(), shown=["cat"] * 11))
+    images, classes, predictions = classified()
+    with pytest.raises(ArgumentError, match=r"at least one image, and two names for each, but there are 0 images, 0"):
+        classified_images(tmp_path / "figure.png", images[:0], [], [])
+    with pytest.raises(ArgumentError, match=r"but there are 12 images, 11 classes and 12 predictions"):
+        classified_images(tmp_path / "figure.png", images, classes[1:], predictions)
     with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
         accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
     with pytest.raises(ArgumentError, match="maps must hold at least one query"):
@@ -186,7 +185,7 @@ def test_ways_start_and_end_where_the_heads_are(monkeypatch, tmp_path):
 
 
 def test_each_image_has_its_class_above_and_what_is_seen_below(tmp_path):
-    classified_images(tmp_path / "figure.svg", classified(3))
+    classified_images(tmp_path / "figure.svg", *classified(3))
     drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     counts = {name: drawn.count(f"<!-- {name} -->") for name in ("cat", "✓ cat", "✗ dog")}
     assert counts == {"cat": 3, "✓ cat": 1, "✗ dog": 2}

@@ -289,7 +289,7 @@ def _layout(plain: PlainConvolution) -> tuple[type, int]:
 
 
 def _lost_ties(model: nn.Module, found: Sequence[PlainConvolution]) -> dict[str, list[str]]:
-    """Says, by a convolution's name, which modules shared its weight and do not share that of the layer."""
+    """Returns notes, by convolution, on modules that shared its weight and do not share that of the new layer."""
     owners: dict[nn.Parameter, list[str]] = {}
     for name, module in model.named_modules():
         for key, parameter in module._parameters.items():

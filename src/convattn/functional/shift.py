@@ -296,7 +296,7 @@ def _own_padding(
 
 
 def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
-    """Takes the keys that the kernel meets; beyond the border it meets the nearest key."""
+    """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
     margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
     for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
         inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))

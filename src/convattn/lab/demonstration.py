@@ -14,26 +14,13 @@ from torch import Tensor, nn
 from convattn.convert import conv_to_attention, network_to_attention, network_to_conv, save_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.heads import read_heads
-from convattn.lab.figures import (
-    ClassifiedImages,
-    Comparison,
-    classified_images,
-    convolution_and_attention,
-    head_moves,
-)
+from convattn.lab.figures import Comparison, classified_images, convolution_and_attention, head_moves
 from convattn.lab.html_pages import write_html
 from convattn.lab.photograph import PHOTOGRAPHS, load_photograph
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
-from convattn.networks.datasets import (
-    CIFAR10_MEAN,
-    CIFAR10_STD,
-    SampleImages,
-    class_scores,
-    load_samples,
-    normalise,
-)
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, SampleImages, class_scores, load_samples, normalise
 from convattn.record import Record
 from convattn.viewer import build_scene, write_page
 from convattn.viewer.exhibition import UNTRAINED, gather
@@ -42,7 +29,7 @@ from convattn.wording import counted
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion of the filters, and how it did on the photograph."""
+    """A conversion of the filters, and its error on the photograph."""
 
     certificate: Certificate  # What the conversion promises
     difference: float  # Largest difference between attention and convolution on the photograph
@@ -84,12 +71,12 @@ class TrainedNetwork:
 
     @property
     def right(self) -> int:
-        """Number of images whose class the network sees."""
+        """Number of images that the network classifies correctly."""
         return sum(seen == label for seen, label in zip(self.seen, self.labels, strict=True))
 
     @property
     def as_on_card(self) -> bool:
-        """Whether the network sees here in every image what its card says."""
+        """Whether the network classifies every image as its card says."""
         return self.seen == self.card.sample_classes
 
 
@@ -178,7 +165,7 @@ def show_conversions(folder: Path) -> list[Conversion]:
 def _show_conversion(
     path: Path, pixels: Tensor, conv: nn.Conv2d, layer: RelativeAttention, certificate: Certificate
 ) -> Conversion:
-    """Runs both on the photograph, measures their difference and draws it."""
+    """Runs the convolution and the layer on the photograph, measures their difference and draws it."""
     softmax = copy.deepcopy(layer)
     softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
     with torch.inference_mode():
@@ -244,19 +231,13 @@ def _draw_images(path: Path, samples: SampleImages, seen: list[int]) -> Path:
     """Draws the images with their classes, and with those that the network gives them."""
     pixels = rearrange(samples.split.images, "images channels rows cols -> images rows cols channels").numpy()
     shown = [samples.classes[label] for label in samples.split.labels.tolist()]
-    return classified_images(path, ClassifiedImages(pixels, shown, [samples.classes[number] for number in seen]))
+    return classified_images(path, pixels, shown, [samples.classes[number] for number in seen])
 
 
 def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> Demonstration:
-    """Makes everything that the demo shows.
+    """Makes everything that the demo shows in an empty folder, and returns it; it is in demo.json there as well.
 
-    Args:
-        folder: An empty folder for the files.
-        network: Folder of the trained network.
-        tell: Called with a line before each of the three steps.
-
-    Returns:
-        What was shown; it is in `folder` as demo.json as well.
+    `network` is the folder of the trained network. `tell` is called with a line before each of the three steps.
     """
     began = time.perf_counter()
     tell("1/3  converting a convolution of a photograph to attention")
@@ -279,6 +260,6 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
 
 
 def show_view(page: Path, source: Path) -> None:
-    """Writes the page of the trained network in a folder, beside itself untrained, with the embedded images."""
+    """Writes an interactive page of the trained network in a folder and of an untrained copy, on embedded images."""
     shown = gather(str(source), compare=[UNTRAINED])
     write_page(build_scene(shown.exhibits, names=shown.names, labels=shown.labels), page)

@@ -160,38 +160,32 @@ _PANEL_OF_IMAGE = (1.1, 1.55)
 """Width and height of an image with its words, in inches."""
 
 
-@dataclass(frozen=True, eq=False)
-class ClassifiedImages:
-    """Images, and two names for each."""
+def classified_images(
+    path: str | os.PathLike[str],
+    images: UInt8[np.ndarray, "images rows cols 3"],
+    classes: Sequence[str],
+    predictions: Sequence[str],
+) -> Path:
+    """Draws images, each with the name of its class above it and of the class that a network predicts below.
 
-    images: UInt8[np.ndarray, "images rows cols 3"]  # The images
-    shown: Sequence[str]  # Name of the class that each image shows
-    seen: Sequence[str]  # Name of the class that a network gives it
-
-
-def classified_images(path: str | os.PathLike[str], classified: ClassifiedImages) -> Path:
-    """Draws images, each with its class above it and the class that a network gives it below.
-
-    Without images, or without two names for each, this raises ArgumentError.
+    Raises ArgumentError without images, or without both names for each.
     """
-    count = len(classified.images)
-    if not count == len(classified.shown) == len(classified.seen) > 0:
-        numbers = f"{count} images, {len(classified.shown)} shown and {len(classified.seen)} seen"
-        raise ArgumentError(f"classified must hold at least one image, and two names for each, but has {numbers}")
+    count = len(images)
+    if not count == len(classes) == len(predictions) > 0:
+        numbers = f"{count} images, {len(classes)} classes and {len(predictions)} predictions"
+        raise ArgumentError(f"there must be at least one image, and two names for each, but there are {numbers}")
     across, down = min(count, _COLUMNS), -(-count // _COLUMNS)
     with figure_files([path], (_PANEL_OF_IMAGE[0] * across, _PANEL_OF_IMAGE[1] * down)) as figure:
         panels = list(figure.subplots(down, across, squeeze=False).flat)
         for panel in panels:
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
-        for panel, image, shown, seen in zip(
-            panels, classified.images, classified.shown, classified.seen, strict=False
-        ):
+        for panel, image, own, predicted in zip(panels, images, classes, predictions, strict=False):
             panel.imshow(image, interpolation="nearest")
-            panel.set_title(shown)
-            right = seen == shown
+            panel.set_title(own)
+            right = predicted == own
             colour, weight = (COLOURS[2], "normal") if right else (COLOURS[1], "bold")
-            panel.set_xlabel(f"{'✓' if right else '✗'} {seen}", color=colour, weight=weight)
+            panel.set_xlabel(f"{'✓' if right else '✗'} {predicted}", color=colour, weight=weight)
     return Path(path)
 
 
@@ -305,7 +299,7 @@ def _set_axes(axes: Any, reach: float) -> None:
 
 
 def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
-    """Draws the heads of one layer; at (0, 0) is the query."""
+    """Draws the heads of one layer around the query, which is at (0, 0)."""
     for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
         colour = COLOURS[head % len(COLOURS)]
         values, vectors = np.linalg.eigh(precision)

@@ -173,7 +173,7 @@ class TriangleRecipe(Section):
 
 @dataclass(frozen=True)
 class LookaheadRecipe(Section):
-    """A slow average of the weights, to which they are reset every few steps; it is tested and saved.
+    """A slow average of the weights, which replaces them every few steps; the average is evaluated and saved.
 
     Every few steps, and after the last, the average becomes ``a ← λ a + (1 − λ) w``, and the weights w and the running
     statistics of batch normalisation take its values. At step s of T, λ = decay^steps · (s / T)³.

@@ -185,16 +185,10 @@ LEAST_SEEDS = 3
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Computes the 95 % t interval of a mean, for values that are independent and nearly normal.
+    """Returns the ends of the 95 % t interval of a mean, for values that are independent and nearly normal.
 
-    Args:
-        values: Three or more values, as the differences of paired runs, one per seed.
-
-    Returns:
-        The ends of the interval, in the unit of the values.
-
-    Raises:
-        ArgumentError: There are fewer than three values, or one is not finite.
+    The values are, for instance, differences of paired runs, one per seed. Raises ArgumentError if there are fewer than
+    three, or one is not finite.
 
     Example:
         >>> low, high = t_interval([1.0, 2.0, 3.0])
@@ -213,10 +207,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def difference_in_words(values: Sequence[float]) -> str:
-    """Words the mean of paired differences in percentage points, with its interval, n, and whether it is resolved.
-
-    Args:
-        values: Differences as fractions, one per seed.
+    """Words the mean of paired differences (fractions, one per seed) in points, with its interval, and if resolved.
 
     Example:
         >>> difference_in_words([0.01, 0.02, 0.03])

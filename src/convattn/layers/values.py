@@ -54,7 +54,7 @@ class MergedValues(nn.Module):
         return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)
 
     def factors(self) -> HeadMaps:
-        """Returns W_h; no second matrix follows."""
+        """Returns W_h as the only factor."""
         return HeadMaps(self.maps(), None, self.groups)
 
     def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
