@@ -109,15 +109,15 @@ def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparis
             axes[0], ("kernel", "convolution", "attention", "attention − convolution"), strict=True
         ):
             panel.set_title(title)
-        differences = (comparison.attention - comparison.convolution) / comparison.unit
-        limit = max(float(np.abs(differences).max()), 1.0)
+        differences = comparison.attention - comparison.convolution
+        limit = max(float(np.abs(differences).max()), comparison.unit)
         scale = {"cmap": "PuOr", "vmin": -limit, "vmax": limit, "interpolation": "nearest"}
         for output, (*row, last) in enumerate(axes):
             _draw_output(row, comparison, output)
             last.imshow(differences[output], **scale)
             last.set_axis_off()
         bar = below.colorbar(axes[0, 3].images[0], ax=axes[:, 3], aspect=40)
-        bar.set_label(f"difference, in units of rounding (ε · largest output = {comparison.unit:.2g})")
+        bar.set_label(f"difference (one rounding: {comparison.unit:.7f})")
     return Path(path)
 
 
