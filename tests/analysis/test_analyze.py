@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import timm
@@ -14,7 +15,7 @@ from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelErr
 from convattn.heads import catalogue as registered
 from convattn.heads.analysis import analyze, can_shuffle, control_count, shuffled, untrained
 from convattn.heads.catalogue import register_attention
-from convattn.heads.head_report import HeadReport
+from convattn.heads.head_report import Estimate, HeadReport, layer_sentence
 from convattn.heads.layout import global_layout
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
@@ -92,6 +93,22 @@ def test_a_report_is_read_back():
     assert report.layer("").heads == report.layers[0].heads
     with pytest.raises(UnknownNameError, match="unknown layer 'blocks'"):
         report.layer("blocks")
+
+
+@pytest.mark.parametrize(("error", "told"), [(0.96, False), (0.1, True), (math.nan, True)])
+def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, told):
+    layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
+    measured = replace(layer.measured, convolution_score=Estimate(0.37, error))
+    sentence = layer_sentence(layer.grid, measured, (), 3)
+    assert ("explains at least 37" in sentence) == told
+    assert ("is not resolved on these images" in sentence) != told
+
+
+def test_a_report_prints_its_answer_in_the_first_line():
+    report = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False)
+    assert str(report) == report.summary()
+    assert "heads convolutional (position score ≥ 0.9)" in str(report).splitlines()[0]
+    assert not any(layer.sentence in str(report) for layer in report.layers)
 
 
 @pytest.mark.parametrize("make", [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, 4, "quadratic")])

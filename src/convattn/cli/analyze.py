@@ -43,7 +43,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
         layer: Name of a layer to measure; may be given more than once. Default: all.
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights.
-        no_controls: Leave the controls out; it takes less time.
+        no_controls: Leave the controls out; it takes less time. Random weights have no control of untrained weights.
         json: Print the report as JSON.
 
     Returns:
@@ -78,11 +78,12 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 layers=layer or None,
                 kernel_size=kernel_size,
                 radius=radius,
-                controls=() if no_controls else CONTROLS,
+                controls=() if no_controls else CONTROLS[:1] if loaded.drawn else CONTROLS,
                 progress=not json,
             )
         write_report(report, folder, source=source, images=what)
-    print_record(report, f"{report.summary()}\nwrote {output}; look at {output / 'index.html'}", json=json)
+    note = "\n  no control of untrained weights: these are random" * (loaded.drawn and not no_controls)
+    print_record(report, f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}", json=json)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from convattn.errors import CheckpointError, UnknownNameError, optional_module
 from convattn.files import write_atomically
 from convattn.record import Record
-from convattn.wording import counted
+from convattn.wording import counted, some
 
 CONVOLUTIONAL = 0.9
 """Position score from which a head counts as a convolution."""
@@ -187,16 +187,19 @@ class HeadReport(Record):
         return found[name]
 
     def summary(self) -> str:
-        """Returns the report in a few lines of plain text."""
+        """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         heads = [head for layer in self.layers for head in layer.heads]
-        shares = (
-            f"{sum(head.hard for head in heads)} hard, {sum(head.convolutional for head in heads)} convolutional"
-            f" of {counted(len(heads), 'head')}"
+        where = {layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers}
+        answer = (
+            f"{sum(where.values())} of {counted(len(heads), 'head')} convolutional (position score ≥ {CONVOLUTIONAL})"
         )
-        lines = [f"heads of {self.model} on {counted(self.images, 'image')}: {shares}"]
-        lines += [f"  {layer.name:<15} {layer.sentence}" for layer in self.layers]
+        hard, names = sum(head.hard for head in heads), [f"{name} ({count})" for name, count in where.items() if count]
+        lines = [f"{self.model}: {answer}, {hard} hard, on {counted(self.images, 'image')}"]
+        lines += [f"  convolutional   {some(names)}"] * bool(names)
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
+
+    __str__ = summary
 
 
 def mean_of(estimates: Sequence[Estimate]) -> float:
@@ -209,8 +212,7 @@ def layer_sentence(
     grid: tuple[int, ...], measured: LayerStatistics, controls: Sequence[Control], kernel_size: int
 ) -> str:
     """Says of a layer what its heads do, how far they look, and what a convolution explains; with the controls."""
-    heads = measured.heads
-    hard = [head for head in heads if head.hard]
+    heads, hard = measured.heads, [head for head in measured.heads if head.hard]
     kernel = " × ".join([str(kernel_size)] * len(grid)) if len(grid) > 1 else f"{kernel_size}-tap"
     parts = []
     if hard:
@@ -231,10 +233,13 @@ def layer_sentence(
     if prefix > 0.005:
         parts[-1] += f", and pays {_percent(prefix)} of its attention to prefix tokens"
     score = measured.convolution_score
-    if math.isfinite(score.value):
+    if score.value < 2 * score.error:
+        parts.append(f"How much of its output a {kernel} convolution explains is not resolved on these images")
+    elif math.isfinite(score.value):
         lone = [f"{_percent(item.measured.convolution_score.value)} with {item.name}" for item in controls]
-        beside = f" ({', '.join(lone)})" if lone else ""
-        parts.append(f"The best {kernel} convolution explains at least {_share(score)} of its output{beside}")
+        spread = f" ± {100 * score.error:.0f}" if math.isfinite(score.error) else ""
+        beside = f"{spread} % of its output" + (f" ({', '.join(lone)})" if lone else "")
+        parts.append(f"The best {kernel} convolution explains at least {100 * max(score.value, 0):.0f}{beside}")
     return ". ".join(parts) + "."
 
 
@@ -253,11 +258,6 @@ def _count(number: int, of: int) -> str:
 
 def _percent(share: float) -> str:
     return "an unknown share" if math.isnan(share) else f"{100 * min(max(share, 0), 1):.0f} %"
-
-
-def _share(score: Estimate) -> str:
-    spread = f" ± {100 * score.error:.0f}" if math.isfinite(score.error) else ""
-    return f"{100 * max(score.value, 0):.0f}{spread} %"
 
 
 _REPORT = b"convattn.report"
