@@ -2,9 +2,12 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from convattn import __version__
 
 ROOT = Path(__file__).parents[1]
 NOT_OURS = {"build", "dist", "runs", "demo", "node_modules"}
@@ -90,3 +93,18 @@ def test_a_broken_link_is_found(tmp_path):
         "# One *two*\n[a](#one-two) [b](#three) [c](gone.md) [d](page.md#one-two) [e](https://example.org)\n"
     )
     assert broken_links(page) == ["#three", "gone.md"]
+
+
+def test_a_packages_page_has_no_relative_pictures_and_links():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https:)", text)
+    for change in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(change["pattern"], change["replacement"], text)
+    assert not re.findall(r"!\[|\]\((?!https:)", text)
+    assert "How-to guides · explanation" in text
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"## {__version__}," in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
