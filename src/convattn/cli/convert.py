@@ -77,7 +77,7 @@ def convert(  # noqa: PLR0913 - the options of the command
             learn to open.
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
-        fold: Merge the linear map that follows a new convolution in a block of this library into it.
+        fold: Merge the batch normalisation or linear map after each new convolution into it.
         tolerance: Largest difference to call close and to write, as a share in (0, 1) of the largest output. Default:
             0.01 is called close, on images and not on random numbers, and only what is close is written.
         allow_difference: Write a result that is different, too. The exit code stays 3.
@@ -227,7 +227,7 @@ def _convert_network(
         save_network(made, target.output, source=loaded.source, options=loaded.options, certificate=certificate)
     note = ""
     if options.get("fold") and not any("folded in" in text for layer in certificate.layers for text in layer.notes):
-        note = "\nfolded nothing: no new convolution is followed by a linear map of the same block"
+        note = "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
     return target.finish(certificate, note)
 
 

@@ -1,10 +1,12 @@
 """Whole networks: from convolutions to attention layers that compute the same, and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
+from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -37,7 +39,7 @@ from convattn.convert.surgery import (
     patterns,
     read_arguments,
 )
-from convattn.convert.taps import REFUSED, AnyConvolution, Convolution, PlainConvolution, read_plain
+from convattn.convert.taps import REFUSED, AnyConvolution, PlainConvolution, TransposedConvolution, read_plain
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, fixed_heads, unit_steps
 from convattn.errors import (
@@ -64,6 +66,9 @@ _STATE_HOOKS = (
     "_load_state_dict_post_hooks",
 )
 """Attributes in which a module holds hooks on loading and saving."""
+
+_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+"""Batch normalisation by the number of axes."""
 
 _Patterns = str | Sequence[str] | None
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -336,8 +341,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
         images: Images on which both networks are compared, in evaluation mode.
         labels: Class of each image.
-        fold: Whether to merge the linear map that follows a new convolution in a `MixingBlock` into it if that is safe.
-            Batch normalisation stays; `torch.nn.utils.fuse_conv_bn_eval` merges it.
+        fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
+            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential` that runs as a
+            whole, which is seen with `images`, and is certain if the network is an `nn.Sequential` itself.
         tolerance: As in `network_to_attention`.
 
     Returns:
@@ -369,11 +375,17 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     _require_images(model, images, labels)
     named = {m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)}
     chosen, left = _select(named, "attention layers", include, exclude)
-    sizes = {}
+    sizes, calls = {}, None
     if images is not None:
-        one, names = Arguments((images[:1],), {}, "one of the images"), [named[layer][0] for layer in chosen]
-        shapes = input_shapes(model, one, names)
-        spatial = {name: zip(*(shape[2:] for shape in several), strict=True) for name, several in shapes.items()}
+        names = [named[layer][0] for layer in chosen]
+        in_sequences = [
+            name
+            for name, module in model.named_modules()
+            if nn.Sequential in (type(module), type(model.get_submodule(name.rpartition(".")[0])))
+        ]
+        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *in_sequences})
+        calls = {name: len(several) for name, several in shapes.items()}
+        spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
         sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
     converted: list[tuple[list[str], AnyConvolution, Certificate]] = []
@@ -389,7 +401,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({why})")
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
-    folded = fold_dense(made, [conv for _, conv, _ in converted]) if fold else {}
+    folded = fold_following(made, [conv for _, conv, _ in converted], calls) if fold else {}
     layers = []
     for names, conv, certificate in converted:
         notes = [folded[conv]] if conv in folded else []
@@ -446,49 +458,110 @@ def _convert_layer(
     return convert(layer, spatial=sizes)
 
 
-def fold_dense(model: nn.Module, convolutions: Sequence[AnyConvolution]) -> dict[nn.Module, str]:
-    """Folds the linear map of each `MixingBlock` into the convolution before it, in place, and leaves an `nn.Identity`.
+def fold_following(
+    model: nn.Module, convolutions: Sequence[AnyConvolution], calls: Mapping[str, int] | None = None
+) -> dict[nn.Module, str]:
+    """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
-    `W' = L W, b' = L b + c`, computed in float64 and rounded once. Modules that are used in several places, have hooks,
-    or have a method of their own are left alone. Returns, by convolution, what was folded into it, or why it was not.
+    The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
+    mode is folded into the module right before it. A linear map in an `nn.Sequential` acts on the last axis and not on
+    channels, and stays. Folded modules become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded
+    once. Modules that are used in several places, have hooks, or have a method of their own are left alone.
+
+    A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
+    `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
+    that is the network, or lies in such ones alone, certainly runs as a whole. Returns, for a convolution, what was
+    folded into it, or what was not and why.
     """
     named = names_by_module(model)
-    notes: dict[nn.Module, str] = {}
-    for block in named:
-        if type(block) is not MixingBlock or block.mixer not in convolutions or type(block.dense) is not nn.Linear:
-            continue
-        conv, dense = block.mixer, block.dense
-        if (
-            not isinstance(conv, Convolution)
-            or conv.groups != 1
-            or any(len(named[m]) > 1 for m in (block, conv, dense))
-        ):
-            continue
-        reason = next((why for module in (block, conv, dense) if (why := _why_not_folded(module))), None)
-        if reason is not None:
-            notes[conv] = f"Linear not folded in: {reason}"
-            continue
-        _fold(conv, dense)
-        block.dense = nn.Identity().train(dense.training)
-        notes[conv] = "Linear folded in"
+    wanted, notes = set(convolutions), {}
+    for parent, names in named.items():
+        for conv, follower, name in _consecutive_modules(parent):
+            if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
+                continue
+            assert isinstance(conv, AnyConvolution)
+            if type(parent) is MixingBlock:
+                linear = _matrix(conv, follower)
+            elif _run_together(model, names[0], named[conv] + named[follower], calls):
+                linear = _normalisation(conv, follower)
+            else:
+                continue
+            if linear is None:
+                continue
+            kind = type(follower).__name__
+            reason = next((why for module in (parent, conv, follower) if (why := _why_not(module))), None)
+            if reason is not None:
+                notes[conv] = f"{kind} not folded in: {reason}"
+                continue
+            _fold(conv, *linear)
+            setattr(parent, name, nn.Identity().train(follower.training))
+            notes[conv] = f"{kind} folded in"
     return notes
 
 
-def _why_not_folded(module: nn.Module) -> str | None:
-    """Returns what a module does that folding would lose, for the end of a sentence; None if nothing is lost."""
+def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+    """Yields pairs of modules of which one follows the other, and the name of the second one in its parent."""
+    if type(parent) is MixingBlock:
+        yield parent.mixer, parent.dense, "dense"
+    elif type(parent) is nn.Sequential:
+        for (_, first), (name, second) in pairwise(parent._modules.items()):
+            if first is not None and second is not None:
+                yield first, second, name
+
+
+def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None) -> bool:
+    """Tells whether an `nn.Sequential` runs as a whole, and these modules in it only so."""
+    if calls is not None:
+        return calls.get(parent, 0) > 0 and all(calls.get(name) == calls[parent] for name in children)
+    parts = parent.split(".") if parent else []
+    return all(type(model.get_submodule(".".join(parts[:n]))) is nn.Sequential for n in range(len(parts)))
+
+
+def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the matrix (outputs, channels) and the bias of a linear map of channels; None if it is another module."""
+    if type(follower) is not nn.Linear or follower.in_features != conv.out_channels or conv.groups != 1:
+        return None
+    weight = follower.weight.detach().double()
+    return weight, weight.new_zeros(len(weight)) if follower.bias is None else follower.bias.detach().double()
+
+
+def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Returns the factor and the bias of each channel in batch normalisation; None if it is another module."""
+    if type(follower) is not _NORMS[len(conv.kernel_size)] or follower.training:
+        return None
+    mean, variance, scale, shift = (
+        getattr(follower, name) for name in ("running_mean", "running_var", "weight", "bias")
+    )
+    if mean is None or variance is None or len(mean) != conv.out_channels:
+        return None
+    factor = (variance.double() + follower.eps).rsqrt()
+    if scale is not None:
+        factor = factor * scale.detach().double()
+    bias = -mean.double() * factor
+    return factor, bias if shift is None else bias + shift.detach().double()
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Returns why folding would lose what a module does, for an end of a sentence; None if it would not."""
     own = next((key for key, value in vars(module).items() if callable(value) and hasattr(type(module), key)), None)
     if own is not None:
         return f"{own} of a {type(module).__name__} was replaced on the instance"
     return f"a {type(module).__name__} has hooks" if any(getattr(module, hooks) for hooks in CALLS) else None
 
 
-def _fold(conv: Convolution, dense: nn.Linear) -> None:
+def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
     """Merges a linear map into the convolution before it."""
-    linear, kernel = dense.weight.detach().double(), conv.weight.detach().double()
-    bias = linear.new_zeros(len(linear)) if dense.bias is None else dense.bias.detach().double()
-    if conv.bias is not None:
-        bias = bias + linear @ conv.bias.detach().double()
-    weight = (linear @ kernel.flatten(1)).view(-1, *kernel.shape[1:])
-    conv.out_channels = len(bias)
+    transposed = isinstance(conv, TransposedConvolution)
+    weight = conv.weight.detach().double()
+    old = bias.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().double()
+    if transposed:
+        weight = rearrange(weight, "(groups i) o ... -> (groups o) i ...", groups=conv.groups)
+    flat = weight.flatten(1)
+    flat = linear @ flat if linear.ndim == 2 else linear[:, None] * flat
+    weight = flat.view(-1, *weight.shape[1:])
+    if transposed:
+        weight = rearrange(weight, "(groups o) i ... -> (groups i) o ...", groups=conv.groups)
+    moved = bias + (linear @ old if linear.ndim == 2 else linear * old)
+    conv.out_channels = len(moved)
     conv.weight = nn.Parameter(weight.to(conv.weight.dtype).contiguous(), requires_grad=conv.weight.requires_grad)
-    conv.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
+    conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)

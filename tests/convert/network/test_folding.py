@@ -1,21 +1,96 @@
 """What is folded into a new convolution, and what is not."""
 
+import copy
+from math import prod
+from operator import call
+
 import pytest
 import torch
-from tests.convert.network.network_cases import hard, images, with_statistics
+from tests.convert.network.network_cases import hard, hooked, images, with_statistics
 from torch import nn
 
 from convattn.convert import network_to_conv
 from convattn.layers.block import MixingBlock
-from convattn.testing.budget import assert_within_budget, references
+from convattn.testing.budget import Sums, assert_within_budget, references, roundings
+
+
+def test_batch_normalisation_in_training_is_not_folded():
+    made, record = network_to_conv(nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).train())
+    assert made.training
+    assert isinstance(made[1], nn.BatchNorm2d)
+    assert record.layers[0].notes == ()
+
+
+class Twice(nn.Sequential):
+    """Does something else with its children."""
+
+    def forward(self, x):
+        return super().forward(x) + self[0](x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Twice,
+        lambda conv, norm: nn.Sequential(conv, nn.ReLU(), norm),
+        lambda conv, norm: nn.Sequential(conv, norm, norm),
+        lambda conv, norm: nn.Sequential(conv, norm, nn.ReLU(), conv),
+        lambda conv, norm: nn.Sequential(conv, hooked(norm)),
+        lambda conv, norm: hooked(nn.Sequential(conv, norm)),
+        lambda conv, _: nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False).eval()),
+    ],
+)
+def test_what_does_not_certainly_follow_is_not_folded(make):
+    torch.manual_seed(0)
+    model = make(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    made, record = network_to_conv(model, images=images(2, 3, 5, 7))
+    assert record.passed
+    assert not any(isinstance(module, nn.Identity) for module in made.modules())
+
+
+class Parts(nn.Module):
+    """Runs a sequence in its own way."""
+
+    def __init__(self, conv, norm, way):
+        super().__init__()
+        self.features, self.way = nn.Sequential(conv, norm), way
+
+    def forward(self, x):
+        return self.way(self.features, x)
+
+
+def taps(features, x):
+    for layer in features:
+        x = layer(x)
+        yield x
+
+
+WAYS = {
+    "one module again": lambda features, x: features(x) + features[0](x),
+    "a slice": lambda features, x: features[1:](features[0](x).relu()),
+    "between the modules": lambda features, x: sum(taps(features, x)),
+    "as a whole": lambda features, x: features(x),
+}
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_batch_normalisation_stays(given):
-    model = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).eval()
-    made, record = network_to_conv(model, images=images(2, 3, 5, 7) if given else None)
-    assert isinstance(made[1], nn.BatchNorm2d)
-    assert record.layers[0].notes == ()
+@pytest.mark.parametrize("way", WAYS)
+def test_only_a_sequence_that_runs_as_a_whole_is_folded(way, given):
+    torch.manual_seed(0)
+    model = Parts(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3)), WAYS[way]).eval()
+    x = images(2, 3, 5, 7)
+    made, record = network_to_conv(model, images=x if given else None)
+    assert record.passed
+    assert isinstance(made.features[1], nn.Identity if given and way == "as a whole" else nn.BatchNorm2d)
+    high = copy.deepcopy(model).double()(x.double())
+    assert_within_budget(made(x), high, roundings(call, model, x))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_sequence_of_sequences_is_folded_without_images(inside):
+    model = nn.Sequential(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    made, _ = network_to_conv(nn.Sequential(model) if inside else model)
+    assert isinstance((made[0] if inside else made)[1], nn.Identity)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -30,10 +105,20 @@ def test_the_linear_map_of_a_block_is_folded_unless_it_is_shared(shared):
     assert isinstance(made[0].dense, nn.Linear if shared else nn.Identity)
 
 
-def agrees(made, model, x):
+def agrees(made, model, x, sums=None):
     """Within rounding, at the same shape."""
     hi, lows = references(lambda network, images: network(images), model, x)
-    assert_within_budget(made(x), hi, lows, "output")
+    assert_within_budget(made(x), hi, lows, "output", sums=sums)
+
+
+def sums_of(conv, norm, x):
+    """What the outputs of a normalised convolution are sums of: torch's kernels differ in how far they round them."""
+    convolution, norm = copy.deepcopy(conv).double(), copy.deepcopy(norm).double()
+    for parameter in convolution.parameters():
+        parameter.data = parameter.data.abs()
+    norm.weight.data, norm.bias.data, norm.running_mean = norm.weight.abs(), norm.bias.abs(), -norm.running_mean.abs()
+    terms = conv.in_channels // conv.groups * prod(conv.kernel_size)
+    return Sums(terms, norm(convolution(x.double().abs())).detach())
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -50,6 +135,22 @@ def test_a_linear_map_after_a_grid_acts_on_the_width_and_stays(given):
 
 SIZES = {1: (11,), 2: (5, 7), 3: (3, 5, 7)}
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+NORMALISED = [
+    *(nn.Conv1d(6, 10, 3, groups=2), nn.Conv2d(6, 10, 3, bias=False), nn.Conv3d(6, 10, 2)),
+    *(nn.ConvTranspose1d(6, 10, 3, 2, groups=2), nn.ConvTranspose2d(6, 10, 2), nn.ConvTranspose3d(6, 10, 2)),
+]
+
+
+@pytest.mark.parametrize("conv", NORMALISED, ids=str)
+def test_a_folded_batch_normalisation_computes_the_same(conv):
+    torch.manual_seed(0)
+    dims = len(conv.kernel_size)
+    norm = with_statistics(NORMS[dims](10)).eval()
+    model, x = nn.Sequential(hard(conv), norm).eval(), images(2, 6, *SIZES[dims])
+    made, record = network_to_conv(model)
+    assert record.layers[0].notes == (f"BatchNorm{dims}d folded in",)
+    agrees(made, model, x, sums_of(conv, norm, x))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -84,21 +185,27 @@ LOST = {
 
 
 @pytest.mark.parametrize(("reason", "change"), [(reason, change) for reason in LOST for change in LOST[reason]])
-def test_what_folding_would_lose_is_not_folded(reason, change):
+@pytest.mark.parametrize("follower", ["norm", "dense"])
+def test_what_folding_would_lose_is_not_folded(reason, change, follower):
     torch.manual_seed(0)
-    model = MixingBlock(hard(nn.Conv2d(4, 4, 3, padding=1)), 4, ffn=5).eval()
-    change(model.dense)
+    conv = hard(nn.Conv2d(4, 4, 3, padding=1))
+    if follower == "norm":
+        model, name = nn.Sequential(conv, change(with_statistics(nn.BatchNorm2d(4)))).eval(), "1"
+    else:
+        model, name = MixingBlock(conv, 4, ffn=5).eval(), "dense"
+        change(model.dense)
     made, record = network_to_conv(model)
-    assert isinstance(made.dense, nn.Linear)
-    assert record.layers[0].notes == (f"Linear not folded in: {reason.format('Linear')}",)
+    kind = type(model.get_submodule(name)).__name__
+    assert type(made.get_submodule(name)).__name__ == kind
+    assert record.layers[0].notes == (f"{kind} not folded in: {reason.format(kind)}",)
     agrees(made, model, images(2, 4, 5, 7))
 
 
-@pytest.mark.parametrize("place", ["", "mixer"])
+@pytest.mark.parametrize("place", ["", "0"])
 def test_hooks_of_gradients_see_what_they_saw(place):
-    """Of the block, or of the layer whose output the folded one would change."""
-    model = MixingBlock(hard(nn.Conv2d(4, 4, 3, padding=1)), 4, ffn=5).eval()
+    """Of the sequence, or of the layer whose output the folded one would change."""
+    model = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).eval()
     watched("register_full_backward_hook")(model.get_submodule(place))
     made, record = network_to_conv(model)
-    assert isinstance(made.dense, nn.Linear)
+    assert isinstance(made[1], nn.BatchNorm2d)
     assert record.layers[0].notes[0].endswith("has hooks")

@@ -52,6 +52,8 @@ def test_a_network_of_hard_heads_comes_back(fold, dtype):
     assert record.layers[1].aliases == ("4",)
     assert made[2] is made[4]
     assert isinstance(made[5][0], nn.ConvTranspose2d)
+    assert isinstance(made[1], nn.Identity if fold else nn.BatchNorm2d)
+    assert ("BatchNorm2d folded in" in record.layers[0].notes) == fold
     hi = copy.deepcopy(model).double()(x.double())
     assert_within_budget(made(x), hi, roundings(call, model, x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
