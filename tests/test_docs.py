@@ -103,6 +103,19 @@ def test_a_packages_page_has_no_relative_pictures_and_links():
         text = re.sub(change["pattern"], change["replacement"], text)
     assert not re.findall(r"!\[|\]\((?!https:)", text)
     assert "How-to guides · explanation" in text
+    assert re.findall("pip install .*", text) == [
+        "pip install convattn",
+        'pip install "convattn[train,timm]"`; a missing one is named with the line that installs it.',
+    ]
+
+
+def test_a_source_archive_has_what_its_commands_need():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    kept = set(settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) | {"/LICENSE", "/pyproject.toml"}
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md", "scripts/check"))
+    named = {word for word in re.findall(r"[\w.-]+", text) if (ROOT / word).is_file()}
+    assert {"package.json", ".npmrc", "CONTRIBUTING.md"} <= named
+    assert {f"/{name}" for name in {*named, "README.md"}} <= kept
 
 
 def test_the_citation_has_the_version_of_the_package():
