@@ -161,6 +161,37 @@ def test_planted_heads_are_found_and_controls_do_not_light_up():
         assert other.hard_share.value > 1 - 5 * exp(-15)
 
 
+def test_a_head_that_looks_at_a_place_in_the_image_is_no_convolution():
+    """Six heads of 25 patches: a neighbour, a square, a column, one fixed patch, a permutation, everywhere alike."""
+    torch.manual_seed(0)
+    vit = timm.models.VisionTransformer(
+        img_size=20, patch_size=4, embed_dim=6 * 27, depth=1, num_heads=6, class_token=False, global_pool="avg",
+        norm_layer=nn.Identity,
+    ).eval()  # fmt: skip
+    places = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    row, col = (places[None] - places[:, None]).unbind(-1)
+    fixed, other = torch.zeros(25, 25, dtype=torch.bool), torch.zeros(25, 25, dtype=torch.bool)
+    fixed[:, 7] = True
+    other[torch.arange(25), torch.randperm(25)] = True
+    near = (row == 0) & (col == 1), (row.abs() <= 1) & (col.abs() <= 1), col == 0
+    with torch.no_grad():
+        vit.patch_embed.proj.weight[:25] = 0
+        vit.patch_embed.proj.bias[:25] = 0
+        vit.pos_embed.zero_()
+        vit.pos_embed[0, :, :25] = torch.eye(25)
+        qkv = vit.blocks[0].attn.qkv
+        qkv.bias.zero_()
+        qkv.weight[: 2 * 6 * 27] = 0
+        for head, looks in enumerate((*near, fixed, other, torch.zeros(25, 25))):
+            qkv.weight[27 * head : 27 * head + 25, :25] = 12 * 27**0.5 * looks.mT.float()
+            qkv.weight[27 * (6 + head) : 27 * (6 + head) + 25, :25] = torch.eye(25)
+    report = analyze(vit, noise(20, 3, 20, 20), controls=(), progress=False)
+    heads = report.layers[0].heads
+    assert [head.convolutional for head in heads] == [True, True, True, False, False, False]
+    assert [head.hard for head in heads] == [True, False, False, False, False, False]
+    assert all(head.content_share.value < 1e-9 for head in heads[:5])
+
+
 def test_heads_that_find_neighbours_by_content_lose_them_on_shuffled_images():
     smooth = nn.functional.interpolate(noise(60, 6, 2, 2), size=(8, 8), mode="bilinear")
     network = gated(0.0, sharpness=4.0)

@@ -130,6 +130,7 @@ def test_page_answers_in_a_line_and_gives_each_head_a_verdict(made, tmp_path, po
     text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(encoding="utf-8")
     words = " ".join(Page(text).words.split())
     assert f"{answer}, on 6 images (mine)." in words
+    assert ("(mine). Of 6 it is not known." in words) == (verdict == "unknown")
     alternatives = [attrs["alt"] for tag, attrs in Page(text).tags if tag == "img"]
     assert sum(one.endswith(f": {verdict}") for one in alternatives) == 6
     assert "convattn view timm:a --report" in words
