@@ -18,13 +18,19 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 BUNDLES = {"all", "dev"}
+TOOLS = {"docs"}
+"""Extras for who develops the library, which `all` leaves out."""
+
 OUTSIDE_THE_CORE = {"lab", "testing"}
 """Rooms that need an extra, or the tools of tests."""
 
 MODULES = {
     "huggingface-hub": "huggingface_hub",
+    "myst-nb": "myst_nb",
     "pillow": "PIL",
     "scikit-learn": "sklearn",
+    "sphinx-copybutton": "sphinx_copybutton",
+    "sphinx-design": "sphinx_design",
     "tomli-w": "tomli_w",
 }
 """Packages whose module has another name."""
@@ -60,8 +66,10 @@ def used() -> set[str]:
     """Whatever the library, its benchmarks and the program of the export's test import, and trackers by name."""
     files = [path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     modules = set().union(*(imported_modules(path.read_text(encoding="utf-8")) for path in files))
+    site = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    built = re.findall(r'^(?:    |html_theme = )"(\w+)",?$', site, flags=re.MULTILINE)
     exported = re.findall(r"^import (\w+)", (ROOT / "tests/models/test_export.py").read_text(), flags=re.MULTILINE)
-    return {*modules, *exported, *TRACKERS, *BY_TORCH}
+    return {*modules, *exported, *built, *imported_modules(site), *TRACKERS, *BY_TORCH}
 
 
 @pytest.mark.parametrize(("extra", "requirement"), PAIRS, ids=lambda one: getattr(one, "name", one))
@@ -123,7 +131,7 @@ def test_pins_are_within_what_extras_ask():
 
 def test_all_is_everything_but_the_tools_of_development():
     (line,) = EXTRAS["all"]
-    assert Requirement(line).extras == set(EXTRAS) - BUNDLES
+    assert Requirement(line).extras == set(EXTRAS) - BUNDLES - TOOLS
 
 
 def test_the_readme_lists_every_extra():
