@@ -58,8 +58,9 @@ RUNS ?= seeds.jsonl
 test-seeds: $(VENV)/.dev ## Run the numeric tests with 40 other seeds, 20 of them on other code of torch: takes hours
 	$(PY) scripts/seeds.py -o $(RUNS) --numprocesses=auto --dist=worksteal
 
-docs: $(VENV)/.dev       ## Write docs/reference/commands.md out of the commands' help
+docs: $(VENV)/.dev       ## Write docs/reference/commands.md, and build the site into build/site
 	$(PY) scripts/command_help.py
+	OMP_NUM_THREADS=1 $(PY) -m sphinx -b html -nW --keep-going docs build/site
 
 constraints:             ## Pin today's versions in constraints.txt (needs uv)
 	@command -v uv >/dev/null || { echo "make constraints needs uv" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""The public interface: what is exported, what `__all__` says, and what docs/api.md documents are one and the same."""
+"""The public interface: what is exported, what `__all__` says and what docs/reference/api lists are the same."""
 
 import ast
 import importlib
@@ -27,8 +27,9 @@ def names_for_type_checkers() -> dict[str, str]:
 
 
 def documented_names() -> list[str]:
-    """Read the names that open a line of the list in docs/api.md."""
-    return re.findall(r"^- `(\w+)", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """Read the names that open a line of a list in docs/reference/api."""
+    pages = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+    return [name for page in pages for name in re.findall(r"^- `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)]
 
 
 @pytest.mark.parametrize("name", convattn.__all__)

@@ -347,7 +347,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         tolerance: As in `network_to_attention`.
 
     Returns:
-        The network, and the certificate: each layer, what was left alone and why, and the comparison on the images.
+        The network and its certificate, which has each layer, what was left alone and why, and the comparison on the
+        images.
 
     Raises:
         ConversionError: No layer could be converted, or the network does not run with convolutions in it.

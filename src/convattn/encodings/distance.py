@@ -13,7 +13,7 @@ from convattn.grid import whole_number
 
 @final
 class Distance(Encoding):
-    """Score V·relu(U·sign(δ)log(1 + |δ|) + u): neighbouring displacements get neighbouring scores, at any distance.
+    """Score V·relu(U·sign(δ)log(1 + abs(δ)) + u): neighbouring displacements get neighbouring scores, at any distance.
 
     Source: Liu et al. 2022 (Swin Transformer V2), §3.3, continuous relative position bias in log-spaced coordinates.
 

@@ -1,0 +1,73 @@
+"""The site: `make docs` builds it into build/site, and every warning stops it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from docutils.nodes import Element
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from convattn import __version__
+
+ROOT = Path(__file__).parents[1]
+
+project = "convattn"
+release = __version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+html_theme = "furo"
+html_title = "convattn"
+html_show_copyright = False
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 6
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "notebooks")
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+
+
+def leave_links_out(app: Sphinx, name: str, source: list[str]) -> None:
+    """Makes plain text of links to files of the repository that are no pages of the site."""
+    place = Path(app.srcdir, name).parent
+
+    def text(link: re.Match[str]) -> str:
+        target = (place / link[2]).resolve()
+        page = target.suffix in {".md", ".json", ".png", ".svg", ".jsonl"} and target.is_relative_to(app.srcdir)
+        return link[0] if page or not target.exists() else link[1]
+
+    source[0] = re.sub(r"(?<!!)\[([^][]*)\]\((?![a-z]+:)([^)\s#]+)(?:#[^)\s]*)?\)", text, source[0])
+
+
+def find_error(app: Sphinx, env: BuildEnvironment, node: Element, text: Element) -> Element | None:
+    """Finds what docstrings raise by its short name."""
+    if node.get("reftype") != "exc" or "." in node["reftarget"]:
+        return None
+    name = f"convattn.errors.{node['reftarget']}"
+    python = env.get_domain("py")
+    return python.resolve_xref(env, node["refdoc"], app.builder, "exc", name, node, text)
+
+
+def write_live_page(app: Sphinx, error: Exception | None) -> None:
+    """Writes the interactive page that the front page shows, unless it is there."""
+    folder = Path(app.outdir) / "live"
+    if error is None and app.builder.format == "html" and not (folder / "index.html").exists():
+        command = [sys.executable, "-m", "convattn", "view", "convattn:cifar10-small", "--limit", "6"]
+        subprocess.run([*command, "--output", str(folder)], check=True)
+
+
+def setup(app: Sphinx) -> None:
+    """Lets the build write the interactive page, and read pages that GitHub shows as well."""
+    app.connect("source-read", leave_links_out)
+    app.connect("missing-reference", find_error)
+    app.connect("build-finished", write_live_page)

@@ -1,0 +1,96 @@
+"""The site: it builds without a warning, its links resolve, and a browser shows it."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+ROOT = Path(__file__).parents[3]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Links(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.anchors = [], {""}
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.anchors.add(found.get("id"))
+        link = found.get("href") if tag in ("a", "link") else found.get("src")
+        if link and not urlsplit(link).scheme:
+            self.links.append(link)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-nW", "--keep-going", "docs", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def lost_links(site):
+    pages = {page: Links(page) for page in site.rglob("*.html") if page.parent.name != "live"}
+    lost = []
+    for page, found in pages.items():
+        for link in found.links:
+            parts = urlsplit(link)
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            known = pages[target].anchors if target in pages else None
+            if not target.exists() or (known and unquote(parts.fragment) not in known):
+                lost.append(f"{page.relative_to(site)}: {link}")
+    return lost
+
+
+def test_inner_links_resolve(site):
+    assert lost_links(site) == []
+
+
+def test_a_lost_link_is_found(tmp_path):
+    (tmp_path / "index.html").write_text(
+        '<p id="here"></p><a href="#here"></a><a href="#gone"></a><a href="a.html"></a>'
+    )
+    assert lost_links(tmp_path) == ["index.html: #gone", "index.html: a.html"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    "page", ["index.html", "tutorials/convolution-is-attention.html", "results/index.html", "reference/api/layers.html"]
+)
+def test_pages_fit_and_complain_of_nothing(page, width, dark, address, opened):
+    shown = opened(f"{address}/{page}", width=width, dark=dark)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    if page == "index.html":
+        expect(shown.frame_locator("iframe").get_by_role("heading", name="A head is an offset")).to_be_visible()
+
+
+def test_search_finds_a_page(address, opened):
+    shown = opened(f"{address}/search.html?q=certificate")
+    expect(shown.locator("#search-results li a").first).to_be_visible()
