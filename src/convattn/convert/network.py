@@ -379,12 +379,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     sizes, calls = {}, None
     if images is not None:
         names = [named[layer][0] for layer in chosen]
-        in_sequences = [
-            name
-            for name, module in model.named_modules()
-            if nn.Sequential in (type(module), type(model.get_submodule(name.rpartition(".")[0])))
-        ]
-        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *in_sequences})
+        places = {name: type(module) for name, module in model.named_modules()}
+        sequences = [name for name, kind in places.items() if nn.Sequential in (kind, places[name.rpartition(".")[0]])]
+        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences})
         calls = {name: len(several) for name, several in shapes.items()}
         spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
         sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}

@@ -83,7 +83,7 @@ class ConvolutionalInit(VerdictRecord):
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
             f"  measured        {error}",
         ]
-        lines += [f"  left alone      {item.summary()}" for item in self.left]
+        lines += [f"  left alone      {words}" for words in LeftAlone.in_words(self.left)]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 

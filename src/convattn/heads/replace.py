@@ -441,7 +441,7 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
         else:
             left.append(LeftAlone(name, type(layer).__name__, "another module applies its output matrix"))
     if not fitted:
-        raise ArgumentError(f"refit must be None, because {left[0].summary()}")
+        raise ArgumentError(f"refit must be None, because {LeftAlone.in_words(left)[0]}")
     layers = {
         place: LayerToFit(fitted[part], part, teacher.get_submodule(fitted[part]))
         for place, part in student.named_modules()
