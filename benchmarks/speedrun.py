@@ -67,7 +67,7 @@ def taps_with_a_centre(centres: Float[np.ndarray, "heads 2"]) -> int:
 
 def petaflops(recipe: dict[str, Any], image_size: int = 32) -> float:
     """Counts the operations of a training run in 10¹⁵, with means along one axis after the other."""
-    network = SpeedNet(recipe["model"]["mixing"], widths=recipe["model"]["widths"])
+    network = _network(recipe)
     count, forward = network.flops(image_size), 0
     for layer, side in zip(_mixers(network), _sides(network, image_size), strict=True):
         if isinstance(layer, RelativeAttention) and not isinstance(layer.encoding, Shift):
@@ -140,7 +140,7 @@ def _heads(run: TrainedRun, figure: Path) -> str:
     kept = [item for item in snapshots if item.step in ends]
     head_layers([figure], kept, title="heads before and after training", columns=len(kept) // 2)
     model = run.record["recipe"]["model"]
-    sides = _sides(SpeedNet(model["mixing"], widths=model["widths"]), 32)
+    sides = _sides(_network(run.record["recipe"]), 32)
     pairs = zip((i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True)
     rows = [_layer_row(start, end, side) for (start, end), side in zip(pairs, sides, strict=True)]
     header = ["layer", "pixels", "centres moved, px: mean, most", "farthest centre, px", "sharpness, 1/px²: start"]
@@ -166,6 +166,12 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
     ]
 
 
+def _network(recipe: dict[str, Any]) -> SpeedNet:
+    """Builds the network of a recipe; records from before the stem had a choice have patches of 2 x 2."""
+    model = recipe["model"]
+    return SpeedNet(model["mixing"], widths=model["widths"], patch=model.get("patch", 2))
+
+
 def _mixers(network: SpeedNet) -> Iterator[Any]:
     """Lists the mixing layers, first to last."""
     for stage in network.stages:
@@ -175,7 +181,7 @@ def _mixers(network: SpeedNet) -> Iterator[Any]:
 
 def _sides(network: SpeedNet, image_size: int) -> list[int]:
     """Lists the rows of the image that each mixing layer is given."""
-    sides, side = [], image_size - 1
+    sides, side = [], image_size - network.stem.patch + 1
     for _ in network.stages:
         sides += [side, side // 2]
         side //= 2

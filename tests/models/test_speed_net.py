@@ -101,12 +101,13 @@ def test_content_starts_closed_and_leaves_out_the_largest_image():
         assert torch.equal(network(small_images()), plain(small_images()))
 
 
-def test_stem_is_a_convolution_of_patches():
-    stem, images = WhitenedPatches(3), small_images()
+@pytest.mark.parametrize("patch", [1, 2, 3])
+def test_stem_is_a_convolution_of_patches(patch):
+    stem, images = WhitenedPatches(3, patch), small_images()
     stem.whiten(images)
 
     def convolved(stem, images):
-        return F.conv2d(images, stem.weight.unflatten(1, (3, 2, 2)), stem.bias)
+        return F.conv2d(images, stem.weight.unflatten(1, (3, patch, patch)), stem.bias)
 
     assert_within_budget(stem(images), *references(convolved, stem, images))
 
@@ -132,11 +133,12 @@ def test_whitened_patches_vary_as_much_in_every_direction():
 
 
 @pytest.mark.parametrize("size", [9, 14])
-def test_operations_are_those_that_pytorch_counts(size):
-    network = drawn("conv")
+@pytest.mark.parametrize("patch", [1, 2])
+def test_operations_are_those_that_pytorch_counts(size, patch):
+    network = drawn("conv", patch=patch)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         network(torch.zeros(1, 3, size, size))
-    assert network.flops(size).total == drawn("hard").flops(size).total == counter.get_total_flops()
+    assert network.flops(size).total == drawn("hard", patch=patch).flops(size).total == counter.get_total_flops()
 
 
 def test_operations_of_attention_are_the_convolutions_and_a_weight_for_each_pair():
@@ -172,6 +174,7 @@ def test_images_that_do_not_fit_are_refused(shape):
         ({"widths": (8, 0)}, ArgumentError, "widths must be an integer of at least 1, but is 0"),
         ({"num_classes": 0}, ArgumentError, "num_classes must be an integer of at least 1"),
         ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1"),
+        ({"patch": 0}, ArgumentError, "patch must be an integer of at least 1"),
         ({"sharpness": 0.0}, ArgumentError, "sharpness must be a positive finite number"),
     ],
 )

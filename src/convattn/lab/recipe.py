@@ -84,6 +84,7 @@ class SpeedNetRecipe(Section):
     mixing: Literal["attention", "conv", "hard", "random", "random-frozen", "content"] = "attention"
     widths: tuple[Count, ...] = (64, 256, 256)
     sharpness: Annotated[float, Range(0, without_low=True)] = 3.0
+    patch: Count = 2
 
 
 NetworkRecipe = AttentionNetRecipe | ConvNetRecipe | ResNetRecipe | SpeedNetRecipe

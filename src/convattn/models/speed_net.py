@@ -16,7 +16,6 @@ from convattn.grid import whole_number
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
 from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
 
-_SIDE = 2
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""
 _AT_ONCE = 500
@@ -25,7 +24,7 @@ _AT_ONCE = 500
 
 @final
 class WhitenedPatches(nn.Module):
-    """Overlapping 2 x 2 patches, each mapped to its whitened coordinates and their negatives: y = [V; −V] p + b.
+    """Overlapping square patches, each mapped to its whitened coordinates and their negatives: y = [V; −V] p + b.
 
     Row i of V is e_i / √(λ_i + 5·10⁻⁴), with e_i and λ_i the eigenvectors and eigenvalues of E[p pᵀ]. V is no
     parameter: `whiten` takes it from images. Until then it is the identity. b starts uniform as that of `nn.Linear`.
@@ -34,19 +33,20 @@ class WhitenedPatches(nn.Module):
     2404.00498, §3.2.
     """
 
-    weight: Tensor  # [V; −V], (8·channels, 4·channels), a buffer
+    weight: Tensor  # [V; −V], (2·patch²·channels, patch²·channels), a buffer
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, patch: int = 2) -> None:
         super().__init__()
-        inputs = channels * _SIDE**2
+        inputs = channels * patch**2
+        self.patch = patch
         self.register_buffer("weight", torch.cat([torch.eye(inputs), -torch.eye(inputs)]))
         self.bias = nn.Parameter(torch.empty(2 * inputs).uniform_(-(inputs**-0.5), inputs**-0.5))
 
     def forward(
         self, images: Float[Tensor, "batch channels rows cols"]
     ) -> Float[Tensor, "batch outputs fewer_rows fewer_cols"]:
-        """Maps every patch; there is one row and one column of patches less than of pixels."""
-        mapped = F.linear(_patches(images), self.weight, self.bias)
+        """Maps every patch; there are patch − 1 rows and columns of patches less than of pixels."""
+        mapped = F.linear(_patches(images, self.patch), self.weight, self.bias)
         return rearrange(mapped, "batch rows cols outputs -> batch outputs rows cols")
 
     @torch.no_grad()
@@ -55,7 +55,9 @@ class WhitenedPatches(nn.Module):
         products = torch.zeros(self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device)
         count = 0
         for part in images.split(_AT_ONCE):
-            patches = rearrange(_patches(part).double(), "batch rows cols inputs -> (batch rows cols) inputs")
+            patches = rearrange(
+                _patches(part, self.patch).double(), "batch rows cols inputs -> (batch rows cols) inputs"
+            )
             products += patches.T @ patches
             count += len(patches)
         variances, directions = torch.linalg.eigh(products / count)
@@ -63,9 +65,9 @@ class WhitenedPatches(nn.Module):
         self.weight.copy_(torch.cat([rows, -rows]))
 
 
-def _patches(images: Tensor) -> Float[Tensor, "batch rows cols inputs"]:
+def _patches(images: Tensor, side: int) -> Float[Tensor, "batch rows cols inputs"]:
     """Cuts images into overlapping patches."""
-    windows = images.unfold(2, _SIDE, 1).unfold(3, _SIDE, 1)
+    windows = images.unfold(2, side, 1).unfold(3, side, 1)
     return rearrange(windows, "batch channels rows cols down across -> batch rows cols (channels down across)")
 
 
@@ -81,7 +83,7 @@ _NORM_MOMENTUM = 0.4
 class SpeedNet(ImageClassifier):
     """Whitened patches, stages of two mixing layers, maximum over pixels, class scores.
 
-    ``images → 2 x 2 patches → GELU → stages → maximum over pixels → Linear / 9``, and a stage is ``mix → maximum of
+    ``images → whitened patches → GELU → stages → maximum over pixels → Linear / 9``, and a stage is ``mix → maximum of
     2 x 2 → normalise → GELU → mix → normalise → GELU``. Sizes and start are those of a convolutional network that
     trains in ten epochs; here nine heads with learned centres and sharpness replace the nine taps of each
     convolution. Batch normalisation learns biases alone. The first outputs of a layer start as copies of its inputs, by
@@ -122,6 +124,7 @@ class SpeedNet(ImageClassifier):
         in_channels: int = 3,
         widths: Sequence[int] = (64, 256, 256),
         sharpness: float = 3.0,
+        patch: int = 2,
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -131,6 +134,7 @@ class SpeedNet(ImageClassifier):
             in_channels: Channels of the images, ≥ 1.
             widths: Channels of each stage, ≥ 1; one or more stages.
             sharpness: α > 0 in 1/pixel² at which heads start; no effect on "conv" and "hard".
+            patch: Rows and columns of the patches of the stem, ≥ 1; with 1 the stem mixes no pixels.
 
         Raises:
             ArgumentError: A size or the sharpness is out of range.
@@ -139,14 +143,14 @@ class SpeedNet(ImageClassifier):
         super().__init__()
         if mixing not in _MIXINGS:
             raise UnknownNameError("mixing", mixing, _MIXINGS)
-        for name, size in {"num_classes": num_classes, "in_channels": in_channels}.items():
+        for name, size in {"num_classes": num_classes, "in_channels": in_channels, "patch": patch}.items():
             whole_number(name, size)
         if not widths:
             raise ArgumentError(must_be("widths", "the channels of one stage or more", widths))
         for width in widths:
             whole_number("widths", width)
         self.in_channels = in_channels
-        self.stem = WhitenedPatches(in_channels)
+        self.stem = WhitenedPatches(in_channels, patch)
         stages, channels = [], len(self.stem.bias)
         for width in widths:
             first = _mixer("attention" if mixing == "content" and not stages else mixing, channels, width, sharpness)
@@ -159,7 +163,7 @@ class SpeedNet(ImageClassifier):
         """Scores the classes.
 
         Args:
-            images: Normalised images, above 2^stages pixels high and wide.
+            images: Normalised images, at least 2^stages + patch − 1 pixels high and wide.
 
         Returns:
             One score (logit) per class.
@@ -167,7 +171,7 @@ class SpeedNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels, or are too small for the stages.
         """
-        least = 2 ** len(self.stages) + 1
+        least = 2 ** len(self.stages) + self.stem.patch - 1
         if images.shape[1] != self.in_channels or min(images.shape[2:]) < least:
             raise ShapeError(
                 f"images must be of shape (batch, {self.in_channels}, rows, cols) with at least {least} rows and "
@@ -177,7 +181,7 @@ class SpeedNet(ImageClassifier):
         return self.head(features.amax(dim=(2, 3))) / _DIVISOR
 
     def _flops(self, image_size: int) -> FlopCount:
-        size = image_size - 1
+        size = image_size - self.stem.patch + 1
         linear = matmul_flops(size**2, self.stem.weight.shape[1], self.stem.weight.shape[0])
         mixing = scores = 0
         for stage in self.stages:

@@ -134,7 +134,7 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
 def _speed_net(network: SpeedNet, program: Program) -> None:
     stem = network.stem
-    program.patches(stem.weight.unflatten(1, (-1, 2, 2)), stem.bias, step=1)
+    program.patches(stem.weight.unflatten(1, (-1, stem.patch, stem.patch)), stem.bias, step=1)
     program.add("gelu")
     for number, stage in enumerate(network.stages):
         for place in ("first", "second"):
