@@ -40,6 +40,7 @@ from pathlib import Path
 import torch
 
 import convattn
+from convattn import *
 from convattn.data import load_samples
 from convattn.errors import MissingDependencyError
 from convattn.models import ResNet
@@ -59,7 +60,7 @@ for call, line in {
     load_samples: "pip install pillow",
     lambda: convattn.from_pretrained("someone/network"): "pip install huggingface-hub",
     lambda: convattn.push_to_hub(network, "someone/network"): "pip install huggingface-hub",
-    lambda: convattn.train: "pip install",
+    lambda: convattn.train(convattn.load_recipe("digits-quadratic")): "pip install accelerate",
 }.items():
     try:
         call()

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -90,6 +91,28 @@ def test_the_core_imports_what_is_always_installed_and_no_more():
         if room not in OUTSIDE_THE_CORE:
             surplus = module_level_imports(path.read_text(encoding="utf-8")) - always
             assert not surplus, f"{path} needs {surplus}: use optional_module in a function"
+
+
+NEEDS_AN_EXTRA = {"convattn.viewer.server"}
+"""Modules whose classes are those of an optional package."""
+
+BARE = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys({optional}))
+import convattn
+from convattn import *
+for found in pkgutil.walk_packages(convattn.__path__, "convattn."):
+    if found.name not in {others}:
+        importlib.import_module(found.name)
+"""
+
+
+def test_every_module_is_imported_without_extras():
+    optional = sorted({MODULES.get(one.name, one.name) for _, one in PAIRS})
+    assert len(optional) > 20
+    program = BARE.format(optional=optional, others=[*NEEDS_AN_EXTRA, "convattn.__main__"])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 HINT = re.compile(r'(?:MissingDependencyError\(|optional_module\("[\w.]+", )"([\w-]+)", "(\w+)"\)')

@@ -23,6 +23,7 @@ Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped a
 
 import difflib
 from collections.abc import Iterable
+from importlib.util import find_spec
 from types import ModuleType
 
 __all__ = [
@@ -213,3 +214,11 @@ def optional_module(name: str, package: str, extra: str) -> ModuleType:
         return __import__(name)
     except ImportError:
         raise MissingDependencyError(package, extra) from None
+
+
+def require_packages(*modules: str) -> None:
+    """Raises one MissingDependencyError for all of these modules of the extra "train" that are not installed."""
+    packages = {"PIL": "pillow", "huggingface_hub": "huggingface-hub", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}
+    missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(" ".join(missing), "train")

@@ -1,3 +1,4 @@
+import pyarrow as pa
 import torch
 from pyarrow import parquet
 
@@ -51,7 +52,7 @@ def test_rows_follow_the_network(tmp_path):
         network.blocks[0].mixer.encoding.centres += 1
     trace.record(step=3, epoch=1)
     table = read(trace, tmp_path)
-    assert table.schema.equals(HEAD_COLUMNS)
+    assert table.schema.equals(pa.schema(HEAD_COLUMNS))
     before, after = table["centre_row"][0].as_py(), table["centre_row"][6].as_py()
     assert abs(after - before - 1) < 1e-6
 

@@ -40,7 +40,7 @@ def test_run_leaves_all_its_files(tmp_path):
     assert [(row["epoch"], row["step"]) for row in metrics] == [(1, 5), (2, 10)]
     assert metrics[-1]["test_accuracy"] == record.results["test_accuracy"]
     heads = parquet.read_table(folder / "heads.parquet")
-    assert heads.schema.names == HEAD_COLUMNS.names
+    assert heads.schema.names == [*HEAD_COLUMNS]
     assert heads["step"].to_pylist() == [step for step in range(11) for _ in range(3)]
     assert heads["epoch"].to_pylist() == [epoch for epoch in [0] * 5 + [1] * 5 + [2] for _ in range(3)]
     network = load_network(folder)

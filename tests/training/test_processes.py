@@ -82,8 +82,18 @@ def test_second_precision_in_one_process_is_refused():
 
 def test_missing_accelerate_says_how_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(MissingDependencyError, match="needs accelerate"):
+    with pytest.raises(MissingDependencyError, match="needs accelerate, which"):
         train(tiny_recipe(), data=tiny_data(), progress=False)
+
+
+def test_what_the_folder_needs_is_named_before_anything_is_trained(monkeypatch, tmp_path):
+    for module in ("huggingface_hub", "pyarrow", "tomli_w"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        MissingDependencyError, match="needs huggingface-hub, pyarrow, tomli-w, which are not installed"
+    ):
+        train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record, require_images, require_packages
+from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record, require_images
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require_packages
 
 
 def analyze(  # noqa: PLR0913 - the options of the command

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text, require_packages
+from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text
 from convattn.cli.threads import one_thread
+from convattn.errors import require_packages
 
 _NETWORK = "convattn:cifar10-small"
 

@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
 
 
@@ -50,14 +49,6 @@ def require_images(path: Path | None, source: str = "") -> None:
         raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
     if path is None and source.startswith(("timm:", "torchvision:")):
         raise ArgumentError(f"--images must be given for {source}")
-
-
-def require_packages(*modules: str) -> None:
-    """Raises one MissingDependencyError for all of these modules of the extra "train" that are not installed."""
-    packages = {"PIL": "pillow", "sklearn": "scikit-learn"}
-    missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
-    if missing:
-        raise MissingDependencyError(" ".join(missing), "train")
 
 
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record, require_packages
-from convattn.errors import ArgumentError
+from convattn.cli.output import OutputOrDefault, first_free, print_record
+from convattn.errors import ArgumentError, require_packages
 
 
 def reproduce(

@@ -18,12 +18,7 @@ from convattn.files import file_sha256
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 
-pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-pil = optional_module("PIL.Image", "pillow", "train")
-hub = optional_module("huggingface_hub", "huggingface-hub", "train")
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
 
 _FILES = {"train": "train-00000-of-00001.parquet", "test": "test-00000-of-00001.parquet"}
 _REPOSITORY, _SUBFOLDER = "uoft-cs/cifar10", "plain_text"
@@ -77,7 +72,7 @@ def _fetch() -> tuple[dict[str, Path], str]:
 
     The cache names each large file by the SHA-256 that the Hub states for it, so the check needs no connection.
     """
-    paths = {}
+    paths, hub = {}, optional_module("huggingface_hub", "huggingface-hub", "train")
     for name, file in _FILES.items():
         try:
             paths[name] = Path(hub.hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset"))
@@ -113,6 +108,7 @@ def _existing(folder: Path, name: str) -> Path:
 
 
 def _read_split(path: Path) -> ImageSplit:
+    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     try:
         table = pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -142,6 +138,7 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
 
 def _check_schema(path: Path, schema: Any) -> None:
     """Raises if the columns are not those of the Hub's copy."""
+    pa = optional_module("pyarrow", "pyarrow", "train")
     found = {field.name: field.type for field in schema}
     image, label = found.get("img"), found.get("label")
     if image is not None and pa.types.is_struct(image) and label is not None and pa.types.is_integer(label):
@@ -156,6 +153,7 @@ def _check_schema(path: Path, schema: Any) -> None:
 
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:
     """Decodes one image to (rows, cols, 3) bytes."""
+    pil = optional_module("PIL.Image", "pillow", "train")
     try:
         with pil.Image.open(io.BytesIO(encoded or b"")) as image:
             pixels = np.asarray(image.convert("RGB"))

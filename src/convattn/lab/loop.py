@@ -22,6 +22,7 @@ from convattn.errors import (
     MissingDependencyError,
     UnknownNameError,
     must_be,
+    require_packages,
 )
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_folder import Checkpoints, HeadTrace, RunFolder
@@ -260,6 +261,7 @@ def train(
         raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
     if output is None and (resume or trackers):
         raise ArgumentError(must_be("output", "the run's folder, because resume or trackers is given", output))
+    require_packages("accelerate", *(() if output is None else ("huggingface_hub", "pyarrow", "tomli_w")))
     folder = None if output is None else RunFolder(output)
     if folder is not None and not resume:
         folder.require_new()
@@ -389,10 +391,8 @@ def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
 
 def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolder | None) -> "Accelerator":
     """Starts accelerate, which allows one precision per process."""
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise MissingDependencyError("accelerate", "train") from None
+    from accelerate import Accelerator
+
     try:
         place = None if folder is None else folder.path
         return Accelerator(mixed_precision=precision, log_with=list(trackers) or None, project_dir=place)

@@ -30,8 +30,6 @@ from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise
 
-pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-
 _SEED = 0
 
 
@@ -227,13 +225,14 @@ def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
 
 def _write_heads(material: Material, name: str, folder: Path, recipe: str, **chosen: int) -> None:
     """Writes the rows of a run's heads whose columns have the chosen values."""
+    pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     table = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
     rows = [row for row in table if all(row[key] == value for key, value in chosen.items())]
     write_parquet(folder / f"{name}.parquet", rows, HEAD_COLUMNS)
 
 
 _INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
-_COLUMNS = pa.schema([*((name, pa.int64()) for name in _INDICES), ("attention", pa.float64())])
+_COLUMNS = {**dict.fromkeys(_INDICES, "int64"), "attention": "float64"}
 """Columns of the numbers behind a figure of attention; everything is counted from 0."""
 
 _PANEL = 0.86

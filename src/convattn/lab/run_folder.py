@@ -33,9 +33,6 @@ from convattn.lab.trainer import EpochResult
 from convattn.networks import save_network
 from convattn.provenance import RunRecord
 
-pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-hub = optional_module("huggingface_hub", "huggingface-hub", "train")
-
 _PSEUDOCODE = {
     "attention_net": "docs/explanation/theory.md §1 to §6 (the operator and its paths); class AttentionNet",
     "conv_net": "class ConvNet: the same blocks with convolutions",
@@ -62,6 +59,7 @@ def model_card(record: RunRecord) -> str:
     right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
     dataset = record.recipe["data"]["name"]
+    hub = optional_module("huggingface_hub", "huggingface-hub", "train")
     data = hub.ModelCardData(
         library_name="convattn",
         license="apache-2.0",
@@ -158,20 +156,11 @@ def _table(title: str, rows: Mapping[str, str]) -> str:
     return f"## {title}\n\n{markdown_table(['', ''], list(rows.items()))}"
 
 
-HEAD_COLUMNS = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("epoch", pa.int64()),
-        ("layer", pa.int64()),
-        ("head", pa.int64()),
-        ("centre_row", pa.float64()),
-        ("centre_col", pa.float64()),
-        ("sharpness", pa.float64()),
-        ("precision_row_row", pa.float64()),
-        ("precision_row_col", pa.float64()),
-        ("precision_col_col", pa.float64()),
-    ]
-)
+HEAD_COLUMNS = {
+    **dict.fromkeys(("step", "epoch", "layer", "head"), "int64"),
+    **dict.fromkeys(("centre_row", "centre_col", "sharpness"), "float64"),
+    **dict.fromkeys(("precision_row_row", "precision_row_col", "precision_col_col"), "float64"),
+}
 """Columns of ``heads.parquet``: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
 
 
@@ -387,6 +376,7 @@ class RunFolder:
         `steps` are those after which heads were recorded, up to the checkpoint's. A missing or damaged file raises
         CheckpointError.
         """
+        pa = optional_module("pyarrow.parquet", "pyarrow", "train")
         file, step = self.path / "metrics.jsonl", max(steps)
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -394,7 +384,7 @@ class RunFolder:
             results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
                 table = pa.parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
-                rows = table.select(HEAD_COLUMNS.names).cast(HEAD_COLUMNS).to_pylist()
+                rows = table.select([*HEAD_COLUMNS]).cast(pa.schema(HEAD_COLUMNS)).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:
             raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None

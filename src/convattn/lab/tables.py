@@ -49,9 +49,11 @@ def _cell(value: object) -> str:
     return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], schema: Any) -> None:
-    """Writes rows as a parquet file with checksums, whole or not at all."""
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Writes rows as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     buffer = io.BytesIO()
-    pa.parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer, write_page_checksum=True)
+    pa.parquet.write_table(
+        pa.Table.from_pylist(list(rows), schema=pa.schema(columns)), buffer, write_page_checksum=True
+    )
     write_atomically(path, buffer.getvalue())
