@@ -163,6 +163,7 @@ def raising(error):
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "convattn: interrupted\n"),
+        (KeyboardInterrupt("go on by that"), 130, "convattn: interrupted: go on by that\n"),
         (PermissionError(13, "Permission denied", "there"), 2, "convattn: Permission denied: there\n"),
         (OSError(28, "No space left on device"), 2, "convattn: No space left on device\n"),
         (ValueError("two\nlines"), None, None),

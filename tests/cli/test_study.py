@@ -45,6 +45,17 @@ def test_study_trains_compares_and_is_kept(capsys):
     assert err.count(": kept, finished before") == 2
 
 
+def test_interruption_says_that_the_same_command_goes_on(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convattn.lab.study", interrupt)
+    assert main(STUDY) == 130
+    assert capsys.readouterr().err == (
+        "convattn: interrupted: the same command goes on; finished runs in study are kept\n"
+    )
+
+
 def test_failing_runs_are_named_with_their_last_line(capsys):
     changes = ["--set", "training.batch_size=100000", "--seeds", "0"]
     assert main(["study", "digits-quadratic", *changes, "--json"]) == 1

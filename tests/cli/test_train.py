@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,29 @@ def test_file_of_a_run_repeats_it():
     assert main(["train", "first/recipe.toml", "-o", "second"]) == 0
     first, second = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second"))
     assert first["test_loss"] == second["test_loss"]
+
+
+def test_interruption_names_the_command_that_goes_on(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("convattn.lab.loop.Session.summary", interrupt)
+        assert main(["train", "digits-quadratic", *SET, "-o", "my run"]) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("convattn: interrupted: convattn train 'my run/recipe.toml' -o 'my run' --resume goes on")
+    words = shlex.split(said.partition("interrupted: convattn ")[2].partition(" goes on")[0])
+    assert main(words) == 0
+    assert RunRecord.load("my run/record.json").resumed == 1
+
+
+def test_interruption_before_the_first_checkpoint_names_nothing(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convattn.lab.loop.load_data", interrupt)
+    assert main(["train", "digits-quadratic", *SET]) == 130
+    assert capsys.readouterr().err == "convattn: interrupted\n"
 
 
 @pytest.mark.slow

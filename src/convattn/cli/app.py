@@ -88,8 +88,8 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
         # The reader has gone. What is still in the buffer must not raise again when the interpreter closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except KeyboardInterrupt:
-        return _fail(app, "interrupted", _INTERRUPTED)
+    except KeyboardInterrupt as error:
+        return _fail(app, ": ".join(["interrupted", *error.args]), _INTERRUPTED)
     except UnusedCliTokensError as error:
         return _fail(app, f"unexpected argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:

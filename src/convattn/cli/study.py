@@ -68,17 +68,20 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     made = _make_engine(engine, workers, threads, address)
     from convattn.lab import study as run_study
 
-    record = run_study(
-        recipes,
-        output=folder,
-        seeds=numbers,
-        scale=scale,
-        overrides=changes,
-        grid={key: value.split(",") for key, value in variants.items()},
-        baseline=baseline,
-        chosen=chosen,
-        engine=made,
-    )
+    try:
+        record = run_study(
+            recipes,
+            output=folder,
+            seeds=numbers,
+            scale=scale,
+            overrides=changes,
+            grid={key: value.split(",") for key, value in variants.items()},
+            baseline=baseline,
+            chosen=chosen,
+            engine=made,
+        )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"the same command goes on; finished runs in {folder} are kept") from None
     print_record(record, f"{record.summary()}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
     return 1 if record.failures else 0
 

@@ -1,6 +1,7 @@
 """`convattn train`: trains by a recipe, into a folder."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -55,15 +56,21 @@ def train(
     words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
-    with one_thread(resolved.is_small):
-        record = train_by(
-            resolved,
-            output=folder,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            trackers=tracker,
-            tell=None if sys.stderr.isatty() else _say,  # a terminal has the progress bar
-        )
+    try:
+        with one_thread(resolved.is_small):
+            record = train_by(
+                resolved,
+                output=folder,
+                resume=resume,
+                checkpoint_every=checkpoint_every,
+                trackers=tracker,
+                tell=None if sys.stderr.isatty() else _say,  # a terminal has the progress bar
+            )
+    except KeyboardInterrupt:
+        if not any(folder.glob("checkpoints/step-*")):
+            raise
+        words = shlex.join(["convattn", "train", str(folder / "recipe.toml"), "-o", str(folder), "--resume"])
+        raise KeyboardInterrupt(f"{words} goes on from the newest checkpoint") from None
     if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
         print_record(record, f"{record.summary()}\nwrote {folder}", json=json)
     return 0
