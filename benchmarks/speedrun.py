@@ -65,10 +65,12 @@ def taps_with_a_centre(centres: Float[np.ndarray, "heads 2"]) -> int:
     return sum(bool((np.abs(centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
 
 
-def petaflops(recipe: dict[str, Any], image_size: int = 32) -> float:
-    """Counts the operations of a training run in 10¹⁵, with means along one axis after the other."""
+def petaflops(recipe: dict[str, Any], image_size: int = 32, *, every_pair: bool = False) -> float:
+    """Counts the operations of a training run in 10¹⁵, with means along one axis after the other or over every pair."""
     network = _network(recipe)
     count, forward = network.flops(image_size), 0
+    if every_pair:
+        return _PASSES * count.total * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
     for layer, side in zip(_mixers(network), _sides(network, image_size), strict=True):
         if isinstance(layer, RelativeAttention) and not isinstance(layer.encoding, Shift):
             products = 2 * side**3 if layer.content is None else side**4

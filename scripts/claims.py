@@ -166,6 +166,10 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     yield "speedrun.md", f"{one} of CIFAR-10 with one view, {two} with the mirror image as a second"
     yield "speedrun.md", f"(n = {len(headline)} seeds, {epochs} epochs, {count:.3f} PFLOP)"
     yield "speedrun.md", f"what the separable path computes: {count:.3f}."
+    recipe = headline[0]["recipe"]
+    yield "speedrun.md", f"A weight for every pair of pixels would take {petaflops(recipe, every_pair=True):.3f}"
+    with_taps = {**recipe, "model": {**recipe["model"], "mixing": "conv"}}
+    yield "speedrun.md", f"the same network with convolutions {petaflops(with_taps):.3f}."
     yield "index.md", f"{one}, behind a frozen 2 × 2 convolution; {two} with two views."
     yield "index.md", f"n = {len(headline)}, {epochs} epochs, {count:.3f} PFLOP"
     kept = read_heads(folder / "speedrun" / "headline" / "speedrun-0")
