@@ -228,11 +228,11 @@ NAMED = f"convattn:{pretrained_names()[0]}"
 MISTAKES = {
     "trained network with weights": (
         ["convert", NAMED, "-o", "made", "--random-weights"],
-        f"--random-weights is for a network of timm or torchvision; {NAMED} has its own",
+        f"--random-weights is for a network of another library; {NAMED} has its own",
     ),
     "trained network with options": (
         ["convert", NAMED, "-o", "made", "--set", "width=3"],
-        f"--set is for a network of timm or torchvision; {NAMED} has its own",
+        f"--set is for a network of another library; {NAMED} has its own",
     ),
     "unknown trained network": (
         ["convert", f"{NAMED}s", "-o", "made"],
@@ -258,7 +258,7 @@ MISTAKES = {
     ),
     "arguments of a folder": (
         ["convert", "run", "-o", "made", "--set", "width=4"],
-        "--set is for a network of timm or",
+        "--set is for a network of another",
     ),
     "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder or a file that exists"),
     "images of our own": (

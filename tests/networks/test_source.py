@@ -44,7 +44,12 @@ def test_a_backbone_is_not_fetched(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "options", "error", "message"),
     [
-        ("resnet18", {}, ArgumentError, 'source must be "timm:NAME", "torchvision:NAME" or "convattn:CLASS", but is'),
+        (
+            "resnet18",
+            {},
+            ArgumentError,
+            'source must be "timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS", but is',
+        ),
         ("timm:", {}, ArgumentError, "source must be"),
         ("tim:resnet18", {}, UnknownNameError, "unknown source 'tim': did you mean 'timm'"),
         ("timm:resnt18", {}, ArgumentError, "unknown timm model 'resnt18': did you mean 'resnet18'"),
@@ -190,7 +195,9 @@ def test_pictures_for_a_network_of_the_package_are_prepared_as_in_its_training(s
 
 
 def test_a_network_that_does_not_say_how_is_refused():
-    with pytest.raises(ArgumentError, match="pictures cannot be prepared for this ConvNet: only timm, torchvision and"):
+    with pytest.raises(
+        ArgumentError, match="pictures cannot be prepared for this ConvNet: only timm, torchvision, hf: and"
+    ):
         preparation("convattn:ConvNet", ConvNet(width=8))
 
 

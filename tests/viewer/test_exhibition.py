@@ -61,7 +61,7 @@ def test_weights_are_for_the_networks_that_take_them(tmp_path, images, built_fir
 
 def test_weights_that_no_network_takes_are_refused(tmp_path, images):
     saved = _saved(tmp_path, "saved")
-    with pytest.raises(ArgumentError, match="--random-weights is for a network of timm or torchvision"):
+    with pytest.raises(ArgumentError, match="--random-weights is for a network of another library"):
         _gather(saved, images=images, limit=1, weights=True, compare=[SMALL])
 
 

@@ -27,12 +27,13 @@ def analyze(  # noqa: PLR0913 - the options of the command
 
     The folder gets report.json and report.parquet with every number and its standard error, figures, and the page
     index.html: the answer, and a verdict for each head. Beside every number stand two controls: the network with its
-    weights shuffled, and images with their patches shuffled. A network of timm or torchvision needs --weights,
-    --pretrained or --random-weights.
+    weights shuffled, and images with their patches shuffled. A network of timm, torchvision or hf: needs
+    --weights, --pretrained or --random-weights.
 
     Args:
-        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
-            them), or the folder of a network or a training run.
+        source: timm:NAME, torchvision:NAME, hf:NAME for OWNER/MODEL on the Hugging Face Hub or a folder that
+            transformers saved, convattn:NAME for a trained network of this package (`convattn info` lists them), or the
+            folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures; or a .npy array of pictures
             (bytes), of token ids (whole numbers), or of what the network takes (floating-point numbers).
             Pictures are prepared as the network's own configuration says. Networks that were trained on

@@ -21,12 +21,13 @@ class NetworkOptions:
     """Where the weights of a network come from.
 
     Attributes:
-        weights: File with the weights of a network of timm or torchvision, a state dict in safetensors or as torch.save
-            writes it; all names and shapes must fit.
-        pretrained: Fetch the weights that timm or torchvision has for the network.
+        weights: File with the weights of a network of timm, torchvision or hf:, a state dict in safetensors or as
+            torch.save writes it; all names and shapes must fit.
+        pretrained: Take the weights that timm, torchvision, or the folder or repository of hf: has for the network.
         random_weights: Draw the weights, with seed 0.
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
-            num_classes=10; the value is JSON or text. May be given more than once.
+            num_classes=10, or a value of the configuration of one of hf:; the value is JSON or text. May be given more
+            than once.
         no_verify: Accept a folder whose files were changed after it was saved.
     """
 
@@ -84,7 +85,7 @@ class NetworkOptions:
             hint = f"; did you mean timm:{source}?" if is_timm_name(source) else ""
             raise ArgumentError(f"there is no folder {source!r}{hint}")
         if given:
-            raise ArgumentError(f"{given[0]} is for a network of timm or torchvision; {source} has its own")
+            raise ArgumentError(f"{given[0]} is for a network of another library; {source} has its own")
         return load_with_source(folder, verify=not self.no_verify)
 
     def _build(self, source: str, options: dict[str, Any]) -> "LoadedNetwork":

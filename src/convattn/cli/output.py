@@ -42,12 +42,12 @@ def first_free(folder: Path) -> Path:
 def require_images(path: Path | None, source: str = "") -> None:
     """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
 
-    What a network of timm or torchvision was trained on does not come with it; the source is named to find that out
-    before weights are fetched.
+    What a network of timm, torchvision or hf: was trained on does not come with it; the source is named to find that
+    out before weights are fetched.
     """
     if path is not None and not path.exists():
         raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
-    if path is None and source.startswith(("timm:", "torchvision:")):
+    if path is None and source.startswith(("timm:", "torchvision:", "hf:")):
         raise ArgumentError(f"--images must be given for {source}")
 
 

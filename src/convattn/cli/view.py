@@ -66,12 +66,13 @@ def view(  # noqa: PLR0913 - the options of the command
     also of an image that you drop on the page. With --output the page is written: the folder gets index.html, which
     opens from the disk with everything inside, and scene.safetensors, the same as numbers. Heads that attend by
     displacement alone are computed in the page, and networks of this library that are made of them run in it. The maps
-    of other networks are stored, so that a page of many images is large. A network of timm or torchvision needs
-    --weights, --pretrained or --random-weights.
+    of other networks are stored, so that a page of many images is large. A network of timm, torchvision or
+    hf: needs --weights, --pretrained or --random-weights.
 
     Args:
-        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
-            them), or the folder of a network or a training run.
+        source: timm:NAME, torchvision:NAME, hf:NAME for OWNER/MODEL on the Hugging Face Hub or a folder that
+            transformers saved, convattn:NAME for a trained network of this package (`convattn info` lists them), or the
+            folder of a network or a training run.
         images: Folder of images; a .parquet file with a column image or img of pictures; or a .npy array of pictures
             (bytes), or of what the network takes (floating-point numbers). Pictures are prepared as the network's own
             configuration says. Networks that were trained on CIFAR-10 or digits need none: test images come with the

@@ -19,7 +19,7 @@ from convattn.convert.surgery import draw_image
 from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be, optional_module
 from convattn.models.classifier import ImageClassifier
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples, normalise
-from convattn.networks.source import split_source, timm_preparation, torchvision_preparation
+from convattn.networks.source import split_source, timm_preparation, torchvision_preparation, transformers_preparation
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
@@ -114,9 +114,9 @@ Colour = tuple[float, ...]
 def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
     """Returns the function that turns an RGB picture of pillow into the input of a network.
 
-    timm and torchvision define the preparation for their networks; for a network that this library trained on CIFAR-10
-    or digits, the record in its folder does. Raises ArgumentError if the preparation is unknown, and
-    MissingDependencyError if the network was trained on digits and scikit-learn is not installed.
+    timm, torchvision and transformers define the preparation for their networks; for a network that this library
+    trained on CIFAR-10 or digits, the record in its folder does. Raises ArgumentError if the preparation is unknown,
+    and MissingDependencyError if the network was trained on digits and scikit-learn is not installed.
     """
     data = trained_on(folder)
     if data == "cifar10":
@@ -129,9 +129,11 @@ def preparation(source: str | None, network: nn.Module, folder: Path | None = No
         return timm_preparation(network)
     if home == "torchvision":
         return torchvision_preparation(name)
+    if home == "hf":
+        return transformers_preparation(name)
     raise ArgumentError(
-        f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision and the folder of a"
-        " network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"
+        f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision, hf: and the folder of"
+        " a network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"
     )
 
 

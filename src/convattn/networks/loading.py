@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.models import fetch
 from convattn.models import load_network as load_own_network
 from convattn.models.pretrained import network_folder
-from convattn.networks.source import create_network, own_source
+from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 
@@ -186,6 +186,8 @@ def _build_architecture(
             " before its conversion, or a function that builds one"
         )
     try:
+        if split_source(config["source"])[0] == "hf":
+            raise ArgumentError("one of transformers is not fetched for a saved network")
         require_sizes(config["options"], tensors, folder / CONFIG)
         return create_network(config["source"], config["options"])
     except ArgumentError as error:

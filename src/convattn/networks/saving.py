@@ -158,7 +158,7 @@ def save_network(
     """
     if not isinstance(network, nn.Module):
         raise ArgumentError(must_be_a("network", "an nn.Module", network))
-    if source is not None and not isinstance(source, str):
+    if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
     require_new_folder(folder)
     if certificate is not None and not isinstance(certificate, AnyCertificate):

@@ -1,4 +1,4 @@
-"""Where the architecture of a network comes from: a name in timm or torchvision, or a class of this library."""
+"""Where the architecture of a network comes from: timm, torchvision or transformers, or a class of this library."""
 
 import difflib
 import inspect
@@ -16,12 +16,14 @@ from convattn.errors import (
     MissingDependencyError,
     UnknownNameError,
     must_be,
+    optional_module,
     without_trace,
 )
 from convattn.models import NETWORKS
 from convattn.models.classifier import ImageClassifier
+from convattn.wording import some
 
-HOMES = ("convattn", "timm", "torchvision")
+HOMES = ("convattn", "hf", "timm", "torchvision")
 """What may stand before the colon of a source."""
 
 _TIMM_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -36,7 +38,7 @@ def split_source(source: str) -> tuple[str, str]:
     """
     home, colon, name = source.partition(":")
     if not (colon and name):
-        raise ArgumentError(must_be("source", '"timm:NAME", "torchvision:NAME" or "convattn:CLASS"', source))
+        raise ArgumentError(must_be("source", '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"', source))
     if home not in HOMES:
         raise UnknownNameError("source", home, HOMES)
     return home, name
@@ -48,8 +50,9 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
     torch's random numbers are left as they were.
 
     Args:
-        source: "timm:NAME", "torchvision:NAME" or "convattn:CLASS".
-        options: Further arguments of its builder.
+        source: "timm:NAME", "torchvision:NAME", "convattn:CLASS", or "hf:NAME" for a network of transformers: a folder
+            that its `save_pretrained` wrote, or "OWNER/MODEL" on the Hugging Face Hub.
+        options: Further arguments of its builder; for transformers, changed values of its configuration.
         pretrained: Whether to fetch the weights that its home has for it; otherwise they are drawn.
 
     Returns:
@@ -57,9 +60,9 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
 
     Raises:
         ArgumentError: There is no such network, or it does not take the options, or there are no weights for it.
-        CheckpointError: The weights cannot be fetched.
+        CheckpointError: The weights cannot be fetched, or a network of transformers cannot be built.
         UnknownNameError: There is no such class in this library.
-        ConvAttnError: As its builder raises it, for instance where timm or torchvision is not installed.
+        ConvAttnError: As its builder raises it, for instance where timm, torchvision or transformers is not installed.
 
     Example:
         >>> create_network("convattn:ConvNet", {"width": 8, "depth": 1}).width
@@ -75,11 +78,14 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
                 return NETWORKS[name](**chosen)
-            return (_create_timm if home == "timm" else _create_torchvision)(name, chosen, pretrained=pretrained)
+            build = {"timm": _create_timm, "torchvision": _create_torchvision, "hf": _create_transformers}[home]
+            return build(name, chosen, pretrained=pretrained)
     except ConvAttnError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {without_trace(error)}"
+        if home == "hf":
+            raise CheckpointError(f"cannot build {source}: {reason}") from error
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
         raise ArgumentError(f"options must fit {source}, but with {chosen} it raised {reason}") from error
@@ -129,6 +135,19 @@ def torchvision_preparation(name: str) -> Callable[[Any], Tensor]:
     return weights["DEFAULT"].transforms()
 
 
+def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
+    """Returns the function that prepares an RGB picture of pillow as the files of a network of transformers say.
+
+    Raises ArgumentError if they do not say it.
+    """
+    try:
+        processor = _transformers().AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {without_trace(error)}"
+        raise ArgumentError(f"hf:{name} does not say how pictures are prepared ({reason}); give an array") from error
+    return lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]
+
+
 def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     timm, known = _timm(), _timm().list_models()
     if not timm.is_model(name):
@@ -155,6 +174,37 @@ def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bo
     return builder(weights=None, **chosen)
 
 
+def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+    """Builds a network of transformers as its configuration says; of one for pictures and text, the part for pictures.
+
+    Code that comes with a network is never run.
+    """
+    transformers = _transformers()
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its report on weights: what is missing is an error here
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        named = config.architectures[0] if config.architectures else ""
+        if getattr(config, "vision_config", None) is not None:
+            named, config = "", config.vision_config
+        kind = getattr(transformers, named, None) if named else transformers.MODEL_MAPPING.get(type(config), None)
+        if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            raise ArgumentError(f"hf:{name} is no network of transformers ({named or type(config).__name__})")
+        unknown = sorted(key for key in options if not hasattr(config, key))
+        if unknown:
+            raise ArgumentError(f"options must be in the configuration of hf:{name}, which has no {', '.join(unknown)}")
+        for key, value in options.items():
+            setattr(config, key, value)
+        if not pretrained:
+            return kind(config)
+        network, found = kind.from_pretrained(name, config=config, output_loading_info=True)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    if found["missing_keys"]:
+        raise CheckpointError(f"hf:{name} has no weights for {some(sorted(found['missing_keys']))}")
+    return network.float()
+
+
 def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> ArgumentError:
     """Makes the error about an unknown name, which suggests up to three near ones."""
     nearest = difflib.get_close_matches(name, known, n=3)
@@ -169,16 +219,12 @@ def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], conseque
 
 
 def _timm() -> ModuleType:
-    try:
-        import timm
-    except ImportError:
-        raise MissingDependencyError("timm", "timm") from None
-    return timm
+    return optional_module("timm", "timm", "timm")
+
+
+def _transformers() -> ModuleType:
+    return optional_module("transformers", "transformers", "hf")
 
 
 def _torchvision_models() -> ModuleType:
-    try:
-        import torchvision.models
-    except ImportError:
-        raise MissingDependencyError("torchvision", "timm") from None
-    return torchvision.models
+    return optional_module("torchvision.models", "torchvision", "timm").models
