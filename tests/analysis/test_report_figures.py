@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 from tests.analysis.analyze_cases import gated, noise
 
+from benchmarks.trained_heads.figures import kernel_gallery
 from convattn.heads import analyze
 from convattn.heads.head_report import Estimate
 from convattn.lab import report_figures as figures
@@ -90,14 +91,14 @@ def with_kernels(report, step):
 
 
 def test_kernels_of_sequences_are_bars(sequence, drawn, tmp_path):
-    figures.kernel_gallery(tmp_path / "figure.png", with_kernels(sequence, (2.0,)))
+    kernel_gallery(tmp_path / "figure.png", with_kernels(sequence, (2.0,)))
     assert [arguments[1].tolist() for arguments, _ in of(drawn, "bar")] == [[0.0, 0.0, 0.0, 0.0, 1.0]] * 3
     assert not of(drawn, "imshow")
 
 
 def test_kernels_of_images_are_cut_to_what_heads_look_at(image, drawn, tmp_path):
     """The square that is drawn reaches the one displacement, by three columns, and no further."""
-    figures.kernel_gallery(tmp_path / "figure.png", with_kernels(image, (0.0, 3.0)))
+    kernel_gallery(tmp_path / "figure.png", with_kernels(image, (0.0, 3.0)))
     expected = np.zeros((7, 7))
     expected[3, 6] = 1.0
     pictures = [arguments[0] for arguments, _ in of(drawn, "imshow")]

@@ -3,21 +3,18 @@
 import io
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convattn.errors import optional_module
-from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics, mean_of
+from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport, LayerStatistics, mean_of
 from convattn.lab.figures import COLOURS, add_ellipse, figure_files, line_key
 
-_CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
+CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
 """Line and marker of what was measured and of each control."""
-
-_MOST = 16
-"""Heads side by side in the gallery; further ones are left out, and the title says so."""
 
 
 def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
@@ -55,81 +52,23 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
         for number, layer in zip(depth, report.layers, strict=True):
             heads = [head.distance.value for head in layer.heads]
             panel.plot([number] * len(heads), heads, linestyle="none", marker="o", color=COLOURS[0], alpha=0.45)
-        for name, (style, marker) in _CONTROLS.items():
-            found = [_of(layer, name) for layer in report.layers]
+        for name, (style, marker) in CONTROLS.items():
+            found = [statistics_of(layer, name) for layer in report.layers]
             means = [math.nan if one is None else mean_of(one.estimate("distance")) for one in found]
             if not all(map(math.isnan, means)):
-                panel.plot(depth, means, style, marker=marker, color=_colour(name), label=f"mean, {_words(name)}")
+                panel.plot(depth, means, style, marker=marker, color=colour_of(name), label=f"mean, {words_of(name)}")
         panel.plot(depth, [layer.uniform_distance for layer in report.layers], color="0.6", label="looks everywhere")
         panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
-        _whole_layers(panel, len(report.layers))
+        whole_layers(panel, len(report.layers))
         figure.legend(loc="outside lower center", ncols=2)
         panel.set_title("how far heads look (dots: heads)")
-    return Path(path)
-
-
-def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
-    """Draws over depth what the best convolution of each layer explains, and how far heads depend on position alone."""
-    kernel = f"{report.kernel_size}-tap" if len(report.layers[0].grid) == 1 else f"{report.kernel_size} × " * 2
-    kernel = kernel.removesuffix(" × ")
-    panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
-        (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
-        (
-            "position score R², mean of the heads",
-            lambda one: Estimate(mean_of(one.estimate("position_score")), math.nan),
-        ),
-    )
-    with figure_files([path], (max(10.0, 1.0 * len(report.layers) + 3), 4.2)) as figure:
-        axes = figure.subplots(1, 2, sharey=True)
-        for panel, (title, number) in zip(axes, panels, strict=True):
-            panel.axhline(0, color="0.8", linewidth=0.8)
-            for name, (style, marker) in _CONTROLS.items():
-                found = [_of(layer, name) for layer in report.layers]
-                values = [math.nan if one is None else number(one).value for one in found]
-                errors = [0.0 if one is None else np.nan_to_num(number(one).error) for one in found]
-                if not all(map(math.isnan, values)):
-                    depth = range(1, len(values) + 1)
-                    line = {"marker": marker, "linestyle": style, "color": _colour(name), "capsize": 3}
-                    panel.errorbar(depth, values, errors, label=_words(name), **line)
-            panel.set(xlabel="layer", ylim=(-0.1, 1.05))
-            panel.set_title(title)
-            _whole_layers(panel, len(report.layers))
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return Path(path)
-
-
-def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
-    """Draws the mean weight at every displacement for every head, a row for each layer."""
-    most = min(_MOST, max(len(layer.heads) for layer in report.layers))
-    down = len(report.layers)
-    with figure_files([path], (max(0.95 * most + 0.9, 6.0), 1.1 * down + 0.9)) as figure:
-        axes = figure.subplots(down, most, squeeze=False)
-        for row, layer in zip(axes, report.layers, strict=True):
-            for panel in row:
-                panel.set(xticks=[], yticks=[])
-                panel.spines[:].set_visible(False)
-            row[0].set_ylabel(_short(layer.name), fontsize=7)
-            for panel, head in zip(row, layer.heads, strict=False):
-                image = _kernel_image(layer, head.kernel)
-                if len(layer.grid) == 1:
-                    panel.bar(range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0])
-                else:
-                    panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
-                panel.set_title(f"{head.head + 1}: {head.hard_share.value:.0%}", fontsize=7, pad=2)
-        left = max(len(layer.heads) for layer in report.layers) - most
-        note = f"; {left} heads are not shown" if left else ""
-        figure.suptitle(
-            "mean weight at each displacement, the query in the middle;\n"
-            "above each head its number, from 1, and its largest share at one displacement" + note,
-            fontsize=9,
-        )
     return Path(path)
 
 
 def head_picture(layer: LayerReport, head: HeadStatistics) -> bytes:
     """Draws the mean weight of a head at each displacement: a PNG file of a pixel for each, the query in the middle."""
     matplotlib = optional_module("matplotlib.image", "matplotlib", "train")
-    weights = _kernel_image(layer, head.kernel)
+    weights = kernel_image(layer, head.kernel)
     most = max(float(np.nanmax(weights)), 1e-12)
     matplotlib.image.imsave(file := io.BytesIO(), weights, vmin=0, vmax=most, cmap="magma", format="png")
     return file.getvalue()
@@ -169,10 +108,10 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
     reach = max([1.5, *(abs(value) + 0.5 for place in places for value in place), *spreads])
     panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
     panel.locator_params(integer=True, nbins=7)
-    panel.set_title(_short(layer.name))
+    panel.set_title(short_name(layer.name))
 
 
-def _kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
+def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
     """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest."""
     near = _near(layer)
     places = np.array([_row_col(list(layer.displacements[number])) for number in near]).round().astype(int)
@@ -201,22 +140,27 @@ def _row_col(shift: list[float]) -> tuple[float, float]:
     return (0.0, shift[0]) if len(shift) == 1 else (shift[0], shift[1])
 
 
-def _of(layer: LayerReport, name: str) -> LayerStatistics | None:
+def statistics_of(layer: LayerReport, name: str) -> LayerStatistics | None:
+    """Returns what was measured, or one of its controls, by a name of `CONTROLS`; None where it was not taken."""
     return layer.measured if name == "measured" else layer.control(name)
 
 
-def _colour(name: str) -> str:
-    return COLOURS[list(_CONTROLS).index(name)]
+def colour_of(name: str) -> str:
+    """Returns the colour of what was measured or of a control."""
+    return COLOURS[list(CONTROLS).index(name)]
 
 
-def _words(name: str) -> str:
+def words_of(name: str) -> str:
+    """Returns what a legend calls it."""
     return "this network" if name == "measured" else name
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Returns the end of a name that is long."""
     return name if len(name) <= 22 else "…" + name[-21:]
 
 
-def _whole_layers(panel: Any, count: int) -> None:
+def whole_layers(panel: Any, count: int) -> None:
+    """Marks whole numbers along an axis of layers."""
     panel.set_xlim(0.5, count + 0.5)
     panel.locator_params(axis="x", integer=True, nbins=min(count, 14) + 1)
