@@ -1,6 +1,5 @@
 """Studies with local processes; training itself is replaced by a program that writes the same files."""
 
-import csv
 import json
 import os
 import signal
@@ -58,15 +57,12 @@ def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
     assert sum("done in 11.0 s" in line for line in told) == 6
 
 
-def test_page_and_table_have_every_number(tmp_path):
+def test_page_has_every_number(tmp_path):
     record, _ = run(tmp_path, grid={"training.epochs": ("1", "2")}, failing=())
     page = (tmp_path / "study.md").read_text()
     assert all(each.record_sha256 in page and each.folder in page for each in record.runs)
     assert difference_in_words(record.differences[0].values) in page
-    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
-    for row, group in zip(rows, record.groups, strict=True):
-        assert (row["recipe"], float(row["accuracy_mean"])) == (group.label, group.accuracy.mean)
-    assert [row["difference_mean"] for row in rows] == ["", str(record.differences[0].mean)]
+    assert all(f"| {100 * group.accuracy.mean:.2f} ± " in page for group in record.groups)
 
 
 def test_finished_runs_are_kept_and_the_record_stays_the_same(tmp_path):

@@ -19,7 +19,7 @@ def reproduce(
 ) -> int:
     """Make a table or a figure of the paper from training runs.
 
-    A table is written as Markdown and CSV; a figure as PNG and SVG, with its numbers as CSV or parquet.
+    A table is written as Markdown and JSON; a figure as PNG and SVG, with its numbers as parquet.
     reproduction.json says what each shows. index.html shows all of it, with links to the interactive pages of the
     networks in the folder view, each at the layer, the query and the epoch that a figure shows. If a run is missing,
     the command that makes it is printed; unfinished and unreadable runs are listed; everything that needs none of them

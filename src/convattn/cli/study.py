@@ -34,7 +34,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
 
     Each run is a process with a folder NAME-SEED and a log NAME-SEED.log. If you give the command again, finished runs
     are kept and stopped ones continue from their last checkpoint; no run is overwritten. A run that fails does not
-    stop the others. study.json, study.md and study.csv hold the results of each recipe and their differences from the
+    stop the others. study.json and study.md hold the results of each recipe and their differences from the
     baseline.
 
     Args:

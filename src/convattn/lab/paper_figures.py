@@ -14,7 +14,6 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
-from convattn.files import write_atomically
 from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
@@ -24,7 +23,7 @@ from convattn.lab.recipe import DataRecipe, load_recipe
 from convattn.lab.run_folder import HEAD_COLUMNS
 from convattn.lab.run_setup import load_data
 from convattn.lab.runs import Run, RunGroup, read_metrics
-from convattn.lab.tables import csv_text, write_parquet
+from convattn.lab.tables import write_parquet
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 from convattn.networks import load_network
@@ -143,8 +142,12 @@ def _draw_model(panel: Any, model: str, curves: Sequence[Float[np.ndarray, "epoc
     panel.plot(curves[0][:common, 0], 100 * mean, linewidth=2.2, label=label, **style)
 
 
+_CURVES = {"recipe": "string", "seed": "int64", "epoch": "int64", "test_accuracy": "float64", "folder": "string"}
+"""Columns of the numbers behind the curves."""
+
+
 def make_curves(material: Material, name: str, folder: Path) -> list[str]:
-    """Draws test accuracy over epochs, and writes it as CSV; returns which runs have no readable metrics.
+    """Draws test accuracy over epochs, and writes it as parquet; returns which runs have no readable metrics.
 
     If none has, this raises CheckpointError.
     """
@@ -166,7 +169,7 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
         raise CheckpointError("; ".join(problems))
     title = f"{figure_name(name)}: test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
     accuracy_curves(figure_paths(folder, name), panels, title=title)
-    write_atomically(folder / f"{name}.csv", csv_text([("recipe", "seed", "epoch", "test_accuracy", "folder"), *rows]))
+    write_parquet(folder / f"{name}.parquet", [dict(zip(_CURVES, row, strict=True)) for row in rows], _CURVES)
     return problems
 
 

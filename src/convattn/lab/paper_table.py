@@ -7,7 +7,7 @@ from typing import Any
 
 from convattn.errors import ConvAttnError
 from convattn.lab.runs import Run, RunGroup
-from convattn.lab.tables import csv_text, markdown_table
+from convattn.lab.tables import markdown_table
 from convattn.models import FlopCount
 from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
@@ -69,7 +69,7 @@ COLUMNS = (
     "hardware",  # What the runs ran on
     "folders",  # The runs' folders
 )
-"""Columns of the table as CSV; None is "not measured", "not published" or "not countable"."""
+"""Columns of the table; None is "not measured", "not published" or "not countable"."""
 
 
 def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -114,11 +114,6 @@ def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -
         "hardware": "; ".join(sorted({_hardware(record.hardware) for record in records})),
         "folders": "; ".join(str(run.folder) for run in group.runs),
     }
-
-
-def table_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Writes the rows as comma-separated values; what is None stays empty."""
-    return csv_text([COLUMNS, *(row.values() for row in rows)])
 
 
 def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:

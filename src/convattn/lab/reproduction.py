@@ -1,5 +1,6 @@
 """Reproduces the paper's tables and figures from the training runs in a folder."""
 
+import json
 import os
 import shlex
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
 from convattn.files import new_folder, require_new_folder, write_atomically
 from convattn.lab.paper_figures import Material, make_attention, make_curves, make_final_heads, make_head_paths
-from convattn.lab.paper_table import TABLE1, table_csv, table_page, table_rows
+from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES
 from convattn.lab.runs import RunGroup, find_runs, group_runs
 from convattn.record import Record
@@ -86,10 +87,10 @@ class Reproduction(Record):
 
 
 def _make_table(material: Material, name: str, folder: Path) -> list[str]:
-    """Writes table 1 as Markdown and as CSV; returns which operations could not be counted."""
+    """Writes table 1 as Markdown and as JSON; returns which operations could not be counted."""
     rows, problems = table_rows(material.groups)
     write_atomically(folder / f"{name}.md", table_page(rows, material.scale))
-    write_atomically(folder / f"{name}.csv", table_csv(rows))
+    write_atomically(folder / f"{name}.json", json.dumps(rows, indent=2) + "\n")
     return problems
 
 

@@ -12,7 +12,6 @@ from convattn.lab.run_process import is_finished
 from convattn.lab.study_engines import Engine, LocalEngine
 from convattn.lab.study_plan import PlannedRun, find_state, last_line, plan_runs, read_run, require_own
 from convattn.lab.study_record import (
-    QUANTITIES,
     StudyRecord,
     Summary,
     compare,
@@ -21,7 +20,7 @@ from convattn.lab.study_record import (
     require_same_data,
     search_warnings,
 )
-from convattn.lab.tables import csv_text, markdown_table
+from convattn.lab.tables import markdown_table
 
 
 def study(  # noqa: PLR0913  (each is an option of the command)
@@ -39,7 +38,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     """Runs every recipe, in every variant, with every seed, and compares them.
 
     Finished runs in the folder are kept, and stopped runs continue from their last checkpoint. Nothing is overwritten
-    except ``study.json``, ``study.md`` and ``study.csv``. A run that fails does not stop the others. Ctrl-C and SIGTERM
+    except ``study.json`` and ``study.md``. A run that fails does not stop the others. Ctrl-C and SIGTERM
     stop all runs; the same call continues them.
 
     Args:
@@ -83,7 +82,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         record = compare(runs, reference, command, search=search, search_warnings=notes)
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
-        write_atomically(place / "study.csv", study_csv(record))
     return record
 
 
@@ -144,9 +142,6 @@ def _command(
     return shlex.join(words)
 
 
-_MEASURES = ("mean", "deviation", "minimum", "maximum")
-
-
 def study_page(record: StudyRecord) -> str:
     """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
     parts = ["# Study", f"`{record.command}`", *_search(record), *_groups(record), *_differences(record)]
@@ -157,24 +152,6 @@ def study_page(record: StudyRecord) -> str:
         parts += ["## Warnings", "\n".join(f"- {item}" for item in record.warnings)]
     parts += [*_runs(record), "## Not covered", "\n".join(f"- {item}" for item in record.not_covered)]
     return "\n\n".join(parts) + "\n"
-
-
-def study_csv(record: StudyRecord) -> str:
-    """Writes a study as comma-separated values, a row for each recipe: accuracies as fractions, times in seconds.
-
-    A number that does not exist, such as the deviation of one run, is empty.
-    """
-    ends = ("n", "mean", "deviation", "low", "high")
-    columns = [f"{quantity}_{measure}" for quantity in QUANTITIES for measure in _MEASURES]
-    rows: list[list[object]] = [["recipe", "n", *columns, "baseline", *(f"difference_{end}" for end in ends)]]
-    differences = {item.label: item for item in record.differences}
-    for group in record.groups:
-        summaries = [getattr(group, quantity) for quantity in QUANTITIES]
-        numbers = [getattr(summary, measure) for summary in summaries for measure in _MEASURES]
-        found = differences.get(group.label)
-        rest = (found.baseline, len(found.seeds), found.mean, found.deviation, found.low, found.high) if found else ()
-        rows.append([group.label, group.accuracy.n, *numbers, *(rest or [None] * 6)])
-    return csv_text(rows)
 
 
 def _search(record: StudyRecord) -> list[str]:

@@ -221,7 +221,7 @@ def difference_in_words(values: Sequence[float]) -> str:
     return f"{mean}, 95 % t interval {100 * low:+.2f} to {100 * high:+.2f}, n = {n}: {resolved}"
 
 
-QUANTITIES = ("accuracy", "seconds", "parameters")
+_QUANTITIES = ("accuracy", "seconds", "parameters")
 """What is summarised for each recipe."""
 
 _COPIED = ("seed", "results", "seconds", "parameters", "hardware", "versions", "revision")
@@ -264,7 +264,7 @@ def compare(
         seeds=tuple(dict.fromkeys(run.recipe.seed for run in runs)),
         baseline=baseline,
         groups=tuple(
-            StudyGroup(label, *(summarise([getattr(one, key) for one in group.values()]) for key in QUANTITIES))
+            StudyGroup(label, *(summarise([getattr(one, key) for one in group.values()]) for key in _QUANTITIES))
             for label, group in by_label.items()
         ),
         differences=tuple(item for item in differences if item is not None),
