@@ -38,7 +38,7 @@ ABOVE = {
     "heads": 5_531,
     "viewer": 2_236,
     "cli": 1_400,
-    "lab": 5_925,
+    "lab": 5_879,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 

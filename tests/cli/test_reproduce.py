@@ -115,7 +115,7 @@ def _reproduction(run, *targets):
 
 def test_a_network_of_cifar10_is_shown_on_the_samples_of_the_package(cifar10_run, tmp_path):
     """Its training data are not read for a page of tables and curves."""
-    index = write_views(_reproduction(cifar10_run, "table1"), tmp_path, None)
+    index = write_views(_reproduction(cifar10_run, "table1"), tmp_path)
     assert index == tmp_path / "index.html"
     header = Scene.load(tmp_path / "view" / "tiny" / "scene.safetensors").header
     samples = load_samples()
@@ -129,14 +129,14 @@ def test_a_network_of_cifar10_is_shown_on_the_samples_of_the_package(cifar10_run
 
 def test_where_nothing_was_made_there_is_no_index(cifar10_run, tmp_path):
     nothing = Reproduction("runs", "paper", (), (), (), (TargetResult("fig3", (), (), ("tiny",)),), (), ())
-    assert write_views(nothing, tmp_path, None) is None
+    assert write_views(nothing, tmp_path) is None
     assert not (tmp_path / "index.html").exists()
 
 
 def test_a_network_without_attention_has_no_page(cifar10_run, tmp_path):
     ConvNet(width=8, depth=1, ffn=8).save_pretrained(tmp_path / "other")
     shutil.copy(cifar10_run / "record.json", tmp_path / "other")
-    index = write_views(_reproduction(tmp_path / "other", "table1"), tmp_path, None)
+    index = write_views(_reproduction(tmp_path / "other", "table1"), tmp_path)
     assert "view/" not in index.read_text()
     assert not (tmp_path / "view").exists()
 
@@ -147,7 +147,7 @@ def test_a_network_without_attention_has_no_page(cifar10_run, tmp_path):
         ("table1", []),
         ("fig5", ["layer=0&query=4,4", "layer=1&query=4,4"]),
         ("fig6", ["layer=0&query=4,4&average=true", "layer=1&query=4,4&average=true"]),
-        ("fig9", ["layer=0&query=4,4&image=1", "layer=1&query=4,4&image=1"]),
+        ("fig9", ["layer=0&query=4,4", "layer=1&query=4,4"]),
         ("fig14", ["layer=0", "layer=1"]),
     ],
 )
@@ -170,7 +170,7 @@ def test_the_page_reads_every_name_of_a_link():
     known = re.search(r"DEFAULT_STATE = Object\.freeze\(\{(.*?)\n\}\)", state, re.DOTALL)[1]
     links = [link for target in TARGETS for link in figure_links(target, [], [3], 32)]
     names = {part.partition("=")[0] for link in links for part in link.hash.split("&")} | {"epoch"}
-    assert names == {"layer", "query", "average", "image", "epoch"}
+    assert names == {"layer", "query", "average", "epoch"}
     assert all(f"\n  {name}:" in known for name in names)
 
 
@@ -217,7 +217,7 @@ def test_mistakes_are_exit_code_2(arguments, message, capsys):
 
 
 def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("convattn.cli.output.find_spec", lambda _: None)
+    monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
     assert main(["reproduce", "all", "--runs", str(runs), "-o", "made"]) == 2
     assert re.search(
         r'this needs matplotlib, .*pip install matplotlib pyarrow jinja2 \(or the extra "train"',

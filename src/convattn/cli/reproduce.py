@@ -58,7 +58,7 @@ def reproduce(
     if not no_view:
         from convattn.lab.network_pages import write_views
 
-        index = write_views(result, folder, data)
+        index = write_views(result, folder)
         files += [] if index is None else [index]
     wrote = "\n".join(f"wrote {file}" for file in files) if files else "nothing was made"
     print_record(result, f"{result.summary()}\n{wrote}", json=json)
