@@ -117,7 +117,7 @@ def _enter(name: str, build: Callable[[], Contender]) -> tuple[Contender | None,
     try:
         contender = build()
     except MissingDependencyError as error:
-        return None, replace(blank, skipped=f"not installed: {install_hint(error.package, error.extra)}")
+        return None, replace(blank, skipped=f"{error.package} is not installed: {install_hint(error.extra)}")
     except DeviceError as error:
         return None, replace(blank, skipped=str(error))
     note, path = contender.describe()

@@ -57,10 +57,10 @@ with tempfile.TemporaryDirectory() as place, torch.no_grad():
     assert torch.equal(convattn.load_network(Path(place) / "network")(images), network(images))
 convattn.load_network("convattn:cifar10-small")
 for call, line in {
-    load_samples: "pip install pillow",
-    lambda: convattn.from_pretrained("someone/network"): "pip install huggingface-hub",
-    lambda: convattn.push_to_hub(network, "someone/network"): "pip install huggingface-hub",
-    lambda: convattn.train(convattn.load_recipe("digits-quadratic")): "pip install accelerate",
+    load_samples: 'pip install "convattn[pictures]"',
+    lambda: convattn.from_pretrained("someone/network"): 'pip install "convattn[hub]"',
+    lambda: convattn.push_to_hub(network, "someone/network"): 'pip install "convattn[hub]"',
+    lambda: convattn.train(convattn.load_recipe("digits-quadratic")): 'pip install "convattn[train]"',
 }.items():
     try:
         call()

@@ -70,9 +70,7 @@ def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, mess
 
 def test_missing_packages_come_with_the_line_that_installs_them():
     error = MissingDependencyError("matplotlib", "figures")
-    assert str(error).endswith(
-        'matplotlib, which is not installed; run: pip install matplotlib (or the extra "figures" of convattn)'
-    )
+    assert str(error).endswith('matplotlib, which is not installed; run: pip install "convattn[figures]"')
     assert (error.package, error.extra) == ("matplotlib", "figures")
 
 

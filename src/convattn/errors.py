@@ -97,14 +97,14 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in told or "out of memory" in told
 
 
-def install_hint(package: str, extra: str) -> str:
-    """Returns the line that installs an optional package, and the extra of convattn that brings it.
+def install_hint(extra: str) -> str:
+    """Returns the line that installs an extra, be this package from an index or a checkout: what is there stays.
 
     Example:
-        >>> install_hint("timm", "timm")
-        'pip install timm (or the extra "timm" of convattn)'
+        >>> install_hint("timm")
+        'pip install "convattn[timm]"'
     """
-    return f'pip install {package} (or the extra "{extra}" of convattn)'
+    return f'pip install "convattn[{extra}]"'
 
 
 class ConvAttnError(Exception):
@@ -188,14 +188,14 @@ class MissingDependencyError(ConvAttnError, ImportError):
 
     Example:
         >>> print(MissingDependencyError("timm", "timm"))
-        this needs timm, which is not installed; run: pip install timm (or the extra "timm" of convattn)
+        this needs timm, which is not installed; run: pip install "convattn[timm]"
     """
 
     def __init__(self, package: str, extra: str) -> None:
         """Names the package, or several separated by spaces, and the extra that brings them."""
         self.package, self.extra = package, extra
         names = f"{', '.join(package.split())}, which {'are' if ' ' in package else 'is'}"
-        super().__init__(f"this needs {names} not installed; run: {install_hint(package, extra)}")
+        super().__init__(f"this needs {names} not installed; run: {install_hint(extra)}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickled to cross from one process to another
         return type(self), (self.package, self.extra)

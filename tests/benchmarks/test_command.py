@@ -202,8 +202,7 @@ def test_missing_matplotlib_is_told_before_anything_is_measured(tmp_path, monkey
     monkeypatch.setattr(runner, "run_suite", None)
     assert bench() == 2
     assert (
-        'this needs matplotlib, which is not installed; run: pip install matplotlib (or the extra "bench"'
-        in capsys.readouterr().err
+        'this needs matplotlib, which is not installed; run: pip install "convattn[bench]"' in capsys.readouterr().err
     )
     assert contents(tmp_path) == []
 

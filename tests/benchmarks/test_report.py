@@ -6,7 +6,7 @@ from benchmarks.report import describe_check, exponents, table
 
 RIGHT = Check(passed=True, worst="output", error=1e-7, allowed=2e-7)
 WRONG = Check(passed=False, worst="output", error=3e-5, allowed=2e-7)
-MISSING = 'not installed: pip install timm (or the extra "bench" of convattn)'
+MISSING = 'timm is not installed: pip install "convattn[bench]"'
 
 
 def measurement(contender, seconds=(), check=RIGHT, skipped=None, memory=None, weights=None):

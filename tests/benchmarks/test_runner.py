@@ -94,7 +94,7 @@ def test_peer_that_cannot_run_is_said_to_and_ours_raises(monkeypatch):
 def test_peer_that_is_not_installed_is_listed(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.models.convit", None)
     record = run_suite(LAYERS, [replace(CASE, forms=("convattn", "gpsa", "flex"))], SETTING, rounds=1)
-    line = 'not installed: pip install timm (or the extra "bench" of convattn)'
+    line = 'timm is not installed: pip install "convattn[bench]"'
     found = by_name(record.cases[0])
     assert found["gpsa"].skipped == line
     assert f"| {line} |" in suite_page(record)

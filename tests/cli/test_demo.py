@@ -257,7 +257,7 @@ def test_all_missing_packages_are_named_before_anything_is_made(monkeypatch, tmp
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        "convattn: this needs matplotlib, jinja2, scikit-learn, which are not installed; run: pip install matplotlib"
-        ' jinja2 scikit-learn (or the extra "train" of convattn)\n'
+        "convattn: this needs matplotlib, jinja2, scikit-learn, which are not installed; run: pip install"
+        ' "convattn[train]"\n'
     )
     assert not (tmp_path / "demo").exists()

@@ -53,7 +53,7 @@ def test_missing_package_comes_with_its_install_line(monkeypatch):
 
     monkeypatch.setattr(metadata, "version", version)
     found = describe_installation()
-    line = 'pip install matplotlib (or the extra "train" of convattn)'
+    line = 'pip install "convattn[train]"'
     assert found.missing["matplotlib"] == line
     assert "matplotlib" not in found.optional
     assert found.optional["scikit-learn"] == real("scikit-learn")

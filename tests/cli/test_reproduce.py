@@ -220,7 +220,7 @@ def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monk
     monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
     assert main(["reproduce", "all", "--runs", str(runs), "-o", "made"]) == 2
     assert re.search(
-        r'this needs matplotlib, .*pip install matplotlib pyarrow jinja2 \(or the extra "train"',
+        r'this needs matplotlib, .*pip install "convattn\[train\]"',
         capsys.readouterr().err,
     )
     assert not (tmp_path / "made").exists()

@@ -74,9 +74,7 @@ def test_own_networks_have_no_weights_to_fetch():
 def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.models", None)
-    with pytest.raises(
-        MissingDependencyError, match=rf'this needs {package}, .*pip install {package} \(or the extra "timm"'
-    ):
+    with pytest.raises(MissingDependencyError, match=rf'this needs {package}, .*pip install "convattn\[timm\]"'):
         create_network(f"{package}:resnet18")
 
 

@@ -164,5 +164,5 @@ def test_more_threads_than_any_node_has_are_refused():
 
 def test_missing_ray_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r'needs ray, .* pip install ray \(or the extra "cluster"'):
+    with pytest.raises(MissingDependencyError, match=r'needs ray, .* pip install "convattn\[cluster\]"'):
         study([RECIPE], output=tmp_path, engine=RayEngine(command=FakeTrain()))

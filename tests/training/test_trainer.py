@@ -225,9 +225,7 @@ def test_unknown_tracker_is_named(tmp_path):
 
 def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(
-        MissingDependencyError, match=r'needs wandb.* pip install wandb \(or the extra "track" of convattn\)'
-    ):
+    with pytest.raises(MissingDependencyError, match=r'needs wandb.* pip install "convattn\[track\]"'):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
 
 

@@ -93,7 +93,7 @@ def describe_installation() -> Installation:
         recipes=tuple(recipe_names()),
         networks={name: pretrained_card(name).summary() for name in pretrained_names()},
         optional=installed,
-        missing={name: install_hint(name, extra) for name, extra in extras.items() if name not in installed},
+        missing={name: install_hint(extra) for name, extra in extras.items() if name not in installed},
     )
 
 
