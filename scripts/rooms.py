@@ -36,7 +36,7 @@ ABOVE = {
     "models": 1_257,
     "networks": 1_880,
     "heads": 5_531,
-    "viewer": 2_236,
+    "viewer": 2_151,
     "cli": 1_400,
     "lab": 5_879,
 }

@@ -1,17 +1,17 @@
-"""`view`: what it takes, and what the copy holds that stands in the notebook."""
+"""`view`: what it takes, and the page that stands in the notebook."""
+
+from html.parser import HTMLParser
 
 import pytest
 import torch
-from tests.viewer.test_server import picture
 
 from convattn import AttentionNet, view
 from convattn.errors import ArgumentError
-from convattn.viewer import Exhibit, build_scene, notebook
-from convattn.viewer.live import RefusedError
+from convattn.viewer import Exhibit, SceneSizeError, build_scene, notebook
+from convattn.viewer.notebook import NotebookPage
+from convattn.viewer.page import page_html
 
 IMAGES = torch.rand(3, 3, 10, 14, generator=torch.Generator().manual_seed(0))
-
-PICTURE = picture(size=(7, 5))
 
 
 def _network(**options):
@@ -20,6 +20,11 @@ def _network(**options):
 
 def _exhibit(name="network"):
     return Exhibit(_network(content=True), IMAGES, name=name)
+
+
+def _page(*exhibits, **options):
+    scene = build_scene(exhibits, **options)
+    return page_html(scene.header["title"], scene=scene.to_bytes())
 
 
 def test_a_network_without_images_is_refused():
@@ -34,42 +39,35 @@ def test_exhibits_bring_their_images(shown):
 
 
 def test_chosen_layers_and_a_title_are_shown():
-    widget = view(_network(), IMAGES, layers=["blocks.1.mixer"], title="Here", copy=False)
-    assert repr(widget) == "<attention maps: Here>"
-    (network,) = widget._shown._scene.header["networks"]
-    assert [layer["name"] for layer in network["layers"]] == ["blocks.1.mixer"]
-    assert widget._still is None
+    network, layers = _network(), ("blocks.1.mixer",)
+    shown = view(network, IMAGES, mean=(0, 0, 0), std=(1, 1, 1), layers=list(layers), title="Here")
+    assert repr(shown) == "<attention maps: Here>"
+    exhibit = Exhibit(network, IMAGES, mean=(0, 0, 0), std=(1, 1, 1), layers=layers)
+    assert shown.page == _page(exhibit, title="Here")
 
 
-def test_exhibits_are_shown_side_by_side_with_a_copy():
-    widget = view([_exhibit("one"), _exhibit("other")], title="Both")
-    assert [network["name"] for network in widget._shown._scene.header["networks"]] == ["one", "other"]
-    assert "<title>Both</title>" in widget._still
-
-
-def test_own_pictures_are_prepared_for_every_network():
-    seen = []
-
-    def prepare(picture):
-        seen.append(picture.size)
-        return torch.zeros(3, 10, 14)
-
+def test_exhibits_are_shown_side_by_side():
     shown = [_exhibit("one"), _exhibit("other")]
-    view(shown, prepare=prepare, copy=False)._shown.add(PICTURE, "mine")
-    assert seen == [(7, 5)] * 2
-    with pytest.raises(RefusedError, match="not known how pictures are prepared"):
-        view(shown, copy=False)._shown.add(PICTURE, "mine")
+    assert view(shown).page == _page(*shown)
+    assert view(shown[0]).page == _page(shown[0])
 
 
-@pytest.mark.parametrize(("kept", "less", "images"), [(3, 0, 3), (3, 1, 1), (1, 0, 1), (1, 1, None)])
-def test_a_copy_that_is_too_large_holds_the_first_image_or_is_left_out(kept, less, images, monkeypatch):
+def test_a_page_that_is_too_large_is_refused(monkeypatch):
     exhibit = _exhibit()
-    size = sum(tensor.nbytes for tensor in build_scene(Exhibit(exhibit.network, IMAGES[:kept])).tensors.values())
-    monkeypatch.setattr(notebook, "COPY", size - less)
-    copy = notebook._copy([exhibit], "Here")
-    assert (copy and len(copy.header["images"])) == images
+    size = build_scene(exhibit).bytes
+    monkeypatch.setattr(notebook, "LARGEST", size)
+    view(exhibit)
+    monkeypatch.setattr(notebook, "LARGEST", size - 1)
+    with pytest.raises(SceneSizeError, match="take fewer images, or name the layers to show"):
+        view(exhibit)
 
 
-def test_a_notebook_without_room_has_the_live_page_alone(monkeypatch):
-    monkeypatch.setattr(notebook, "COPY", 0)
-    assert view(_network(), IMAGES)._still is None
+def test_the_page_in_a_notebook_is_whole_and_sees_nothing_around_it():
+    page = "<p title='a'>page & \"text\"</p>"
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append((tag, dict(attributes)))
+    parser.feed(NotebookPage("A page", page)._repr_html_())
+    [(tag, attributes)] = tags
+    assert (tag, attributes["srcdoc"]) == ("iframe", page)
+    assert "allow-same-origin" not in attributes["sandbox"]

@@ -8,7 +8,6 @@ import { staticSource } from "./rows.js";
 import { pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
-/** @import { Theme } from "./draw.js" */
 /** @import { Source } from "./rows.js" */
 /** @import { SomeState, State, ViewState } from "./state.js" */
 
@@ -36,12 +35,11 @@ export const pageRoot = () => /** @type {HTMLElement} */ (document.getElementByI
 /**
  * Shows a scene in the page: the tour first, or the view that the address asks for; in a notebook the network.
  * @param {Source} source
- * @param {{theme?: "auto" | Theme, address?: boolean}} [options] address: whether the view is kept in the page's address,
- *   true for a page of its own and false within another
+ * @param {boolean} [address] whether the view is kept in the page's address; false for a page within another
  */
-export function mount(source, { theme = "auto", address = true } = {}) {
+export function mount(source, address = true) {
   const root = pageRoot();
-  const defaults = { ...firstState(source), theme };
+  const defaults = firstState(source);
   /** @param {SomeState} said by the address, of whose links the first say no view and mean Explore */
   const stateOf = (said) => {
     const view = address && !Object.keys(said).length ? "learn" : "explore";
@@ -171,5 +169,5 @@ export function openPage() {
   const letters = atob(document.getElementById("convattn-scene")?.textContent ?? "");
   const { buffer } = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
   // The page in a frame of a notebook has no address of its own.
-  mount(staticSource(buffer), { address: location.protocol !== "about:" });
+  mount(staticSource(buffer), location.protocol !== "about:");
 }

@@ -7,7 +7,7 @@ import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 /** @import { Scene } from "./scene.js" */
 
 /**
- * A source whose networks run elsewhere: in the server, or in the kernel of a notebook.
+ * A source whose networks run elsewhere: in the server.
  * @typedef {Record<string, number | string>} RowsFields  network, image, part, and row and col or prefix
  * @typedef {object} Transport  every answer is a safetensors file
  * @property {ArrayBuffer} scene
@@ -134,11 +134,4 @@ export async function openServerPage() {
   } catch (error) {
     pageRoot().textContent = `The page cannot be shown: ${reasonOf(error)}`;
   }
-}
-
-/** Lets the notebook around this frame open the page as soon as the frame has loaded. */
-export function awaitNotebook() {
-  /** @param {Transport} transport @param {{theme: "auto" | "dark"}} options */
-  const convattnOpen = (transport, { theme }) => mount(remoteSource(transport), { theme, address: false });
-  Object.assign(window, { convattnOpen });
 }
