@@ -196,7 +196,7 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
 
 
 def test_matplotlib_is_asked_for_first(images, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("convattn.cli.output.find_spec", lambda _: None)
+    monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
     assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 2
     assert "matplotlib" in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
