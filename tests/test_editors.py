@@ -1,12 +1,16 @@
 """What a user's editor says: the README's lines pass pyright, and hovering a layer shows its arguments."""
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import convattn
 
 ROOT = Path(__file__).parents[1]
 BUILT = """from convattn import RelativeAttention2d
@@ -91,3 +95,15 @@ def test_hovering_a_layer_shows_its_arguments_and_errors(place):
         assert f"\n    {argument}: " in shown.partition("Args:")[2]
     assert "in pixels" in shown
     assert "ArgumentError: An argument is out of range" in shown.partition("Raises:")[2]
+
+
+@pytest.mark.parametrize("name", [name for name in convattn.__all__ if "RelativeAttention" in name])
+def test_the_name_of_a_layer_alone_shows_every_argument(name):
+    layer = getattr(convattn, name)
+    listed = layer.__doc__.partition("Args:")[2].partition("Example:")[0]
+    assert ">>> " in layer.__doc__.partition("Example:")[2]
+    signature = inspect.signature(layer.__init__).parameters.values()
+    words = ["**options" if one.kind is one.VAR_KEYWORD else one.name for one in signature if one.name != "self"]
+    assert [line.split(":")[0].strip() for line in listed.splitlines() if re.match(r" {8}[*a-z]", line)] == words
+    for word in inspect.signature(convattn.RelativeAttention2d).parameters:
+        assert re.search(rf"\b{word}\b", listed)

@@ -81,7 +81,19 @@ class GatedRelativeAttention(RelativeAttention, ABC):
 class GatedRelativeAttention1d(GatedRelativeAttention):
     """Gated relative self-attention on sequences: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
 
-    Arguments are those of `RelativeAttention1d`, and `gate`: "sigmoid", or "tanh", which starts without content.
+    The share s_h of position is learned.
+
+    Args:
+        in_channels: Channels of the input, D_in ≥ 1.
+        out_channels: Channels of the output, D_out ≥ 1.
+        num_heads: Number of heads, N_h ≥ 1.
+        encoding: Name of an encoding, an `Encoding` for as many heads, or a function of displacements.
+        gate: "sigmoid", where s starts at 0.73, or "tanh", where it starts at exactly 1: without content.
+        content: Terms of the content distribution; by default content–content alone.
+        device: Where to put the parameters.
+        dtype: Dtype of the parameters.
+        **options: head_width, kernel_size, stride, padding, padding_mode, dilation, input_dilation, groups, bias,
+            dropout, impl ("auto", "content" or "reference") and kernel_values, as in `RelativeAttention1d`.
 
     Example:
         >>> layer = GatedRelativeAttention1d(4, 6, 3, "sinusoidal", gate="tanh")
@@ -96,7 +108,19 @@ class GatedRelativeAttention1d(GatedRelativeAttention):
 class GatedRelativeAttention2d(GatedRelativeAttention):
     """Gated relative self-attention on images: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
 
-    Arguments are those of `RelativeAttention2d`, and `gate`: "sigmoid", or "tanh", which starts without content.
+    The share s_h of position is learned.
+
+    Args:
+        in_channels: Channels of the input, D_in ≥ 1.
+        out_channels: Channels of the output, D_out ≥ 1.
+        num_heads: Number of heads, N_h ≥ 1.
+        encoding: Name of an encoding, an `Encoding` for as many heads, or a function of displacements.
+        gate: "sigmoid", where s starts at 0.73, or "tanh", where it starts at exactly 1: without content.
+        content: Terms of the content distribution; by default content–content alone.
+        device: Where to put the parameters.
+        dtype: Dtype of the parameters.
+        **options: head_width, kernel_size, stride, padding, padding_mode, dilation, input_dilation, groups, bias,
+            dropout, impl ("auto", "content" or "reference") and kernel_values, as in `RelativeAttention2d`.
 
     Example:
         >>> layer = GatedRelativeAttention2d(4, 6, 9, "quadratic", padding=1)
@@ -111,7 +135,19 @@ class GatedRelativeAttention2d(GatedRelativeAttention):
 class GatedRelativeAttention3d(GatedRelativeAttention):
     """Gated relative self-attention on volumes: A_h = (1 − s_h) softmax(content) + s_h softmax(position).
 
-    Arguments are those of `RelativeAttention3d`, and `gate`: "sigmoid", or "tanh", which starts without content.
+    The share s_h of position is learned.
+
+    Args:
+        in_channels: Channels of the input, D_in ≥ 1.
+        out_channels: Channels of the output, D_out ≥ 1.
+        num_heads: Number of heads, N_h ≥ 1.
+        encoding: Name of an encoding, an `Encoding` for as many heads, or a function of displacements.
+        gate: "sigmoid", where s starts at 0.73, or "tanh", where it starts at exactly 1: without content.
+        content: Terms of the content distribution; by default content–content alone.
+        device: Where to put the parameters.
+        dtype: Dtype of the parameters.
+        **options: head_width, kernel_size, stride, padding, padding_mode, dilation, input_dilation, groups, bias,
+            dropout, impl ("auto", "content" or "reference") and kernel_values, as in `RelativeAttention3d`.
 
     Example:
         >>> layer = GatedRelativeAttention3d(2, 3, 2, "distance", gate="tanh")
