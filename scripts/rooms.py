@@ -33,7 +33,7 @@ TOLERANCE = 1.1
 ABOVE = {
     ROOT: 1_570,
     "convert": 3_995,
-    "models": 1_257,
+    "models": 1_217,
     "networks": 1_880,
     "heads": 5_531,
     "viewer": 2_151,

@@ -18,7 +18,7 @@ from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownN
 from convattn.grid import PADDING_MODES, axis_lists, whole_number
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d, fuse
 from convattn.layers.block import MixingBlock
-from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
+from convattn.models.classifier import ImageClassifier
 
 
 class MixingNet(ImageClassifier):
@@ -80,14 +80,6 @@ class MixingNet(ImageClassifier):
         for block in self.blocks:
             features = block(features)
         return self.head(reduce(features, "batch width rows cols -> batch width", "mean"))
-
-    def _shared_flops(self, pixels: int) -> int:
-        """Counts all linear maps outside the mixers, on so many pixels after space-to-depth."""
-        dense = sum(isinstance(block.dense, nn.Linear) for block in self.blocks)
-        maps = dense * matmul_flops(pixels, self.width, self.width)
-        maps += 2 * len(self.blocks) * matmul_flops(pixels, self.width, self.ffn)
-        embed = matmul_flops(pixels, self.embed.in_features, self.width)
-        return embed + maps + matmul_flops(1, self.width, self.num_classes)
 
 
 def _draw_weights(module: nn.Module, std: float) -> None:
@@ -231,7 +223,6 @@ class AttentionNet(MixingNet):
         for mixer in mixers:
             _set_start(mixer.encoding, position_start, size=extent, width=width)
         self.heads, self.content = block_heads, content
-        self.has_position_scores = content and not gated and mixers[0].encoding.feature_width > 0
 
     def fused(self) -> "AttentionNet":
         """Merges the linear map after the attention of each block into the attention, for inference.
@@ -258,17 +249,6 @@ class AttentionNet(MixingNet):
                 raise ConversionError(f"cannot fuse block {number}: no linear map follows its attention")
             block.mixer, block.dense = fuse(cast(RelativeAttention2d, block.mixer), block.dense), nn.Identity()
         return made
-
-    def _flops(self, image_size: int) -> FlopCount:
-        pixels = (image_size // self.patch) ** 2
-        all_heads = sum(self.heads) * self.width
-        maps = matmul_flops(pixels, all_heads, self.width)
-        pairs = matmul_flops(pixels, pixels, all_heads)
-        linear = self._shared_flops(pixels) + maps
-        if not self.content:
-            return FlopCount(linear, mixing=pairs)
-        positions = pairs if self.has_position_scores else 0
-        return FlopCount(linear + 2 * maps, mixing=pairs, content_scores=pairs, position_scores=positions)
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
@@ -418,11 +398,6 @@ class ConvNet(MixingNet):
             block.mixer = _enlarge(mixer, size)
         made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
         return made.train(network.training)
-
-    def _flops(self, image_size: int) -> FlopCount:
-        pixels = (image_size // self.patch) ** 2
-        taps = self.kernel_size**2 * self.width
-        return FlopCount(self._shared_flops(pixels) + len(self.blocks) * matmul_flops(pixels, taps, self.width))
 
 
 def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:

@@ -3,16 +3,18 @@
 import copy
 import inspect
 import os
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, without_trace
 from convattn.files import as_path, new_files, new_folder, write_atomically
+from convattn.layers import RelativeAttention
 from convattn.models.pretrained import fetch, front_matter
 from convattn.sealed import CONFIG, read_sealed, require_sizes, write_sealed
 from convattn.wording import some
@@ -37,16 +39,6 @@ class FlopCount:
     def total(self) -> int:
         """All of them together."""
         return self.linear + self.mixing + self.content_scores + self.position_scores
-
-
-def matmul_flops(rows: int, inner: int, cols: int) -> int:
-    """Returns the operations of a (rows x inner) by (inner x cols) matrix product, ``2 · rows · inner · cols``.
-
-    Example:
-        >>> matmul_flops(2, 3, 5)
-        60
-    """
-    return 2 * rows * inner * cols
 
 
 _Model = TypeVar("_Model", bound="ImageClassifier")
@@ -75,7 +67,7 @@ class ImageClassifier(nn.Module, ABC):
         return made
 
     def flops(self, image_size: int = 32) -> FlopCount:
-        """Counts the floating-point operations for one image, in closed form.
+        """Counts the floating-point operations for one image, from the sizes of its layers alone.
 
         Args:
             image_size: Rows and columns of the image; of an `AttentionNet` or `ConvNet` divisible by the patch.
@@ -84,11 +76,7 @@ class ImageClassifier(nn.Module, ABC):
             Operations of the linear maps, of convolutions with the taps on the padding, of the mixing and of the
             scores; mixing and scores with N x N weights.
         """
-        return self._flops(image_size)
-
-    @abstractmethod
-    def _flops(self, image_size: int) -> FlopCount:
-        """Counts as `flops` does."""
+        return _count_flops(self, image_size)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """Saves the network in a folder, which stays as it is if that fails.
@@ -205,3 +193,35 @@ class ImageClassifier(nn.Module, ABC):
 def _plain(value: Any) -> Any:
     """Returns a sequence as a list, the only one that JSON has, and other values as they are."""
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
+    """Runs a copy without values, and counts by the sizes of what its layers take and give."""
+    counts = dict.fromkeys(("linear", "mixing", "content_scores", "position_scores"), 0)
+
+    def count(layer: nn.Module, _: Any, output: Tensor) -> None:
+        counts["linear"] += 2 * output.numel() * cast(Tensor, layer.weight)[0].numel()
+
+    def count_attention(layer: RelativeAttention, inputs: tuple[Tensor], output: Tensor) -> None:
+        queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
+        counts["linear"] += 2 * queries * sum(weight.numel() for weight in layer.values.parameters())
+        if not isinstance(layer.encoding, Shift):
+            counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
+        if layer.content is not None:
+            products = 2 * queries * keys * layer.content.key.out_features
+            counts["linear"] += 2 * (queries + keys) * layer.content.key.weight.numel()
+            counts["content_scores"] += products
+            counts["position_scores"] += products if layer.content.uses_position else 0
+
+    empty = copy.deepcopy(network).to("meta").eval()
+    attention = [module for module in empty.modules() if isinstance(module, RelativeAttention)]
+    inside = {module for layer in attention for module in layer.modules()}
+    for layer in attention:
+        layer.impl = "reference"  # the other paths look at the weights
+        layer.register_forward_hook(count_attention)
+    for module in set(empty.modules()) - inside:
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.ndim > 1:
+            module.register_forward_hook(count)
+    empty(torch.empty(1, network.arguments["in_channels"], image_size, image_size, device="meta"))
+    return FlopCount(**counts)

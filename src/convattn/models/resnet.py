@@ -1,6 +1,6 @@
 """ResNet-18 for small images: the paper's convolutional baseline."""
 
-from typing import cast, final
+from typing import final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from convattn.errors import ShapeError
 from convattn.functional import take_every
 from convattn.grid import whole_number
-from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
+from convattn.models.classifier import ImageClassifier
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """Width of each stage, as a multiple of the first one's, and stride of its first block."""
@@ -75,21 +75,6 @@ class ResNet(ImageClassifier):
             raise ShapeError(f"images must have {self.in_channels} channels, but are {tuple(images.shape)}")
         features = self.stages(F.relu(self.stem(images)))
         return self.head(features.mean(dim=(2, 3)))
-
-    def _flops(self, image_size: int) -> FlopCount:
-        stem, size = cast(nn.Conv2d, self.stem[0]), image_size
-        total = matmul_flops(size**2, _taps(stem), stem.out_channels)
-        for block in self.stages:
-            assert isinstance(block, _BasicBlock)
-            size = -(-size // block.first.stride[0])
-            maps = [block.first, block.second, *(m for m in block.shortcut.modules() if isinstance(m, nn.Conv2d))]
-            total += sum(matmul_flops(size**2, _taps(conv), conv.out_channels) for conv in maps)
-        return FlopCount(total + matmul_flops(1, self.head.in_features, self.head.out_features))
-
-
-def _taps(conv: nn.Conv2d) -> int:
-    """Counts the inputs of one output of a convolution."""
-    return conv.in_channels * conv.kernel_size[0] * conv.kernel_size[1]
 
 
 class _BasicBlock(nn.Module):

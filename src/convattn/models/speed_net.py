@@ -14,7 +14,7 @@ from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import whole_number
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
-from convattn.models.classifier import FlopCount, ImageClassifier, matmul_flops
+from convattn.models.classifier import ImageClassifier
 
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""
@@ -179,26 +179,6 @@ class SpeedNet(ImageClassifier):
             )
         features = self.stages(F.gelu(self.stem(images)))
         return self.head(features.amax(dim=(2, 3))) / _DIVISOR
-
-    def _flops(self, image_size: int) -> FlopCount:
-        size = image_size - self.stem.patch + 1
-        linear = matmul_flops(size**2, self.stem.weight.shape[1], self.stem.weight.shape[0])
-        mixing = scores = 0
-        for stage in self.stages:
-            assert isinstance(stage, _Stage)
-            for layer, side in ((stage.first, size), (stage.second, size // 2)):
-                pixels, inputs = side**2, _HEADS * layer.in_channels
-                linear += matmul_flops(pixels, inputs, layer.out_channels)
-                if isinstance(layer, nn.Conv2d) or isinstance(layer.encoding, Shift):
-                    continue
-                mixing += matmul_flops(pixels, pixels, inputs)
-                if layer.content is not None:
-                    keys = layer.content.key.out_features
-                    linear += 2 * matmul_flops(pixels, layer.in_channels, keys)
-                    scores += matmul_flops(pixels, pixels, keys)
-            size //= 2
-        linear += matmul_flops(1, self.head.in_features, self.head.out_features)
-        return FlopCount(linear, mixing=mixing, content_scores=scores)
 
 
 class _Stage(nn.Module):
