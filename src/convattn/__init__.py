@@ -17,6 +17,7 @@ from convattn.__about__ import __version__
 if TYPE_CHECKING:
     from convattn.convert import (
         attention_to_conv,
+        certify,
         conv_to_attention,
         freeze,
         load_layer,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         refine,
         save_layer,
     )
+    from convattn.convert.agreement import AgreementCertificate
     from convattn.convert.certificate import Certificate, NetworkCertificate
     from convattn.encodings import (
         AxisAdditiveEncoding,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from convattn.viewer import view
 
 __all__ = [
+    "AgreementCertificate",
     "AttentionNet",
     "AxisAdditiveEncoding",
     "Certificate",
@@ -91,6 +94,7 @@ __all__ = [
     "__version__",
     "analyze",
     "attention_to_conv",
+    "certify",
     "conv_to_attention",
     "convolutional_init",
     "freeze",
@@ -116,10 +120,11 @@ __all__ = [
 
 _NAMES = {
     "convattn.convert": (
-        "attention_to_conv conv_to_attention freeze load_layer network_to_attention network_to_conv "
+        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention network_to_conv "
         "patch_convolution refine save_layer"
     ),
     "convattn.convert.certificate": "Certificate NetworkCertificate",
+    "convattn.convert.agreement": "AgreementCertificate",
     "convattn.encodings": (
         "AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable LinearDistance "
         "Quadratic Shift Sinusoidal register_encoding"

@@ -1,5 +1,6 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
+from convattn.convert.agreement import certify
 from convattn.convert.certificate import off_centre_mass
 from convattn.convert.fit import refine
 from convattn.convert.freezing import freeze
@@ -13,6 +14,7 @@ __all__ = [
     "SUPPORTED_CONVOLUTIONS",
     "SamePaddedAttention",
     "attention_to_conv",
+    "certify",
     "conv_to_attention",
     "freeze",
     "load_layer",

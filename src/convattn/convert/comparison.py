@@ -83,6 +83,7 @@ class NetworkComparison:
     differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
     top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
     top1_changed: int | None  # How many predictions differ from those of the source
+    top1_ties: int | None  # How many of these differ where rounding can swap the two scores
     accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
     accuracy_after: float | None  # The same for the converted network
     not_covered: tuple[str, ...]  # What the comparison could not show
@@ -161,6 +162,7 @@ def compare_networks(
     to_conv: bool,
     labels: Int[Tensor, " images"] | None = None,
     watch: AbstractContextManager[object] | None = None,
+    rounded: Sequence[nn.Module] = (),
 ) -> NetworkComparison:
     """Runs both networks, and measures how far the converted one is from the source in float64.
 
@@ -170,8 +172,8 @@ def compare_networks(
     rounding moves the source in its own dtype.
 
     `made` is a copy of the converted network in evaluation mode; it runs, and may change itself. `watch` is entered
-    while it runs in its own dtype. Raises ArgumentError if the source does not take the images, and ConversionError if
-    the converted network does not run.
+    while it runs in its own dtype. `rounded` holds copies of the source whose weights have other last digits. Raises
+    ArgumentError if the source does not take the images, and ConversionError if the converted network does not run.
     """
     batches, notes = given.batches(_BATCH), list[str]()
     try:
@@ -199,7 +201,7 @@ def compare_networks(
     moved = [
         _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
     ]
-    of_source = [run for run, _ in moved]
+    of_source = [run for run, _ in (*moved, *(_run(network, batches) for network in rounded))]
     if convolved is None or high is None:
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
         runs = [(run, high) for run in of_source], [] if to_conv else [(run, high) for run in reordered]
@@ -221,6 +223,7 @@ def compare_networks(
         differing=tuple(differing),
         top1_total=total,
         top1_changed=changed,
+        top1_ties=None if total is None else _ties(plain[0], results[0], 2 * outputs[0].rounding),
         accuracy_before=before,
         accuracy_after=after,
         not_covered=(*notes, *uncompared),
@@ -309,8 +312,10 @@ def _differences(
         return [Difference(0.0, 0.0, 0.0)]
     every = (results, high, *([] if convolved is None else [convolved]), *(outputs for outputs, _ in every_run))
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
-    if any(other != shapes[0] for other in shapes[1:]):
-        notes.append("the network as a whole: the shapes of its outputs depend on their values")
+    if any(other != shapes[1] for other in shapes):
+        depends = any(other != shapes[1] for other in shapes[2:])
+        why = "depend on their values" if depends else f"are {shapes[0]}, of the source {shapes[1]}"
+        notes.append(f"the network as a whole: the shapes of its outputs {why}")
         return [Difference(math.inf, 0.0, math.nan)]
     compared = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
@@ -352,6 +357,13 @@ def _predictions(
         return len(before), changed, None, None
     shares = [(predicted == labels.to(predicted.device)).double().mean().item() for predicted in (before, after)]
     return len(before), changed, shares[0], shares[1]
+
+
+def _ties(plain: Tensor, results: Tensor, gap: float) -> int:
+    """Counts predictions that changed between scores of the source no farther apart than `gap`."""
+    before, after = plain.argmax(1, keepdim=True), results.argmax(1, keepdim=True)
+    near = (plain.gather(1, before) - plain.gather(1, after)).double() <= gap
+    return int((near & (before != after)).sum())
 
 
 def _compare_parts(

@@ -310,6 +310,39 @@ def input_shapes(model: nn.Module, given: Arguments, names: Iterable[str]) -> di
     return shapes
 
 
+def layer_outputs(
+    network: nn.Module, given: Arguments, dtype: torch.dtype | None = None
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """Runs a network, and returns the output of each module, and for each the modules that take it.
+
+    Both are by name, in the order of the runs; a further call of a module is numbered, as in "relu#2". Only the first
+    floating-point tensor of an output counts.
+    """
+    values, takers, makers, alive = dict[str, Tensor](), dict[str, list[str]](), dict[int, list[str]](), list[Tensor]()
+
+    def note(name: str, _: nn.Module, positional: Any, named: Any, output: Any) -> None:
+        made = next((one for _, one in parts(output) if isinstance(one, Tensor) and one.is_floating_point()), None)
+        if made is None:
+            return
+        calls = sum(other.partition("#")[0] == name for other in values)
+        name = f"{name}#{calls + 1}" if calls else name
+        for _, one in parts((positional, named)):
+            for maker in makers.get(id(one), ()):
+                takers.setdefault(maker, []).append(name)
+        values[name] = next(tensors(made)).clone()  # the next module may work in place
+        makers.setdefault(id(made), []).append(name)
+        alive.append(made)  # or another tensor could get its id
+
+    modules = network.named_modules()
+    hooks = [part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules if name]
+    try:
+        output_of(network, given, dtype)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return values, takers
+
+
 class Watch(TorchDispatchMode):
     """Follows a running network: the path of each attention layer, and convolutions that are called as functions.
 
