@@ -102,7 +102,7 @@ def test_a_packages_page_has_no_relative_pictures_and_links():
     for change in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     assert not re.findall(r"!\[|\]\((?!https:)", text)
-    assert "How-to guides · explanation" in text
+    assert "Tutorials · how-to guides · explanation" in text
     assert re.findall("pip install .*", text) == [
         "pip install convattn",
         'pip install "convattn[train,timm]"`; a missing one is named with the line that installs it.',
