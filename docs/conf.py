@@ -32,6 +32,7 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
+nb_merge_streams = True  # what a cell prints is one block
 
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
