@@ -36,7 +36,7 @@ ABOVE = {
     "models": 1_217,
     "networks": 1_880,
     "heads": 5_531,
-    "viewer": 2_151,
+    "viewer": 2_016,
     "cli": 1_400,
     "lab": 5_879,
 }

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import uvicorn
 
-from convattn.viewer.live import Limits, Live, RefusedError, read_picture
+from convattn.viewer.live import Live, RefusedError
 from convattn.viewer.server import listening, make_app
 
 
@@ -18,9 +18,8 @@ class Toy(Live):
 
     title = "Toy"
 
-    def __init__(self, limits=None):
-        self.limits = limits or Limits()
-        self.asked, self.added = [], []
+    def __init__(self):
+        self.asked = []
 
     def scene_bytes(self):
         return b"scene"
@@ -30,10 +29,6 @@ class Toy(Live):
             raise RefusedError(400, "network must be below 1")
         self.asked.append(request)
         return b"rows"
-
-    def add(self, data, name):
-        self.added.append((read_picture(data, self.limits, name).size, name))
-        return b"picture"
 
 
 @contextlib.contextmanager

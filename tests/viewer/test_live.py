@@ -1,28 +1,20 @@
 """Networks in memory: what is asked of them, and pictures that are added."""
 
-import io
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load
 from torch import Tensor, nn
 
 from convattn import AttentionNet
 from convattn.heads.reading import watch
 from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
-from convattn.viewer import Exhibit, Scene, build_scene
+from convattn.viewer import Exhibit, build_scene
+from convattn.viewer import live as live_file
 from convattn.viewer.image_maps import encode_rows
-from convattn.viewer.live import Limits, Live, RefusedError, RowsRequest
-
-
-def _file(picture):
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
+from convattn.viewer.live import Live, RefusedError, RowsRequest
 
 
 def _exhibit(channels=3):
@@ -56,45 +48,6 @@ def test_a_token_that_no_layer_has_is_in_no_row(token):
     assert len(live.rows(RowsRequest(0, 0, token))) < len(live.rows(RowsRequest(0, 0, (0.0, 0.0))))
 
 
-@pytest.mark.parametrize(
-    ("prepare", "message"),
-    [
-        (lambda _: torch.zeros(3, 9, 14), r"has the shape \[3, 9, 14\]; the other images have \[3, 10, 14\]"),
-        (lambda _: torch.zeros(1, 3, 10, 14), r"has the shape"),
-        (lambda _: torch.full((3, 10, 14), math.nan), "not finite"),
-        (lambda _: 1 / 0, r"cannot be prepared \(ZeroDivisionError"),
-        (lambda _: None, r"cannot be prepared \(AttributeError"),
-    ],
-)
-def test_a_picture_that_is_refused_leaves_no_trace(prepare, message):
-    """An image that stayed behind would shift the numbers of all that come after it."""
-    works = [False]
-    good = torch.rand(3, 10, 14)
-    live = Live(replace(_exhibit(), prepare=lambda picture: good if works[0] else prepare(picture)))
-    before = live.scene_bytes()
-    with pytest.raises(RefusedError, match=message) as caught:
-        live.add(_file(Image.new("RGB", (20, 20))), "picture")
-    assert caught.value.status == 422
-    assert live.scene_bytes() == before
-    works[0] = True
-    live.add(_file(Image.new("RGB", (20, 20))), "picture")
-    own = Live(Exhibit(live._exhibits[0].network, good[None]))
-    query = (3.0, 5.0)
-    assert live.rows(RowsRequest(0, 2, query)) == own.rows(RowsRequest(0, 0, query))
-
-
-def test_pictures_are_held_up_to_a_number(tmp_path):
-    live = Live(_exhibit(), limits=Limits(pictures=1))
-    live.add(_file(Image.new("RGB", (7, 5))), "first")
-    before = live.scene_bytes()
-    with pytest.raises(RefusedError, match="no more than 1 added picture can be held") as caught:
-        live.add(_file(Image.new("RGB", (7, 5))), "second")
-    assert caught.value.status == 507
-    assert live.scene_bytes() == before
-    (tmp_path / "scene").write_bytes(before)
-    assert [image["name"] for image in Scene.load(tmp_path / "scene").header["images"]][2:] == ["first"]
-
-
 def test_the_bytes_of_the_maps_are_those_of_one_image_after_another():
     """A layer on 5 x 7 patches with 4 heads: 35 weights per row in bytes, and two numbers of four bytes."""
     live, query = Live(_exhibit()), (3.0, 5.0)
@@ -125,9 +78,10 @@ class _Counting(Live):
         (0.9, [0, 0], [0, 0]),  # maps that are larger than the bound alone are not held
     ],
 )
-def test_the_maps_used_longest_ago_are_dropped(bound, images, computed):
+def test_the_maps_used_longest_ago_are_dropped(bound, images, computed, monkeypatch):
     size = 2 * 4 * 35 * (35 + 2 * 4)
-    live = _Counting(_exhibit(), limits=Limits(map_bytes=int(bound * size)))
+    monkeypatch.setattr(live_file, "MAP_BYTES", int(bound * size))
+    live = _Counting(_exhibit())
     for image in images:
         assert load(live.rows(RowsRequest(0, image, (3.0, 5.0))))
     assert live.computed == computed
@@ -193,36 +147,13 @@ def test_a_call_that_the_first_image_does_not_have_is_left_out():
     assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in single.tensors.items())
 
 
-def test_a_network_that_fails_on_a_picture_is_told():
-    images = torch.zeros(1, 3, 5, 7)
-    live = Live(Exhibit(_Fickle().eval(), images, prepare=lambda _: torch.full((3, 5, 7), 3.0)))
-    live.add(_file(Image.new("RGB", (7, 5))), "bright")
+def test_a_network_that_fails_on_an_image_is_told():
+    images = torch.stack([torch.zeros(3, 5, 7), torch.full((3, 5, 7), 3.0)])
+    live = Live(Exhibit(_Fickle().eval(), images))
     with pytest.raises(RefusedError, match=r"the network does not take this image: .*ValueError: too bright") as caught:
         live.rows(RowsRequest(0, 1, (0.0, 0.0)))
     assert caught.value.status == 422
     live.rows(RowsRequest(0, 0, (0.0, 0.0)))
-
-
-def test_a_network_of_one_channel_sees_the_lightness():
-    live = Live(_exhibit(channels=1))
-    live.add(_file(Image.new("RGB", (20, 20), (10, 200, 90))), "green")
-    lightness = Image.new("RGB", (1, 1), (10, 200, 90)).convert("L").getpixel((0, 0))
-    assert torch.equal(live._images[0][2], ((torch.tensor(lightness) / 255 - 0.5) / 0.5).expand(1, 10, 14))
-
-
-def test_a_picture_of_another_shape_is_seen_whole():
-    live = Live(_exhibit())
-    wide = Image.new("RGB", (56, 10), (255, 0, 0))
-    wide.paste((0, 0, 255), (42, 0, 56, 10))
-    live.add(_file(wide), "half")
-    image = live._images[0][-1]
-    assert image[0, :, :8].min() > 0.9  # red: the first half, of which a cut from the middle would take less
-    assert image[2, :, -2:].min() > 0.9  # blue: the last quarter
-
-
-def test_what_is_no_picture_takes_none():
-    with pytest.raises(RefusedError, match="not known how pictures are prepared"):
-        Live(_exhibit(channels=2)).add(_file(Image.new("RGB", (20, 20))), "picture")
 
 
 def test_threads_that_show_one_network_do_not_mix_up_what_they_read():

@@ -1,16 +1,12 @@
 """Texts of a scene: those that no SVG could hold are made such that it can."""
 
-import io
-import json
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
-from PIL import Image
 
 from convattn import AttentionNet
 from convattn.viewer import Exhibit, build_scene
-from convattn.viewer.live import Live
 from convattn.viewer.scene import readable
 
 ODD = "a\x01b\x0b\x1f\ufffe\udc80.png"
@@ -35,13 +31,3 @@ def test_every_text_of_a_scene_can_stand_in_a_saved_picture():
     (image,), (shown,) = header["images"], header["networks"]
     told = [header["title"], image["name"], image["label"], *(shown[name] for name in ("name", "title", "note"))]
     assert [*told, *shown["classes"]] == [EVEN] * 7
-
-
-def test_the_name_of_an_uploaded_picture_can_too():
-    network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
-    live = Live(Exhibit(network, torch.rand(1, 3, 8, 8), mean=(0.5,) * 3, std=(0.5,) * 3))
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "PNG")
-    added = live.add(file.getvalue(), ODD)
-    size = int.from_bytes(added[:8], "little")
-    assert json.loads(json.loads(added[8 : 8 + size])["__metadata__"]["convattn.image"])["image"]["name"] == EVEN

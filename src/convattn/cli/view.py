@@ -62,11 +62,11 @@ def view(  # noqa: PLR0913 - the options of the command
 ) -> int:
     """Look at the attention of a network: an interactive page, which needs no network connection.
 
-    Without --output a server on this machine shows the page until Ctrl-C; maps are computed when they are asked for,
-    also of an image that you drop on the page. With --output the page is written: the folder gets index.html, which
-    opens from the disk with everything inside, and scene.safetensors, the same as numbers. Heads that attend by
-    displacement alone are computed in the page, and networks of this library that are made of them run in it. The maps
-    of other networks are stored, so that a page of many images is large. A network of timm, torchvision or
+    Without --output a server on this machine shows the page until Ctrl-C; maps are computed when they are asked for.
+    With --output the page is written: the folder gets index.html, which opens from the disk with everything inside, and
+    scene.safetensors, the same as numbers. Heads that attend by displacement alone are computed in the page, and
+    networks of this library that are made of them run in it, also on an image that you drop on the page. The maps of
+    other networks are stored, so that a page of many images is large. A network of timm, torchvision or
     hf: needs --weights, --pretrained or --random-weights.
 
     Args:

@@ -1,7 +1,7 @@
 """Networks and images → scene."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,6 @@ class Exhibit:
         report: What its heads look at, measured before; or None.
         heads: Where its heads looked while it was trained.
         layers: Names of the layers to show; None shows all that can be read.
-        prepare: Turns an RGB picture of pillow into what the network takes, for pictures that are added. None scales
-            them to the size of the images and normalises them by `mean` and `std`; without these they are refused.
     """
 
     network: nn.Module
@@ -62,7 +60,6 @@ class Exhibit:
     report: HeadReport | None = None
     heads: Sequence[HeadSnapshot] = field(default=())
     layers: tuple[str, ...] | None = None
-    prepare: Callable[[Any], Tensor] | None = None
 
     def __post_init__(self) -> None:
         """Checks the network and the images."""

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.encodings import Shift
-from convattn.errors import ArgumentError, CheckpointError, MissingDependencyError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import HeadReport
 from convattn.heads.head_snapshots import HEADS, read_heads
@@ -21,7 +20,6 @@ from convattn.networks import create_network
 from convattn.networks.images import (
     OwnImages,
     Pictures,
-    Prepare,
     class_names,
     normalisation,
     open_images,
@@ -141,7 +139,6 @@ def _exhibit(source: str, loaded: LoadedNetwork, opened: OwnImages, name: str) -
         std=std,
         classes=class_names(trained_on(loaded.folder)),
         heads=heads,
-        prepare=_preparation(loaded),
     )
 
 
@@ -153,21 +150,6 @@ def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
         return replace(other, classes=classes, layers=layers)
     told = f"All its layers are shown, because it has no {some(missing)}."
     return replace(other, classes=classes, note=" ".join(filter(None, [other.note, told])))
-
-
-def _preparation(loaded: LoadedNetwork) -> Prepare | None:
-    """Returns how pictures are prepared; None if it is unknown."""
-    try:
-        return preparation(loaded.source, loaded.network, loaded.folder)
-    except ArgumentError:
-        return None
-    except MissingDependencyError as missing:
-        return partial(_refuse, missing)
-
-
-def _refuse(missing: MissingDependencyError, _: Any) -> Tensor:
-    """Raises the error about a missing package, once there is a picture to prepare."""
-    raise missing
 
 
 def _draw(loaded: LoadedNetwork) -> nn.Module:

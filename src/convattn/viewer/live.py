@@ -1,25 +1,23 @@
 """Networks and images in memory: attention maps are computed when they are asked for, and held within a bound."""
 
 import contextlib
-import io
-import json
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from convattn.errors import ConvAttnError, DataError, must_be, optional_module
-from convattn.networks.images import PictureError, decode_picture
+from convattn.errors import ConvAttnError, DataError, must_be
 from convattn.viewer.build import Exhibit, build_scene
 from convattn.viewer.image_maps import LayerCall, Rows, encode_rows, read_layers
-from convattn.viewer.scene import Scene, readable
-from convattn.wording import counted
+
+MAP_BYTES = 256 * 2**20
+"""Bytes of attention maps that are held; the image used longest ago goes first."""
 
 
 class RefusedError(DataError):
@@ -33,18 +31,6 @@ class RefusedError(DataError):
     def __reduce__(self) -> tuple[type, tuple[int, str]]:
         """Lets the error cross from one process to another."""
         return type(self), (self.status, str(self))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on what is uploaded and held."""
-
-    file_bytes: int = 10 * 2**20  # Of one file
-    pixels: int = 24_000_000  # Of one picture, before it is scaled for the network
-    pictures: int = 100  # Uploaded pictures that are held, as the network sees them
-    uploads: int = 4  # Uploads that the server reads at a time; others wait
-    seconds: float = 30.0  # For the body of one upload
-    map_bytes: int = 256 * 2**20  # Attention maps that are held; the image used longest ago goes first
 
 
 @dataclass(frozen=True)
@@ -84,29 +70,15 @@ def _whole(given: Mapping[str, Any], name: str) -> int:
     return int(found)
 
 
-def read_picture(data: bytes, limits: Limits, name: str = "") -> Any:
-    """Decodes a picture in one of the formats that browsers show.
-
-    Raises RefusedError: 415 if it is no picture, 413 if it is too large, 400 if it is damaged.
-    """
-    if len(data) > limits.file_bytes:
-        raise RefusedError(413, f"the file has {len(data):,} bytes; at most {limits.file_bytes:,} are taken")
-    try:
-        return decode_picture(io.BytesIO(data), formats=("BMP", "GIF", "JPEG", "PNG", "WEBP"), pixels=limits.pixels)
-    except PictureError as error:
-        status = {"none": 415, "large": 413, "damaged": 400}[error.reason]
-        raise RefusedError(status, f"{name}: {error}" if name else str(error)) from None
-
-
 _Maps = dict[tuple[str, str], Rows]
 """Maps of one network on one image: by layer and part."""
 
 
 class Live:
-    """What a server or a notebook shows of networks in memory. Every answer is a safetensors file.
+    """What a server shows of networks in memory. Every answer is a safetensors file.
 
     A network runs once for each image, and one at a time; concurrent callers wait. Its maps are held as bytes, up to
-    `limits.map_bytes`; beyond that those of the image used longest ago are dropped.
+    `MAP_BYTES`; beyond that those of the image used longest ago are dropped.
     """
 
     def __init__(
@@ -116,16 +88,12 @@ class Live:
         names: Sequence[str] = (),
         labels: Sequence[str] = (),
         title: str = "",
-        limits: Limits | None = None,
     ) -> None:
-        """Takes what `build_scene` takes, and the bounds."""
+        """Takes what `build_scene` takes."""
         self._exhibits = [exhibits] if isinstance(exhibits, Exhibit) else list(exhibits)
         self._scene = build_scene(self._exhibits, names=names, labels=labels, title=title, stored=False)
-        self.limits = limits or Limits()
-        self._images: list[list[Tensor]] = [list(one.images) for one in self._exhibits]
-        self._given = len(self._images[0])
         self._maps: OrderedDict[tuple[int, int | str], _Maps] = OrderedDict()
-        self._reading, self._adding = threading.Lock(), threading.Lock()
+        self._reading = threading.Lock()
 
     @property
     def title(self) -> str:
@@ -138,9 +106,8 @@ class Live:
         return sum(rows.bytes + rows.lows.nbytes for maps in self._maps.values() for rows in maps.values())
 
     def scene_bytes(self) -> bytes:
-        """Returns the scene, with pictures that were added."""
-        with self._adding:
-            return self._scene.to_bytes()
+        """Returns the scene."""
+        return self._scene.to_bytes()
 
     def rows(self, request: RowsRequest) -> bytes:
         """Returns the rows of a query, of the layers that the page does not compute itself.
@@ -151,7 +118,7 @@ class Live:
         networks = self._scene.header["networks"]
         if request.network >= len(networks):
             raise RefusedError(404, f"network must be below {len(networks)}, but is {request.network}")
-        count = len(self._images[request.network])
+        count = len(self._exhibits[request.network].images)
         if isinstance(request.image, int) and request.image >= count:
             raise RefusedError(404, f"image must be below {count}, but is {request.image}")
         tensors: dict[str, Tensor] = {}
@@ -167,27 +134,6 @@ class Live:
                     del found["lows"]
                 tensors |= {f"{number}/{name}": tensor for name, tensor in found.items()}
         return save(tensors)
-
-    def add(self, data: bytes, name: str) -> bytes:
-        """Adds the picture in a file; returns what the first network sees of it, with its number in the metadata.
-
-        Raises RefusedError if it cannot be read or prepared for a network, or too many pictures are held.
-        """
-        name = name[:100]
-        picture = read_picture(data, self.limits, name)
-        with self._adding:
-            count = len(self._images[0])
-            if count >= self._given + self.limits.pictures:
-                raise RefusedError(507, f"no more than {counted(self.limits.pictures, 'added picture')} can be held")
-            prepared = [_prepared(exhibit, picture) for exhibit in self._exhibits]
-            added = replace(self._exhibits[0], images=prepared[0][None])
-            seen, place = added.pictures()[0], f"tensors/pictures/{count}"
-            image = {"name": readable(name), "label": None, "picture": place, "note": added.notes()[0]}
-            header = {**self._scene.header, "images": [*self._scene.header["images"], image]}
-            for images, one in zip(self._images, prepared, strict=True):
-                images.append(one)
-            self._scene = Scene(header, {**self._scene.tensors, place: seen})
-        return save({"picture": seen}, {"convattn.image": json.dumps({"index": count, "image": image})})
 
     def _find(self, layer: Mapping[str, Any], query: tuple[float, float] | int) -> tuple[int, int] | None:
         """Returns the group of a query and its place there; None if the layer has none, or is computed in the page."""
@@ -210,14 +156,14 @@ class Live:
                 self._maps[network, image] = self._read(network, image)
             self._maps.move_to_end((network, image))
             maps = self._maps[network, image]
-            while self.map_bytes > self.limits.map_bytes:
+            while self.map_bytes > MAP_BYTES:
                 self._maps.popitem(last=False)
             return maps
 
     def _read(self, network: int, image: int | str) -> _Maps:
-        """Runs a network on an image, or on all that it was given with, for the mean."""
-        images = self._images[network]
-        chosen = images[: self._given] if isinstance(image, str) else [images[image]]
+        """Runs a network on an image, or on all of them, for the mean."""
+        exhibit = self._exhibits[network]
+        chosen = exhibit.images if isinstance(image, str) else exhibit.images[image][None]
         layers = self._scene.header["networks"][network]["layers"]
         wanted = {layer["name"] for layer in layers if layer["attention"]["kind"] == "maps"}
         sums: dict[tuple[str, str], Tensor] = {}
@@ -226,7 +172,6 @@ class Live:
             for part, weights in call.parts.items() if call.name in wanted else ():
                 sums[call.name, part] = weights.float().cpu() + sums.get((call.name, part), 0)
 
-        exhibit = self._exhibits[network]
         try:
             with torch.no_grad():
                 for one in chosen:
@@ -241,31 +186,3 @@ def _nearest(layer: Mapping[str, Any], query: tuple[float, float]) -> list[int]:
     place = layer["place"]
     axes = zip(query, place["first"], place["step"], layer["grid"], strict=True)
     return [min(max(math.floor((at - first) / step + 0.5), 0), size - 1) for at, first, step, size in axes]
-
-
-def _prepared(exhibit: Exhibit, picture: Any) -> Tensor:
-    """Returns what a network takes of a picture: of the same shape as its other images, and finite."""
-    if exhibit.prepare is None:
-        return _fitted(exhibit, picture)
-    try:
-        made = exhibit.prepare(picture).to(exhibit.images)
-    except Exception as error:  # a function from outside may fail in any way
-        raise RefusedError(422, f"the picture cannot be prepared ({type(error).__name__}: {error})") from error
-    if made.shape != exhibit.images.shape[1:]:
-        found, wanted = (list(shape) for shape in (made.shape, exhibit.images.shape[1:]))
-        raise RefusedError(422, f"the picture, prepared, has the shape {found}; the other images have {wanted}")
-    if not bool(torch.isfinite(made).all()):
-        raise RefusedError(422, "the picture, prepared, has numbers that are not finite")
-    return made
-
-
-def _fitted(exhibit: Exhibit, picture: Any) -> Tensor:
-    """Scales a picture, whole, and normalises it; a network of one channel sees its lightness."""
-    if not exhibit.shows_pictures:
-        raise RefusedError(422, "it is not known how pictures are prepared for this network")
-    (rows, cols), channels = exhibit.size, exhibit.images.shape[1]
-    bicubic = optional_module("PIL.Image", "pillow", "pictures").Image.Resampling.BICUBIC
-    fitted = picture.resize((cols, rows), bicubic).convert("L" if channels == 1 else "RGB")
-    pixels = torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(rows, cols, channels).movedim(2, 0)
-    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (exhibit.mean, exhibit.std))
-    return ((pixels / 255 - mean) / std).to(exhibit.images)

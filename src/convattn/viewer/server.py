@@ -18,7 +18,7 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import ClientDisconnect, Request
+    from starlette.requests import Request
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -103,7 +103,6 @@ def _refusal(status: int, message: str) -> Response:
 def make_app(shown: Live) -> ASGIApp:
     """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
     page = page_html(shown.title, entry="remote.js", start="openServerPage();")
-    uploads = asyncio.Semaphore(shown.limits.uploads)
 
     async def index(_: Request) -> Response:
         return HTMLResponse(page)
@@ -114,46 +113,16 @@ def make_app(shown: Live) -> ASGIApp:
     async def rows(request: Request) -> Response:
         return _tensors(await run_in_threadpool(shown.rows, RowsRequest.read(request.query_params)))
 
-    async def images(request: Request) -> Response:
-        async with uploads:
-            data = await _read_body(request, shown.limits.file_bytes, shown.limits.seconds)
-            return _tensors(await run_in_threadpool(shown.add, data, request.query_params.get("name", "picture")))
-
     async def refuse(_: Request, error: Exception) -> Response:
         status = error.status if isinstance(error, RefusedError) else 500
-        return PlainTextResponse(str(error), status, {"connection": "close"} if status in (408, 413) else None)
+        return PlainTextResponse(str(error), status)
 
-    routes = [
-        Route("/", index),
-        Route("/scene", scene),
-        Route("/rows", rows),
-        Route("/images", images, methods=["POST"]),
-    ]
+    routes = [Route("/", index), Route("/scene", scene), Route("/rows", rows)]
     return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}), policy(page))
 
 
 def _tensors(body: bytes) -> Response:
     return Response(body, media_type="application/octet-stream")
-
-
-async def _read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """Reads an upload, and holds no more than allowed; raises RefusedError of 400, 408 or 413."""
-    data, count = bytearray(), 0
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                count += len(chunk)
-                if count <= limit:
-                    data += chunk
-                else:
-                    data.clear()  # the rest is read and dropped: the sender sees no answer before its end
-    except TimeoutError:
-        raise RefusedError(408, f"the file did not come within {seconds:g} s") from None
-    except ClientDisconnect:
-        raise RefusedError(400, "the sender went away") from None  # and sees no answer
-    if count > limit:
-        raise RefusedError(413, f"the file has {count:,} bytes; at most {limit:,} are taken")
-    return bytes(data)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { remoteSource, rowsFields, withFields } from "../../../src/convattn/viewer/static/js/remote.js";
+import { rowsAddress, serverSource } from "../../../src/convattn/viewer/static/js/remote.js";
 import { safetensorsFile } from "./files.js";
 
 const LAYER = {
@@ -29,36 +29,32 @@ const LAYER = {
   },
 };
 const INDEX = { dtype: /** @type {const} */ ("I32"), shape: [1, 4], values: [-1, 0, 1, 2] };
-/** @param {string[]} names of the images */
-const sceneOf = (names) =>
-  safetensorsFile(
-    {
-      queries: INDEX,
-      keys: INDEX,
-      ...Object.fromEntries(names.map((name) => [name, { dtype: "U8", shape: [1, 1, 3], values: [4, 5, 6] }])),
-    },
-    {
-      "convattn.scene": JSON.stringify({
-        schema: 1,
-        title: "",
-        images: names.map((name) => ({ name, label: null, picture: name })),
-        networks: [
-          {
-            name: "n",
-            title: "",
-            note: "",
-            classes: null,
-            input: null,
-            program: null,
-            layers: [LAYER],
-            timeline: null,
-          },
-        ],
-      }),
-    },
-  );
-const SCENE = sceneOf(["a"]);
-const LATER = sceneOf(["a", "of another page", "of a third", "b"]);
+/** A scene whose second image the reader added to the page. */
+const SCENE = safetensorsFile(
+  { queries: INDEX, keys: INDEX },
+  {
+    "convattn.scene": JSON.stringify({
+      schema: 1,
+      title: "",
+      images: [
+        { name: "a", label: null, picture: "a" },
+        { name: "b", label: null, picture: "b", own: true },
+      ],
+      networks: [
+        {
+          name: "n",
+          title: "",
+          note: "",
+          classes: null,
+          input: null,
+          program: null,
+          layers: [LAYER],
+          timeline: null,
+        },
+      ],
+    }),
+  },
+);
 const ASKED = /** @type {const} */ ({
   network: 0,
   image: 0,
@@ -77,64 +73,50 @@ function answer(level) {
   );
 }
 
-/** @param {() => ArrayBuffer | Promise<ArrayBuffer>} rows @param {number} [index] of the next picture */
-function source(rows, index = 1) {
-  const counted = { calls: 0 };
-  const transport = {
-    scene: SCENE,
-    rows: async () => {
-      counted.calls++;
-      return rows();
-    },
-    again: async () => LATER,
-    upload: async () =>
-      safetensorsFile(
-        { picture: { dtype: "U8", shape: [1, 1, 3], values: [1, 2, 3] } },
-        {
-          "convattn.image": JSON.stringify({ index, image: { name: "b", label: null, picture: `pictures/${index}` } }),
-        },
-      ),
-  };
-  return { made: remoteSource(transport), counted };
+/** Opens a server of the scene. @param {import("node:test").TestContext} t @param {() => Response} rows what it answers */
+async function opened(t, rows) {
+  /** @type {string[]} */
+  const asked = [];
+  t.mock.method(globalThis, "fetch", async (/** @type {URL} */ { pathname }) => {
+    asked.push(pathname);
+    return pathname === "/scene" ? new Response(SCENE) : rows();
+  });
+  return { made: await serverSource("http://127.0.0.1/"), asked };
 }
 
-test("rows from elsewhere are spread over the lattice of keys, with prefix tokens apart", async () => {
-  const [row] = await source(() => answer(0)).made.rows(ASKED);
+test("rows from elsewhere are spread over the lattice of keys, with prefix tokens apart", async (t) => {
+  const { made } = await opened(t, () => new Response(answer(0)));
+  const [row] = await made.rows(ASKED);
   assert.deepEqual([row.layer, row.query, row.heads, row.keyRows, row.keyCols], [0, [0, 1], 2, 1, 3]);
   assert.deepEqual([...row.prefix], [0.5, 0]);
   assert.deepEqual([...row.weights].slice(3), [0, 0, 1]);
   assert.deepEqual([...row.weights].slice(0, 3), [0, Math.fround((51 * Math.fround(0.5)) / 255), 0]);
 });
 
-test("a refusal is told", async () => {
-  const answers = [() => Promise.reject(new Error("away")), () => answer(0)];
-  const { made, counted } = source(() => /** @type {() => ArrayBuffer} */ (answers.shift())());
-  await assert.rejects(made.rows(ASKED), /away/);
+test("a refusal is told", async (t) => {
+  const answers = [new Response("no such image", { status: 404 }), new Response(answer(0))];
+  const { made, asked } = await opened(t, () => /** @type {Response} */ (answers.shift()));
+  await assert.rejects(made.rows(ASKED), /no such image/);
   assert.equal((await made.rows(ASKED)).length, 1);
-  assert.equal(counted.calls, 2);
+  assert.deepEqual(asked, ["/scene", "/rows", "/rows"]);
 });
 
-test("an uploaded picture joins the scene", async () => {
-  const { made } = source(() => answer(0));
-  assert.equal(await made.upload?.(new File(["x"], "b.png")), 1);
-  assert.equal(made.scene.images[1].name, "b");
-  assert.deepEqual([...(made.scene.tensors.get("pictures/1")?.data ?? [])], [1, 2, 3]);
+test("a server that is away is told", async (t) => {
+  const { made } = await opened(t, () => {
+    throw new TypeError("failed to fetch");
+  });
+  await assert.rejects(made.rows(ASKED), /the server does not answer; is it still running\?/);
 });
 
-test("pictures that other pages have sent come with one's own", async () => {
-  const { made } = source(() => answer(0), 3);
-  assert.equal(await made.upload?.(new File(["x"], "b.png")), 3);
-  assert.deepEqual(
-    made.scene.images.map(({ name }) => name),
-    ["a", "of another page", "of a third", "b"],
-  );
-  assert.deepEqual([...(made.scene.tensors.get("of a third")?.data ?? [])], [4, 5, 6]);
-  assert.deepEqual([...(made.scene.tensors.get("pictures/3")?.data ?? [])], [1, 2, 3]);
+test("the server is not asked about own images, which it does not have", async (t) => {
+  const { made, asked } = await opened(t, () => new Response(answer(0)));
+  assert.deepEqual(await made.rows({ ...ASKED, image: 1 }), []);
+  assert.deepEqual(asked, ["/scene"]);
 });
 
 test("what is asked is written into the address", () => {
   const address = (/** @type {import("../../../src/convattn/viewer/static/js/rows.js").Query} */ query) =>
-    withFields(new URL("http://127.0.0.1/rows"), rowsFields({ ...ASKED, query })).search;
-  assert.equal(address([3, 4]), "?network=0&image=0&part=both&row=3&col=4");
-  assert.equal(address({ prefix: 1 }), "?network=0&image=0&part=both&prefix=1");
+    rowsAddress("http://127.0.0.1/", { ...ASKED, query }).href;
+  assert.equal(address([3, 4]), "http://127.0.0.1/rows?network=0&image=0&part=both&row=3&col=4");
+  assert.equal(address({ prefix: 1 }), "http://127.0.0.1/rows?network=0&image=0&part=both&prefix=1");
 });

@@ -1,52 +1,33 @@
+// The page on a local server, which computes the rows that the page cannot.
+
 import { reasonOf } from "./dom.js";
 import { mount, pageRoot } from "./page.js";
-import { decodeLevels, findQuery, rowsInPage, spreadRow } from "./rows.js";
+import { decodeLevels, findQuery, rowsInPage, makeSource, spreadRow } from "./rows.js";
 import { bytesOf, floatsOf, openScene, readSafetensors } from "./scene.js";
 
 /** @import { LayerRows, RowsRequest, Source } from "./rows.js" */
 /** @import { Scene } from "./scene.js" */
 
-/**
- * A source whose networks run elsewhere: in the server.
- * @typedef {Record<string, number | string>} RowsFields  network, image, part, and row and col or prefix
- * @typedef {object} Transport  every answer is a safetensors file
- * @property {ArrayBuffer} scene
- * @property {(fields: RowsFields) => Promise<ArrayBuffer>} rows  `{layer}/levels` (heads, keys), `scales` and `lows` (heads)
- * @property {() => Promise<ArrayBuffer>} again  the scene as it is now
- * @property {(file: File) => Promise<ArrayBuffer>} upload  the picture, and in the metadata its number and description
- */
-
-/** Opens what is at the other end. @param {Transport} transport @returns {Source} */
-export function remoteSource(transport) {
-  const scene = openScene(transport.scene);
-  return {
-    scene,
-    rows: (asked) => askRows(scene, transport, asked),
-    upload: (file) => sendPicture(scene, transport, file),
-  };
+/** Opens the server that this page came from. @param {string} base its address @returns {Promise<Source>} */
+export async function serverSource(base) {
+  const scene = openScene(await fetchBytes(new URL("scene", base)));
+  return makeSource(scene, (asked) => askRows(scene, base, asked));
 }
 
-/** @param {RowsRequest} asked @returns {RowsFields} as a server or a kernel reads it */
-export const rowsFields = ({ network, image, query, part }) => ({
-  network,
-  image,
-  part,
-  ...("prefix" in query ? query : { row: query[0], col: query[1] }),
-});
-
 /**
- * Computes in the page what can be, and asks for the rest.
+ * Computes in the page what can be, and asks the server for the rest: `{layer}/levels` (heads, keys), `scales` and `lows`
+ * (heads). Own images are in the page alone.
  * @param {Scene} scene
- * @param {Transport} transport
+ * @param {string} base
  * @param {RowsRequest} asked
  * @returns {Promise<LayerRows[]>}
  */
-async function askRows(scene, transport, asked) {
+async function askRows(scene, base, asked) {
   const { layers } = scene.networks[asked.network];
   const here = rowsInPage(scene, asked);
   const elsewhere = layers.some(({ attention }) => attention.kind === "maps" && !attention.stored);
-  if (!elsewhere) return here;
-  const answer = readSafetensors(await transport.rows(rowsFields(asked))).tensors;
+  if (!elsewhere || (asked.image !== "mean" && scene.images[asked.image].own)) return here;
+  const answer = readSafetensors(await fetchBytes(rowsAddress(base, asked))).tensors;
   const came = layers.flatMap((layer, number) => {
     const levels = answer.get(`${number}/levels`);
     const found = levels && findQuery(scene, layer, asked.query);
@@ -58,68 +39,20 @@ async function askRows(scene, transport, asked) {
   return [...here, ...came].sort((one, other) => one.layer - other.layer);
 }
 
-/**
- * Sends a picture, and adds to the scene what the network sees of it.
- * @param {Scene} scene
- * @param {Transport} transport
- * @param {File} file
- * @returns {Promise<number>}
- */
-async function sendPicture(scene, transport, file) {
-  const { metadata, tensors } = readSafetensors(await transport.upload(file));
-  const { index, image } = JSON.parse(metadata["convattn.image"]);
-  const picture = tensors.get("picture");
-  if (!picture) throw new Error("the answer holds no picture");
-  if (index > scene.images.length) takeOthers(scene, openScene(await transport.again()), index);
-  scene.tensors.set(image.picture, picture);
-  scene.images[index] = image;
-  return index;
-}
-
-/**
- * Adds the pictures that others have sent in the meantime.
- * @param {Scene} scene
- * @param {Scene} now
- * @param {number} end  number of the first picture that is not taken
- */
-function takeOthers(scene, now, end) {
-  for (const image of now.images.slice(scene.images.length, end)) {
-    const picture = now.tensors.get(image.picture);
-    if (!picture) throw new Error(`the scene has no picture ${image.picture}`);
-    scene.tensors.set(image.picture, picture);
-    scene.images.push(image);
-  }
-}
-
-/** The page on a local server. */
-
-/** Opens the server that this page came from. @param {string} base its address @returns {Promise<Source>} */
-export async function serverSource(base) {
-  const at = (/** @type {string} */ name) => new URL(name, base);
-  return remoteSource({
-    scene: await fetchBytes(at("scene")),
-    rows: (fields) => fetchBytes(withFields(at("rows"), fields)),
-    again: () => fetchBytes(at("scene")),
-    upload: (file) => fetchBytes(withFields(at("images"), { name: file.name }), { method: "POST", body: file }),
-  });
-}
-
-/** Writes fields into an address. @param {URL} address @param {object} fields @returns {URL} */
-export function withFields(address, fields) {
-  for (const [name, value] of Object.entries(fields)) address.searchParams.set(name, `${value}`);
+/** Writes what is asked into an address. @param {string} base @param {RowsRequest} asked @returns {URL} */
+export function rowsAddress(base, { network, image, query, part }) {
+  const address = new URL("rows", base);
+  const place = "prefix" in query ? query : { row: query[0], col: query[1] };
+  for (const [name, value] of Object.entries({ network, image, part, ...place }))
+    address.searchParams.set(name, `${value}`);
   return address;
 }
 
-/**
- * Fetches bytes; what the server refuses becomes an error in its words.
- * @param {URL} address
- * @param {RequestInit} [request]
- * @returns {Promise<ArrayBuffer>}
- */
-async function fetchBytes(address, request) {
+/** Fetches bytes; what the server refuses becomes an error in its words. @param {URL} address @returns {Promise<ArrayBuffer>} */
+async function fetchBytes(address) {
   let answer;
   try {
-    answer = await fetch(address, request);
+    answer = await fetch(address);
   } catch {
     throw new Error("the server does not answer; is it still running?");
   }

@@ -149,7 +149,7 @@ export function storedRows(scene, { network, image, query, part }, number) {
 }
 
 /**
- * Where a page gets its rows from: the scene itself, a server, a notebook.
+ * Where a page gets its rows from: the scene itself, or a server.
  * @typedef {{network: number, image: number | "mean", query: Query, part: Part}} RowsRequest
  * @typedef {object} Source
  * @property {Scene} scene
@@ -160,7 +160,11 @@ export function storedRows(scene, { network, image, query, part }, number) {
 /** Opens a scene that holds everything. @param {ArrayBuffer} buffer @returns {Source} */
 export function staticSource(buffer) {
   const scene = openScene(buffer);
-  const rows = async (/** @type {RowsRequest} */ asked) => rowsInPage(scene, asked);
+  return makeSource(scene, async (asked) => rowsInPage(scene, asked));
+}
+
+/** Makes a source, which takes own pictures if a network runs in the page. @param {Scene} scene @param {Source["rows"]} rows @returns {Source} */
+export function makeSource(scene, rows) {
   return { scene, rows, upload: takesPictures(scene) ? (file) => addPicture(scene, file) : null };
 }
 
