@@ -89,11 +89,11 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterator[Path]:
+def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replace: bool = False) -> Iterator[Path]:
     """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
     Missing parents are made. Raises ArgumentError as `require_new_folder` does, and WriteError if the folder cannot be
-    written.
+    written. With `replace` a folder that is there is exchanged for the filled one in one step, and then removed.
 
     Example:
         >>> import tempfile
@@ -103,7 +103,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         ...     sorted(file.name for file in (Path(place) / "made").iterdir())
         ['note.txt']
     """
-    path = require_new_folder(path, argument)
+    path = as_path(path, argument) if replace else require_new_folder(path, argument)
     with _as_write_error(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,9 +112,23 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Iterat
         clear_leftovers(path.parent)
         with hidden_folder(path.parent, path.name) as temporary:
             yield temporary
+            if replace:
+                _exchange(temporary, path)
+                return
             if path.exists():
                 path.rmdir()
             os.replace(temporary, path)
+
+
+def _exchange(made: Path, old: Path) -> None:
+    """Exchanges two folders in one step: two would leave none at the place if the process is killed between them."""
+    import ctypes
+
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is None or swap(here, os.fsencode(made), here, os.fsencode(old), exchange):
+        reason = "there is no renameat2" if swap is None else os.strerror(ctypes.get_errno())
+        raise WriteError(f"cannot replace {old} in one step ({reason}): remove it, or name a new folder")
 
 
 @contextmanager

@@ -82,6 +82,19 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
+def is_sealed(folder: str | os.PathLike[str]) -> bool:
+    """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and a card at most beside it."""
+    folder, files = as_path(folder), {CONFIG, WEIGHTS, CERTIFICATE, "README.md"}
+    try:
+        return (
+            DIGESTS in read_config(folder)
+            and {file.name for file in folder.iterdir()} <= files
+            and not (folder.is_symlink() or folder.samefile("."))
+        )
+    except CheckpointError:
+        return False
+
+
 def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration and the tensors that `write_sealed` wrote, after comparing them with the digests.
 

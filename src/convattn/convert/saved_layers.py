@@ -26,7 +26,7 @@ from convattn.errors import (
 )
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, RelativeAttention
-from convattn.sealed import CONFIG, read_sealed, weights_digest, write_sealed
+from convattn.sealed import CONFIG, is_sealed, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
 
@@ -36,13 +36,20 @@ KINDS = MappingProxyType(
 """Classes that can be described, by name."""
 
 
-def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate: Certificate | None = None) -> Path:
+def save_layer(
+    layer: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    certificate: Certificate | None = None,
+    overwrite: bool = False,
+) -> Path:
     """Saves one layer as a folder, completely or not at all, with digests by which loading detects changes.
 
     Args:
         layer: A relative-attention layer, a `SamePaddedAttention`, or a convolution of torch (not a subclass).
-        folder: Where to save; it must be new or empty.
+        folder: Where to save; it must be new or empty, unless `overwrite`.
         certificate: The certificate that the conversion returned.
+        overwrite: Whether to replace a saved layer or network that is there; no other folder is replaced.
 
     Returns:
         The folder, with `model.safetensors`, `config.json` and, if given, `certificate.json`.
@@ -67,7 +74,7 @@ def save_layer(layer: nn.Module, folder: str | os.PathLike[str], *, certificate:
         raise ArgumentError("certificate must be that of the weights that this layer has now, but is of other weights")
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
-    with new_folder(folder) as temporary:
+    with new_folder(folder, replace=overwrite and is_sealed(folder)) as temporary:
         try:
             write_sealed(temporary, config, layer.state_dict(), certificate)
         except UnsupportedModelError as error:

@@ -30,7 +30,7 @@ from convattn.networks.tensors import (
     file_tensors,
     put_layers,
 )
-from convattn.sealed import weights_digest, write_sealed
+from convattn.sealed import is_sealed, weights_digest, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
@@ -113,6 +113,7 @@ def save_network(
     options: Mapping[str, Any] | None = None,
     certificate: AnyCertificate | None = None,
     same_weights: bool = True,
+    overwrite: bool = False,
 ) -> Path:
     """Saves a whole network, converted or not, as a folder that is whole or not there.
 
@@ -126,13 +127,15 @@ def save_network(
 
     Args:
         network: The network; it is not changed.
-        folder: Where; it must be new or empty.
+        folder: Where; it must be new or empty, unless `overwrite`.
         source: "timm:NAME" or "torchvision:NAME", what the network was built by before its conversion; None for one of
             this library's, which knows, or for one that only the caller can build.
         options: Further arguments that it was built with, as JSON types, for instance {"num_classes": 10}.
         certificate: What the conversion returned.
         same_weights: Whether to raise an error if the weights are no longer those that the certificate is of, for
             instance because the network was trained on. False saves them, and the model card says so.
+        overwrite: Whether to replace a saved network or layer that is there; a folder with other files is never
+            replaced.
 
     Returns:
         The folder.
@@ -160,7 +163,9 @@ def save_network(
         raise ArgumentError(must_be_a("network", "an nn.Module", network))
     if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
-    require_new_folder(folder)
+    replace = overwrite and is_sealed(folder)
+    if not replace:
+        require_new_folder(folder)
     if certificate is not None and not isinstance(certificate, AnyCertificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
@@ -193,7 +198,7 @@ def save_network(
         "tied": tied,
         **describe_tensors(network),
     }
-    with new_folder(folder) as temporary:
+    with new_folder(folder, replace=replace) as temporary:
         try:
             write_sealed(temporary, config, tensors, certificate, metadata=tied)
         except UnsupportedModelError as error:

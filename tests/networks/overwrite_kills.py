@@ -1,0 +1,66 @@
+"""Kills a process that overwrites a saved network at each of its steps; a program of its own, because it forks.
+
+`python -m tests.networks.overwrite_kills FOLDER` prints how often the old and the new network were found afterwards. A
+step is an audit event of Python: each opening, making, renaming and removing of a file or folder is one, and so is the
+call of renameat2.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from convattn import load_network, save_network
+
+
+def network(value: float) -> nn.Sequential:
+    layer = nn.Sequential(nn.Conv1d(2, 3, 5))
+    with torch.no_grad():
+        layer[0].weight.fill_(value)
+    return layer
+
+
+def overwrite_until(folder: Path, made: nn.Module, step: int) -> bool:
+    """Overwrites in a process that is killed before the step of that number, and says whether it finished earlier."""
+    child = os.fork()
+    if not child:
+        seen = 0
+
+        def count(*_: object) -> None:
+            nonlocal seen
+            seen += 1
+            if seen == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        save_network(made, folder, overwrite=True)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status not in (0, signal.SIGKILL):
+        sys.exit(f"step {step} ended with status {status}")
+    return status == 0
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    old, new = network(1.0), network(2.0)
+    save_network(old, folder, overwrite=True)
+    save_network(old, folder, overwrite=True)  # whatever is imported on the way is there before the forks
+    found, step, finished = {1.0: 0, 2.0: 0}, 0, False
+    while not finished:
+        step += 1
+        finished = overwrite_until(folder, new, step)
+        weight = load_network(folder, model=old)[0].weight  # type: ignore[index]
+        (value,) = set(weight.flatten().tolist())
+        found[value] += 1
+        save_network(old, folder, overwrite=True)
+        if [path.name for path in folder.parent.iterdir()] != [folder.name]:
+            sys.exit(f"step {step} left {[*folder.parent.iterdir()]}")
+    print(found[1.0], found[2.0])  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
