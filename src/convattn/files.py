@@ -124,9 +124,8 @@ def _exchange(made: Path, old: Path) -> None:
     """Exchanges two folders in one step: two would leave none at the place if the process is killed between them."""
     import ctypes
 
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is None or swap(here, os.fsencode(made), here, os.fsencode(old), exchange):
+    if swap is None or swap(-100, os.fsencode(made), -100, os.fsencode(old), 2):  # AT_FDCWD twice, RENAME_EXCHANGE
         reason = "there is no renameat2" if swap is None else os.strerror(ctypes.get_errno())
         raise WriteError(f"cannot replace {old} in one step ({reason}): remove it, or name a new folder")
 

@@ -86,11 +86,8 @@ def is_sealed(folder: str | os.PathLike[str]) -> bool:
     """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and a card at most beside it."""
     folder, files = as_path(folder), {CONFIG, WEIGHTS, CERTIFICATE, "README.md"}
     try:
-        return (
-            DIGESTS in read_config(folder)
-            and {file.name for file in folder.iterdir()} <= files
-            and not (folder.is_symlink() or folder.samefile("."))
-        )
+        found = DIGESTS in read_config(folder) and {file.name for file in folder.iterdir()} <= files
+        return found and not (folder.is_symlink() or folder.samefile("."))
     except CheckpointError:
         return False
 

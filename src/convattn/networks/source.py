@@ -140,8 +140,9 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
 
     Raises ArgumentError if they do not say it.
     """
+    transformers = optional_module("transformers", "transformers", "hf")
     try:
-        processor = _transformers().AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         reason = f"{type(error).__name__}: {without_trace(error)}"
         raise ArgumentError(f"hf:{name} does not say how pictures are prepared ({reason}); give an array") from error
@@ -175,11 +176,8 @@ def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bo
 
 
 def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    """Builds a network of transformers as its configuration says; of one for pictures and text, the part for pictures.
-
-    Code that comes with a network is never run.
-    """
-    transformers = _transformers()
+    """Builds what a configuration says, of pictures and text the part for pictures; code that is with it is not run."""
+    transformers = optional_module("transformers", "transformers", "hf")
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its report on weights: what is missing is an error here
     try:
@@ -220,10 +218,6 @@ def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], conseque
 
 def _timm() -> ModuleType:
     return optional_module("timm", "timm", "timm")
-
-
-def _transformers() -> ModuleType:
-    return optional_module("transformers", "transformers", "hf")
 
 
 def _torchvision_models() -> ModuleType:
