@@ -36,7 +36,7 @@ ABOVE = {
     "models": 1_217,
     "networks": 1_879,
     "heads": 5_531,
-    "viewer": 2_016,
+    "viewer": 2_003,
     "cli": 1_400,
     "lab": 5_879,
 }

@@ -20,7 +20,7 @@ from convattn.layers import RelativeAttention
 from convattn.viewer.image_maps import LayerCall, LayerMaps, is_positional, read_layers
 from convattn.viewer.lattice import Place
 from convattn.viewer.page_program import Program, make_program
-from convattn.viewer.scene import SCHEMA, Scene, SceneTensors, readable
+from convattn.viewer.scene import SCHEMA, Scene, SceneTensors
 
 _ROUNDING = 1 / 510
 """Rounding error of a picture that is stored in bytes."""
@@ -185,8 +185,8 @@ def build_scene(
     first = shown[0]
     images = [
         {
-            "name": readable(names[number]) if names else f"image {number + 1}",
-            "label": readable(labels[number]) if labels else None,
+            "name": names[number] if names else f"image {number + 1}",
+            "label": labels[number] if labels else None,
             "picture": collected.add(f"pictures/{number}", picture),
             "note": note,
         }
@@ -195,7 +195,7 @@ def build_scene(
     networks = [_Network(one, number, first.size, collected).describe(stored) for number, one in enumerate(shown)]
     header = {
         "schema": SCHEMA,
-        "title": readable(title) or networks[0]["title"],
+        "title": title or networks[0]["title"],
         "images": images,
         "networks": networks,
     }
@@ -241,10 +241,10 @@ class _Network:
         rows, cols = exhibit.size
         mean, std = list(exhibit.mean), list(exhibit.std)
         return {
-            "name": readable(exhibit.name),
-            "title": readable(exhibit.title) or type(network).__name__,
-            "note": " ".join(filter(None, [readable(exhibit.note), *self._left_out(program, timeline)])),
-            "classes": [readable(name) for name in exhibit.classes] or None,
+            "name": exhibit.name,
+            "title": exhibit.title or type(network).__name__,
+            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program, timeline)])),
+            "classes": list(exhibit.classes) or None,
             "input": {"rows": rows, "cols": cols, "mean": mean, "std": std} if mean else None,
             "program": program.collect(self.key, self.collected) if program and self._runs else None,
             "layers": layers,

@@ -24,19 +24,6 @@ SCHEMA = 1
 
 _KEY, _DIGEST = "convattn.scene", "sha256"
 
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0, section 2.2, does not allow, and so no SVG that the page saves."""
-
-
-def readable(text: str) -> str:
-    r"""Returns a text with U+FFFD in place of each character that XML forbids.
-
-    Example:
-        >>> readable("a\x01b") == "a\ufffdb"
-        True
-    """
-    return _FORBIDDEN.sub("\ufffd", text)
-
 
 @dataclass(frozen=True, eq=False)
 class Scene:

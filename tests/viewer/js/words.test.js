@@ -8,12 +8,9 @@ import {
   percent,
   shiftWords,
   statisticText,
-  viewWords,
 } from "../../../src/convattn/viewer/static/js/explore/words.js";
-import { DEFAULT_STATE } from "../../../src/convattn/viewer/static/js/state.js";
 
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").SceneLayer} SceneLayer */
-/** @typedef {import("../../../src/convattn/viewer/static/js/state.js").ViewState} ViewState */
 
 const LAYER = /** @type {SceneLayer} */ ({
   keys: { grid: [5, 7], first: [0, 0], step: [1, 1] },
@@ -75,21 +72,4 @@ test("numbers of a report have the unit of those of a query", () => {
     "1.00 ± 0.50 cells up and 0.00 ± 0.25 to the right",
   );
   assert.equal(statisticText(undefined, "%"), "–");
-});
-
-test("a view is named by what it shows", () => {
-  const scene = /** @type {import("../../../src/convattn/viewer/static/js/scene.js").Scene} */ ({
-    images: [{ name: "a.png", label: null, picture: "" }],
-  });
-  /** @type {ViewState} */
-  const state = { ...DEFAULT_STATE, query: [5, 7] };
-  assert.equal(viewWords(scene, state, []), "a.png, query row 5, column 7");
-  assert.equal(
-    viewWords(scene, { ...state, average: true, prefix: 0 }, ["class"]),
-    "Mean over images, query class token",
-  );
-  assert.equal(
-    viewWords(scene, { ...state, part: "content", values: "scores" }, []),
-    "a.png, query row 5, column 7, content part, before the softmax",
-  );
 });

@@ -65,7 +65,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
     overview,
     detail.element,
     div("lower", comparison.element, timeline.element),
-    createSaving(model, address, detail.said),
+    createSaving(model, address),
     said,
   );
   root.append(view);

@@ -2,8 +2,7 @@
 
 import { fixedText } from "../draw.js";
 
-/** @import { Pair, Scene, SceneLayer, Statistic } from "../scene.js" */
-/** @import { ViewState } from "../state.js" */
+/** @import { Pair, SceneLayer, Statistic } from "../scene.js" */
 /** @import { RowNumbers } from "../statistics.js" */
 
 /** @param {SceneLayer} layer @returns {"pixels" | "cells"} the unit of displacements */
@@ -99,19 +98,4 @@ const withError = (value, error, decimals) =>
 export function queryWords({ query, prefix }, prefixNames) {
   if (prefix !== null) return `${prefixNames[prefix] ?? "prefix"} token`;
   return `row ${query[0]}, column ${query[1]}`;
-}
-
-/**
- * Says what maps are of: the image, the query, and what is shown of it.
- * @param {Scene} scene
- * @param {ViewState} state
- * @param {string[]} prefixNames of the prefix tokens
- * @returns {string}
- */
-export function viewWords({ images }, state, prefixNames) {
-  const { image, average, part, values } = state;
-  const said = [average ? "Mean over images" : images[image].name, `query ${queryWords(state, prefixNames)}`];
-  if (part !== "both") said.push(`${part} part`);
-  if (values === "scores") said.push("before the softmax");
-  return said.join(", ");
 }
