@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from docutils.nodes import Element
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
@@ -24,6 +25,7 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = "convattn"
+html_favicon = "favicon.svg"
 html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -50,7 +52,7 @@ def leave_links_out(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"(?<!!)\[([^][]*)\]\((?![a-z]+:)([^)\s#]+)(?:#[^)\s]*)?\)", text, source[0])
 
 
-def find_error(app: Sphinx, env: BuildEnvironment, node: Element, text: Element) -> Element | None:
+def find_error(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Element) -> Element | None:
     """Finds what docstrings raise by its short name."""
     if node.get("reftype") != "exc" or "." in node["reftarget"]:
         return None

@@ -87,6 +87,12 @@ def test_make_commands_exist(page):
     assert set(re.findall(r"^make ([a-z]+)", commands, flags=re.MULTILINE)) <= targets
 
 
+def test_docstrings_name_pages_by_their_path():
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        named = set(re.findall(r"[\w/-]+\.md\b", file.read_text(encoding="utf-8"))) - {"README.md", "study.md"}
+        assert all((ROOT / page).is_file() for page in named), f"{name(file)} names {named}"
+
+
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

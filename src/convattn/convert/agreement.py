@@ -52,7 +52,7 @@ class AgreementCertificate(VerdictRecord):
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     compared_with: str  # Dtype in which the reference computed what the other was compared with
     measured_error: float  # Largest difference to that, at the output that comes closest to its tolerance
-    rounding: float  # Largest difference that rounding explains there, by `error-budget.md`
+    rounding: float  # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`
     largest: float  # Largest absolute value of the reference there
     tolerance: float | None  # Largest difference that is called close, as a share of the largest value
     decisions: int | None  # Number of decisions; None unless the first output is one row of scores per image

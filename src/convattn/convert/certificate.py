@@ -84,7 +84,7 @@ class LayerMeasurement(VerdictRecord):
     rounding_at_zero: float  # The same for an input of zeros: rounding of the bias, and numbers too small for the dtype
     bound: float  # The a-priori bound for the input on which the layer was measured
     measured_error: float  # Largest output difference to the source's function in float64 on that input
-    # Largest difference that the dtype's rounding explains there, by `error-budget.md`, at most the a-priori bound
+    # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`, at most the a-priori bound
     rounding: float
     largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
 
@@ -251,7 +251,7 @@ class NetworkCertificate(VerdictRecord):
     # Dtype of the source with which the result is compared; None if it was not, like the next three
     reference: str | None
     measured_error: float | None  # Largest difference to the reference, at the output that comes closest to its budget
-    rounding: float | None  # Largest difference that the dtype's rounding explains there, by `error-budget.md`
+    rounding: float | None  # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`
     largest: float | None  # Largest absolute value of the reference there
     # Largest difference that is called close, as a share of `largest`; None where nothing is called close, because only
     # random numbers were compared or no limit was stated
@@ -328,7 +328,7 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
     centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
     α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
 
-    Source: `theory.md` §3.
+    Source: `docs/explanation/theory.md` §3.
 
     Args:
         sharpness: α > 0, in 1/pixel².

@@ -97,7 +97,7 @@ def network_to_attention(
     If the network calls a torch convolution as a function, the certificate names the module that did. Convolutions made
     of other operations (unfolding and a product, a Fourier transform) are not detected.
 
-    Source: `theory.md` §3.
+    Source: `docs/explanation/theory.md` §3.
 
     Args:
         model: The network; it is not changed.

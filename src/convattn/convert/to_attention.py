@@ -64,7 +64,7 @@ def conv_to_attention(
     at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
     convolution has groups.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `theory.md` §3.
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/explanation/theory.md` §3.
 
     Args:
         conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
@@ -190,7 +190,7 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
     enough, which is nine heads of attention. The tap of the patch itself has rank up to p²·min(C_in, C_out), that of a
     neighbour in the same row or column up to r·p·min(C_in, C_out), that of a corner r²·min(C_in, C_out).
 
-    Source: `vision-transformers.md`.
+    Source: `docs/explanation/vision-transformers.md`.
 
     Args:
         conv: A convolution with an odd kernel, stride 1 and as much padding with zeros as keeps the image's size; it is

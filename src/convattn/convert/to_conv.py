@@ -578,7 +578,7 @@ def attention_to_conv(
     `|y_attention − y_convolution| ≤ max|x̃| · max_{o,q} Σ_h λ_h(q) ‖W_h[o]‖₁`, where λ_h(q) is, with zeros around the
     image, the share of ā_h that is not at pixels inside the window.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `theory.md` §5.
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/explanation/theory.md` §5.
 
     Args:
         layer: RelativeAttention1d/2d/3d without content, or a gated one whose gate is closed up to rounding; it is not

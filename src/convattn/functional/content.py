@@ -33,8 +33,8 @@ def content_scores(
     """Computes the terms of the relative score that depend on the input.
 
     `s = ((q + u)·k + q·r_δ) / √width`: content–content, content bias and content–position. The fourth term, the
-    position bias v·r_δ, is the encoding's own score, which the caller adds (theory.md §6; Transformer-XL, Dai et al.
-    2019, §3.3).
+    position bias v·r_δ, is the encoding's own score, which the caller adds (docs/explanation/theory.md §6;
+    Transformer-XL, Dai et al. 2019, §3.3).
 
     Args:
         query: q = W_q x at the queries.

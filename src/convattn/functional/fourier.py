@@ -1,9 +1,9 @@
 """Scores that are any function of the displacement, by fast Fourier transforms: O(N log N) instead of O(N²).
 
 With g_h(δ) = exp s_h(δ), attention is a quotient of two correlations, A_h x = (g_h ⋆ x) / (g_h ⋆ 1)
-(`theory.md` §4). The error of a transform is a share of the largest g_h, so the quotient loses digits at queries
-whose keys all lie in the tail of g_h: at the border, if a head looks out of the image. Therefore transforms are
-computed in float64, and the means at queries that are weak nevertheless are computed by the definition.
+(`docs/explanation/theory.md` §4). The error of a transform is a share of the largest g_h, so the quotient loses digits
+at queries whose keys all lie in the tail of g_h: at the border, if a head looks out of the image. Therefore transforms
+are computed in float64, and the means at queries that are weak nevertheless are computed by the definition.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """The definition of attention with which every other path is compared: key images, scores, softmax, means, heads.
 
-Written to be read, with all N × N weights in memory. Notation and signs follow `theory.md`. The error budget at
-the end says how far a path may be from the definition: as far as independent computations of it are by rounding alone.
+Written to be read, with all N × N weights in memory. Notation and signs follow `docs/explanation/theory.md`. The error
+budget at the end says how far a path may be from the definition: as far as independent computations are by rounding.
 """
 
 import copy
@@ -241,7 +241,7 @@ def rounding_budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, 
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
 
     `hi` is the float64 reference. `lows` are `LEAST_ROUNDINGS` or more independent computations in the tested dtype, of
-    which the one farthest from `hi` counts. Source: `theory.md` §8.
+    which the one farthest from `hi` counts. Source: `docs/explanation/theory.md` §8.
     """
     assert len(lows) >= LEAST_ROUNDINGS, f"a budget needs {LEAST_ROUNDINGS} roundings or more, but has {len(lows)}"
     if not hi.numel():

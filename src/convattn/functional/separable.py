@@ -1,7 +1,7 @@
 """Weights that are a product over axes: means along one axis after the other, O(N · (H + W)) instead of O(N²).
 
 With s_h(δ) = Σ_a s_h,a(δ_a), exp s_h is a product over axes and so is its sum over the keys, hence exactly
-A_h = A_h,rows ⊗ A_h,cols (`theory.md` §4), and y = Σ_h W_h A_h,rows A_h,cols x. Head by head::
+A_h = A_h,rows ⊗ A_h,cols (`docs/explanation/theory.md` §4), and y = Σ_h W_h A_h,rows A_h,cols x. Head by head::
 
     a tile of the pixels      along the rows        along the columns      times W_h, added
     (rows, cols, channels) →  (rows_out, cols, …) → (rows_out, cols_out, …) →  (pixels_out, outputs)

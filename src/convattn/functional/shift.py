@@ -1,7 +1,7 @@
 """Hard heads: each looks at one fixed displacement, so attention is a convolution and is computed as one.
 
-With A_h[q, k] = 1 where k = q + Δ_h and 0 elsewhere, y[q] = Σ_h W_h x[q + Δ_h] (`theory.md` §3): the heads are the
-taps of a kernel, and W_h is its weight at the tap Δ_h.
+With A_h[q, k] = 1 where k = q + Δ_h and 0 elsewhere, y[q] = Σ_h W_h x[q + Δ_h] (`docs/explanation/theory.md` §3): the
+heads are the taps of a kernel, and W_h is its weight at the tap Δ_h.
 """
 
 import math

@@ -94,7 +94,7 @@ def analyze(
     batches; sums are kept, no maps. Each control is the same on a tenth of the images (at least ten): the network with
     the entries of each parameter shuffled, and images with their patches shuffled.
 
-    Source: `theory.md` §7.
+    Source: `docs/explanation/theory.md` §7.
 
     Args:
         model: The network; it runs in evaluation mode, and its mode is put back.
@@ -518,7 +518,7 @@ def layer_statistics(
     kernel_size: int,
     radius: int | None,
 ) -> LayerStatistics:
-    """Computes the statistics of a layer in one run from sums over images (theory.md §7).
+    """Computes the statistics of a layer in one run from sums over images (docs/explanation/theory.md §7).
 
     The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
     group j. Where a statistic is biased by more than that, the jackknife takes the bias away.

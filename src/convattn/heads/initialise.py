@@ -113,7 +113,7 @@ def convolutional_init(
     (class, distillation, register) have no position and attend by content. With content False there are no queries
     and keys, and a prefix token becomes the mean over the patches.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; d'Ascoli et al. 2021 (ConViT); `vision-transformers.md`.
+    Source: Cordonnier et al., ICLR 2020, Theorem 1; d'Ascoli et al. 2021; `docs/explanation/vision-transformers.md`.
 
     Args:
         vit: timm's VisionTransformer (vit_*, deit_*), or transformers' ViTModel, ViTForImageClassification or

@@ -58,7 +58,7 @@ class AttentionCall:
     """One attention layer on one batch of images. Its tensors are valid during the callback only: copy what you keep.
 
     `error` and `budget` are of the first image: weights × values against what the module itself computed, and how far
-    rounding may move that (theory.md §8).
+    rounding may move that (docs/explanation/theory.md §8).
     """
 
     name: str  # Dotted name of the module

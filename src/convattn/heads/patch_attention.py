@@ -108,7 +108,7 @@ class GatedPatchAttention(nn.Module):
     token has no position and attends by content only. With g = 0 patches attend by position only, but the gate still
     gets a gradient: the difference between content and position.
 
-    Source: d'Ascoli et al. 2021 (ConViT), with another gate; `vision-transformers.md`.
+    Source: d'Ascoli et al. 2021 (ConViT), with another gate; `docs/explanation/vision-transformers.md`.
 
     Attributes:
         encoding: Displacement, in patches, → score per head.

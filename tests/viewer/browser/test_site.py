@@ -1,5 +1,6 @@
 """The site: it builds without a warning, its links resolve, and a browser shows it."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -70,6 +71,12 @@ def lost_links(site):
 
 def test_inner_links_resolve(site):
     assert lost_links(site) == []
+
+
+def test_every_page_has_an_icon(site):
+    """Without one a browser asks the server for /favicon.ico, which is not there."""
+    bare = [page for page in site.rglob("*.html") if not re.search(r'rel="(shortcut )?icon"', page.read_text())]
+    assert bare == []
 
 
 def test_a_lost_link_is_found(tmp_path):
