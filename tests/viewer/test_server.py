@@ -6,6 +6,7 @@ import pickle
 import re
 import socket
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -47,6 +48,20 @@ def test_it_serves_the_page_and_what_it_asks_for(client, toy):
     client.get("/rows?network=0&image=mean&prefix=1&part=content")
     assert toy.asked[-1] == RowsRequest(0, "mean", 1, "content")
     assert client.get("/rows?network=1&image=0&row=0&col=0").status_code == 400
+
+
+def test_the_reference_has_every_route_value_and_code(toy):
+    folder = Path(server.__file__).parent
+    code = "".join(path.read_text() for path in (folder / "server.py", folder / "live.py"))
+    page = (folder.parents[2] / "docs" / "reference" / "formats.md").read_text().partition("## The page server")[2]
+    rows = re.findall(r"^\| ([^|]+) \|", page.partition("## Addresses")[0], flags=re.MULTILINE)
+    assert {row.strip("`") for row in rows if "/" in row} == {route.path for route in make_app(toy)._app.routes}
+    by_framework = {"404", "405", "500", "503"}
+    assert {row for row in rows if row.isdigit()} == set(
+        re.findall(r"(?:RefusedError|_refusal)\((\d+)", code)
+    ) | by_framework
+    names = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
+    assert names == set(re.findall(r'(?:_whole|_number|given\.get)\((?:given, )?"(\w+)"', code))
 
 
 @pytest.mark.parametrize("path", ["/", "/scene", "/nothing", ROWS])
