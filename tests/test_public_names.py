@@ -1,6 +1,7 @@
 """The public interface: what is exported, what `__all__` says and what docs/reference/api lists are the same."""
 
 import ast
+import doctest
 import importlib
 import inspect
 import re
@@ -62,6 +63,14 @@ def test_every_public_name_is_documented_once():
 def test_every_public_name_has_a_docstring(name):
     if name != "__version__":
         assert getattr(convattn, name).__doc__
+
+
+@pytest.mark.parametrize("name", [name for name in convattn.__all__ if name != "__version__"])
+def test_every_public_name_has_an_example_that_runs(name):
+    docstring = getattr(convattn, name).__doc__
+    examples = doctest.DocTestParser().get_examples(docstring)
+    assert re.search(r"^ *Example:$", docstring, re.MULTILINE)
+    assert any(doctest.SKIP not in example.options for example in examples)
 
 
 @pytest.mark.parametrize("name", [name for name in convattn.__all__ if inspect.isfunction(getattr(convattn, name))])

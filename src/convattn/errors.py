@@ -108,7 +108,16 @@ def install_hint(extra: str) -> str:
 
 
 class ConvAttnError(Exception):
-    """Root of every error that the library raises on purpose."""
+    """Root of every error that the library raises on purpose.
+
+    Example:
+        >>> from convattn import load_network
+        >>> try:
+        ...     load_network("no-such-folder")
+        ... except ConvAttnError as error:
+        ...     print(type(error).__name__)
+        CheckpointError
+    """
 
 
 class ArgumentError(ConvAttnError, ValueError):

@@ -40,6 +40,12 @@ class AgreementCertificate(VerdictRecord):
     The verdict is "exact" if all outputs, and all layers that could be compared, are within the rounding of the
     reference, and the other is not quantised; "close" if the largest difference is within `tolerance` and no decision
     changed; "failed" if outputs are missing, of other shapes or not finite; and "different" otherwise.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(45, 7)).eval()
+        >>> certificate = certify(net, net, torch.rand(9, 3, 5, 5))
+        >>> certificate.verdict, certificate.decisions, certificate.changed
+        ('exact', 9, 0)
     """
 
     schema_version: ClassVar[int] = 1

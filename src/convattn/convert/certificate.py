@@ -103,6 +103,12 @@ class Certificate(LayerMeasurement):
     its weights allow; and "different" otherwise. A single layer is measured on random numbers, and never called close.
 
     `verdict` is "exact", "different" or "failed".
+
+    Example:
+        >>> from convattn import conv_to_attention
+        >>> _, certificate = conv_to_attention(torch.nn.Conv2d(3, 8, 3))
+        >>> certificate.verdict, certificate.heads, certificate.sharpness
+        ('exact', 9, None)
     """
 
     later: ClassVar[tuple[str, ...]] = ("weights",)
@@ -232,6 +238,13 @@ class NetworkCertificate(VerdictRecord):
     "close" if the largest difference is within `tolerance` and no prediction changed, on images that were given;
     "failed" if a layer broke its promise, or exact layers do not make the same network, or its outputs are of other
     shapes or not finite; and "different" otherwise.
+
+    Example:
+        >>> from convattn import network_to_attention
+        >>> network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+        >>> _, certificate = network_to_attention(network, images=torch.zeros(2, 3, 7, 7))
+        >>> certificate.verdict, [(layer.name, layer.heads) for layer in certificate.layers]
+        ('exact', [('0', 9)])
     """
 
     added: ClassVar[tuple[str, ...]] = ("tolerance",)

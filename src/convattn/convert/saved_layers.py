@@ -97,6 +97,12 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
 
     Warns:
         CertificateWarning: The saved certificate says that the conversion failed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
+        Conv1d(2, 3, kernel_size=(5,), stride=(1,))
     """
     config, tensors = read_sealed(folder, verify=verify)
     if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:

@@ -162,6 +162,14 @@ class HeadReport(Record):
         versions: Versions of the packages that computed.
         not_covered: What this says nothing about.
         weights: SHA-256 of the weights of each layer and, by the name "", of the whole network; None in older files.
+
+    Example:
+        >>> import torch
+        >>> from convattn import RelativeAttention2d, analyze
+        >>> layer = RelativeAttention2d(3, 8, num_heads=4, encoding="quadratic")
+        >>> report = analyze(layer, torch.randn(4, 3, 8, 8), controls=(), progress=False)
+        >>> [head.convolutional for head in report.layers[0].heads]
+        [True, True, True, True]
     """
 
     later: ClassVar[tuple[str, ...]] = ("weights",)

@@ -42,6 +42,14 @@ class ConvolutionalInit(VerdictRecord):
 
     The verdict is "exact" where the heads are the convolution, at patches, up to rounding; "failed" where a layer's
     error exceeds its bound and rounding; otherwise "different".
+
+    Example:
+        >>> import timm
+        >>> from convattn import convolutional_init
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1)
+        >>> _, record = convolutional_init(vit)
+        >>> record.summary().splitlines()[0]
+        'convolutional init: exact (1 layer of VisionTransformer)'
     """
 
     schema_version: ClassVar[int] = 2

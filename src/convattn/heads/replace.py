@@ -76,7 +76,17 @@ class ReplacementTrial:
 
 @dataclass(frozen=True)
 class HeadReplacement(Record):
-    """What `replace_convolutional_heads` has made of a network."""
+    """What `replace_convolutional_heads` has made of a network.
+
+    Example:
+        >>> import timm
+        >>> from convattn import analyze, replace_convolutional_heads
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1).eval()
+        >>> report = analyze(vit, torch.randn(4, 3, 48, 48), controls=(), progress=False)
+        >>> _, record = replace_convolutional_heads(vit, report, heads=[("blocks.0.attn", 2)])
+        >>> [head.head for head in record.replaced], [head.head for head in record.left]
+        ([2], [0, 1])
+    """
 
     schema_version: ClassVar[int] = 2
 

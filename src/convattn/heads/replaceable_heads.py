@@ -48,6 +48,13 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
 
     Raises:
         ArgumentError: `count` is larger than the number of heads, or `report` is not a HeadReport.
+
+    Example:
+        >>> from convattn import RelativeAttention2d, analyze
+        >>> layer = RelativeAttention2d(3, 8, num_heads=4, encoding="quadratic")
+        >>> report = analyze(layer, torch.randn(4, 3, 8, 8), controls=(), progress=False)
+        >>> len(random_heads(report, 3, seed=1))
+        3
     """
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))

@@ -38,6 +38,12 @@ class Content:
         query_bias: Whether W_q has a bias, which then acts as both u and a position bias (as in the paper's
             networks).
         key_bias: Whether W_k has a bias; the softmax cancels it, but some networks have it.
+
+    Example:
+        >>> from convattn import RelativeAttention2d
+        >>> content = Content(key_width=4, content_bias=False)
+        >>> RelativeAttention2d(8, 8, 2, "quadratic", content=content)(torch.zeros(1, 8, 5, 5)).shape
+        torch.Size([1, 8, 5, 5])
     """
 
     key_width: int | None = None

@@ -62,6 +62,12 @@ def load_network(
 
     Warns:
         CertificateWarning: The certificate of the network says that its conversion failed.
+
+    Example:
+        >>> import torch
+        >>> network = load_network("convattn:cifar10-small")
+        >>> network(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     folder = network_folder(folder)
     config = saved_config(folder)
@@ -106,6 +112,15 @@ def from_pretrained(
         ArgumentError: As in `load_network`.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
             huggingface-hub, for a repository.
+
+    Example:
+        >>> import tempfile
+        >>> from convattn import save_network
+        >>> from convattn.models import ResNet
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     folder = save_network(ResNet(1, width=8), os.path.join(place, "network"))
+        ...     type(from_pretrained(folder)).__name__
+        'ResNet'
     """
     folder = fetch(
         folder_or_repository,

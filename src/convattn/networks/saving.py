@@ -245,6 +245,12 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         UnsupportedModelError: The network would not come back as it is.
         CheckpointError: The folder holds no network.
         MissingDependencyError: huggingface-hub is not installed.
+
+    Example:
+        >>> from convattn.models import ResNet
+        >>> network = ResNet(1, width=8)
+        >>> push_to_hub(network, "owner/name", private=True)  # doctest: +SKIP
+        'https://huggingface.co/owner/name/commit/...'
     """
     with tempfile.TemporaryDirectory() as place:
         if isinstance(network, nn.Module):
