@@ -37,7 +37,7 @@ ABOVE = {
     "networks": 1_900,
     "heads": 5_564,
     "viewer": 2_003,
-    "cli": 1_400,
+    "cli": 1_314,
     "lab": 5_879,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""

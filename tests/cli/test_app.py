@@ -135,15 +135,15 @@ def test_help_lists_every_command(arguments, capsys):
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert set(COMMANDS) <= set(re.findall(r"^  (\w+)  ", out, flags=re.MULTILINE))
-    assert not re.search(r"[│╭\x1b]", out)
+    assert set(COMMANDS) <= set(re.findall(r"^│ (\w+)  ", out, flags=re.MULTILINE))
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_has_every_option(command, capsys):
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"convattn {command} ")
+    assert out.startswith(f"Usage: convattn {command} ")
     assert "--json" in out
 
 

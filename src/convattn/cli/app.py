@@ -14,7 +14,6 @@ from convattn.__about__ import __version__
 from convattn.cli.analyze import analyze, compare
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
-from convattn.cli.help_text import HelpText
 from convattn.cli.info import info
 from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
@@ -58,8 +57,7 @@ def new_app(name: str, summary: str | None) -> App:
         help=summary,
         help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 130 interrupted.",
         version=__version__,
-        help_format="plaintext",
-        help_formatter=HelpText(),
+        help_format="markdown",
         default_parameter=Parameter(negative="", show_default=_shown_default),
         suppress_keyboard_interrupt=False,
     )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record, print_text
+from convattn.cli.output import OutputOrDefault, first_free, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import require_packages
 
@@ -36,7 +36,7 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 
     folder = first_free(Path("demo")) if output is None else output
     with new_folder(folder, "--output") as temporary, one_thread():
-        shown = demonstrate(temporary, network_folder(_NETWORK), tell=(lambda _: None) if json else print_text)
+        shown = demonstrate(temporary, network_folder(_NETWORK), tell=(lambda _: None) if json else print)
     print_record(shown, f"\n{shown.summary()}\n\n{_where_next(folder)}", json=json)
     return 0 if shown.passed else 1
 

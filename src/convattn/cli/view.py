@@ -14,7 +14,6 @@ from convattn.cli.output import (
     OutputOrDefault,
     WholeNumber,
     print_record,
-    print_text,
     require_images,
 )
 from convattn.cli.threads import one_thread
@@ -137,7 +136,7 @@ def _serve(collect: Callable[[], "Exhibition"], host: str, port: int, *, open_pa
             webbrowser.open(address)
         serve(live, opened)
     if not json:
-        print_text("stopped")
+        print("stopped")
     return 0
 
 
