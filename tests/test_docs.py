@@ -1,7 +1,10 @@
 """The documents: README code runs, examples run, commands exist, and every relative link leads somewhere."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,6 +68,14 @@ def test_python_blocks_run(page, tmp_path, monkeypatch, encodings_forgotten):
     namespace = {"__name__": "readme"}
     for number, code in enumerate(blocks(page, "python"), start=1):
         exec(compile(code, f"{name(page)}, python block {number}", "exec"), namespace)
+
+
+@pytest.mark.slow
+def test_the_commands_of_an_analysis_run_as_pasted(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "how-to" / "analyse.md", "sh")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", block], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "vit-report" / "index.html").exists()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
