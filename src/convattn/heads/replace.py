@@ -30,8 +30,6 @@ from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerReport
 from convattn.heads.replaceable_heads import (
     check_heads,
     measured_heads,
-    require_consistent_head,
-    require_consistent_layer,
     why_not_head,
     why_not_layer,
 )
@@ -177,8 +175,8 @@ def replace_convolutional_heads(
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, the report is of another network or other weights, or contradicts
-            itself, or none of the layers can be refitted.
+        ArgumentError: An argument is out of range, the report is of another network or other weights,
+            or none of the layers can be refitted.
         UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
             than once on an image.
 
@@ -208,16 +206,12 @@ def replace_convolutional_heads(
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
-        if why_not_layer(layer) is None:
-            require_consistent_layer(report, layer)
         reasons = _reasons(layer, float(threshold), named)
         wanted = [head for head, reason in enumerate(reasons) if reason is None]
         old = made.get_submodule(layer.name)
         boxes: dict[int, tuple[int, ...]] = {}
         try:
             matrices = _read_layer(old, layer)
-            for head in wanted:
-                require_consistent_head(layer, layer.heads[head])
             if wanted:
                 groups = measured_heads(layer, wanted)
                 grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
