@@ -35,8 +35,8 @@ ABOVE = {
     "convert": 4_448,
     "models": 1_217,
     "networks": 1_900,
-    "heads": 5_564,
-    "viewer": 2_003,
+    "heads": 5_508,
+    "viewer": 1_963,
     "cli": 1_314,
     "lab": 5_879,
 }

@@ -1,6 +1,5 @@
 """The server: what it answers, and what it refuses."""
 
-import contextlib
 import importlib
 import pickle
 import re
@@ -16,7 +15,7 @@ from tests.viewer.hosts import Toy, complete, served
 from convattn.errors import ArgumentError, DataError, MissingDependencyError
 from convattn.viewer import server
 from convattn.viewer.live import RefusedError, RowsRequest
-from convattn.viewer.server import Guard, ImpatientProtocol, listening, make_app, names_this_machine, serve
+from convattn.viewer.server import Guard, listening, make_app, names_this_machine, serve
 
 ROWS = "/rows?network=0&image=0&row=3&col=4.5"
 
@@ -150,39 +149,6 @@ def test_wrong_methods_and_what_is_no_http(client):
     assert raw(client, "nonsense\r\n\r\n").split()[1] == "400"
 
 
-def test_connections_without_a_request_are_closed_and_lock_nobody_out(monkeypatch):
-    monkeypatch.setattr(server, "HEADER_SECONDS", 1.0)
-    with served(Toy(), http=ImpatientProtocol, limit_concurrency=7) as client, contextlib.ExitStack() as opened:
-        assert client.get("/scene").status_code == 200
-        address = (client.base_url.host, client.base_url.port)
-        idle = [opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(9)]
-        for connection in idle[::2]:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
-        assert any(client.get("/scene").status_code == 503 for _ in range(200))
-        assert [connection.recv(1) for connection in idle] == [b""] * 9
-        assert client.get("/scene").status_code == 200
-
-
-def test_headers_that_come_a_letter_at_a_time_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
-    with served(Toy(), http=ImpatientProtocol) as client:
-        slow = socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.02)
-        assert drip(slow) == b""
-        slow.close()
-
-
-def drip(connection):
-    """Sends a letter at a time for at most ten seconds; returns what comes back, nothing if it was closed."""
-    for _ in range(500):
-        with contextlib.suppress(TimeoutError):
-            try:
-                connection.sendall(b"G")
-                return connection.recv(1)
-            except ConnectionError:
-                return b""
-    return None
-
-
 def test_a_port_that_is_taken_is_told():
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
@@ -212,7 +178,6 @@ def test_a_server_that_is_stopped_by_ctrl_c_ends_in_silence(monkeypatch):
         serve(Toy(), opened)
         [(config, sockets)] = seen
         assert sockets == [opened]
-    assert config.http.__name__ == "ImpatientProtocol"
     assert (config.limit_concurrency, config.timeout_graceful_shutdown) == (server.CLIENTS, 5)
     assert (config.access_log, config.server_header, config.date_header) == (False, False, False)
     assert complete(_get(config.app, "/scene")).content == b"scene"

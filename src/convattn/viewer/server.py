@@ -1,6 +1,5 @@
 """The page on a local server, for networks in memory."""
 
-import asyncio
 import base64
 import contextlib
 import hashlib
@@ -14,7 +13,6 @@ from convattn.viewer.live import Live, RefusedError, RowsRequest
 from convattn.viewer.page import page_html
 
 try:
-    import h11
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -22,16 +20,11 @@ try:
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    missing = (error.name or "starlette").partition(".")[0]
-    raise MissingDependencyError("uvicorn" if missing == "h11" else missing, "view") from None  # uvicorn brings h11
+    raise MissingDependencyError((error.name or "starlette").partition(".")[0], "view") from None
 
 CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
-
-HEADER_SECONDS = 10.0
-"""Time from the opening of a connection, or the end of an answer, in which a request's headers must have come."""
 
 _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
@@ -139,45 +132,12 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-class ImpatientProtocol(H11Protocol):
-    """HTTP with a time limit for headers: connections that wait count among the `CLIENTS`."""
-
-    deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """Starts the time of the first headers."""
-        super().connection_made(transport)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the time."""
-        self._forget()
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Handles data, and starts or stops the time."""
-        super().handle_events()
-        self._watch()
-
-    def _watch(self) -> None:
-        """Lets time run while headers are awaited; parts of them do not prolong it."""
-        if self.conn.their_state is not h11.IDLE:
-            self._forget()
-        elif self.deadline is None and not self.transport.is_closing():
-            self.deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-    def _forget(self) -> None:
-        if self.deadline is not None:
-            self.deadline.cancel()
-            self.deadline = None
-
-
 def serve(shown: Live, opened: socket.socket) -> None:
     """Serves on a socket that listens, until Ctrl-C or SIGTERM; lets requests end before it returns."""
     config = uvicorn.Config(
         make_app(shown),
         loop="asyncio",
-        http=ImpatientProtocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_level="error",
