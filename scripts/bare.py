@@ -53,7 +53,7 @@ assert certificate.verdict == "exact", certificate.summary()
 with tempfile.TemporaryDirectory() as place, torch.no_grad():
     folder = convattn.save_network(attention, Path(place) / "attention", certificate=certificate)
     assert torch.equal(convattn.load_network(folder)(images), attention(images))
-    network.save_pretrained(Path(place) / "network")
+    save_network(network, Path(place) / "network")
     assert torch.equal(convattn.load_network(Path(place) / "network")(images), network(images))
 convattn.load_network("convattn:cifar10-small")
 for call, line in {

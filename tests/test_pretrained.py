@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
 
-from convattn import load_network
+from convattn import from_pretrained, load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
@@ -62,7 +62,8 @@ def test_folder_loads_as_rounded_bit_for_bit(folder):
     stored = load_file(folder / "model.safetensors")
     card = PretrainedCard.load(folder / "card.json")
     kind = NETWORKS[json.loads((folder / "config.json").read_text())["architecture"]]
-    for network in (load_network(folder), kind.from_pretrained(folder)):
+    for network in (load_network(folder), from_pretrained(folder)):
+        assert type(network) is kind
         assert not network.training
         state = network.state_dict()
         assert state.keys() == stored.keys()
@@ -145,7 +146,7 @@ def test_changed_folder_is_refused(made, tmp_path):
     file.write_text(file.read_text().replace('"load_as": "float32"', '"load_as": "float64"'))
     with pytest.raises(CheckpointError, match=r"config\.json is not what was saved"):
         load_network(tmp_path / "changed")
-    assert load_network(tmp_path / "changed", verify=False).head.weight.dtype == torch.float32
+    assert load_network(tmp_path / "changed", verify=False).head.weight.dtype == torch.float64
 
 
 def test_numbers_too_large_for_the_file_are_refused():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import load_layer, load_network, save_layer, save_network
+from convattn import from_pretrained, load_layer, load_network, save_layer, save_network
 from convattn.convert import conv_to_attention
 from convattn.errors import ArgumentError, CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -132,8 +132,8 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
     with torch.no_grad():
         own.head.weight.fill_(torch.nan)
         own.head.bias.fill_(torch.nan)
-    with pytest.raises(UnsupportedModelError, match=r"cannot save ConvNet: head.weight, head.bias hold NaN"):
-        own.save_pretrained(tmp_path / "own")
+    with pytest.raises(UnsupportedModelError, match=r"cannot save this ConvNet: head.weight, head.bias hold NaN"):
+        save_network(own, tmp_path / "own")
     assert [file.name for file in tmp_path.iterdir()] == ["infinite"]
     replace_weights(folder, bias=conv.bias.detach())
     with pytest.raises(CheckpointError, match=r"model.safetensors is not what was saved: bias"):
@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
-@pytest.mark.parametrize("load", [load_network, load_layer, ConvNet.from_pretrained, read_sealed])
+@pytest.mark.parametrize("load", [load_network, load_layer, from_pretrained, read_sealed])
 def test_what_is_no_path_is_named(load, value, without_type_checks):
     with pytest.raises(ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"):
         load(value)

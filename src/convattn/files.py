@@ -131,21 +131,6 @@ def _exchange(made: Path, old: Path) -> None:
 
 
 @contextmanager
-def new_files(folder: Path, last: str) -> Iterator[Path]:
-    """Yields a folder to be filled, whose files replace those of an existing folder when the block ends.
-
-    They are moved one by one, the file named `last` at the end. If the block raises, the existing folder stays as it
-    is. Raises WriteError if it cannot be written.
-    """
-    with _as_write_error(folder):
-        clear_leftovers(folder)
-        with hidden_folder(folder, "new") as temporary:
-            yield temporary
-            for file in sorted(temporary.iterdir(), key=lambda file: file.name == last):
-                os.replace(file, folder / file.name)
-
-
-@contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields a new hidden folder, which is removed when the block ends unless the block has renamed it."""
     folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"

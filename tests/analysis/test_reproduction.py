@@ -11,10 +11,10 @@ from PIL import Image
 from pyarrow import parquet
 from tests.analysis.run_cases import RECIPES, change_record, copy_run, make_run
 
+from convattn import load_network
 from convattn.data import load_digits, normalise
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.lab.reproduction import TARGETS, Reproduction, reproduce
-from convattn.models import load_network
 from convattn.provenance import RunRecord
 
 IMAGES = ("fig6", "fig7", "fig8", "fig9", "fig10")

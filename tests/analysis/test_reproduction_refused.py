@@ -6,12 +6,12 @@ import pytest
 from pyarrow import parquet
 from tests.analysis.run_cases import change_record, copy_run
 
+from convattn import load_network
 from convattn.errors import DataError
 from convattn.lab.paper_figures import Material, make_attention
 from convattn.lab.paper_table import table_page, table_rows
 from convattn.lab.reproduction import reproduce
 from convattn.lab.runs import find_runs, group_runs
-from convattn.models import load_network
 
 
 def test_curves_without_any_metrics_say_why(runs, tmp_path):

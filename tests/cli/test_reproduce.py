@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.analysis.run_cases import make_run
 
+from convattn import save_network
 from convattn.cli import main
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples
 from convattn.lab.network_pages import figure_links, write_views
@@ -84,7 +85,7 @@ def cifar10_run(tmp_path):
     """A folder that says that its network was trained on CIFAR-10, whose files are not there."""
     torch.manual_seed(0)
     run = tmp_path / "run"
-    AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=32).save_pretrained(run)
+    save_network(AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=32), run)
     RunRecord(
         name="tiny",
         claim="none",
@@ -134,7 +135,7 @@ def test_where_nothing_was_made_there_is_no_index(cifar10_run, tmp_path):
 
 
 def test_a_network_without_attention_has_no_page(cifar10_run, tmp_path):
-    ConvNet(width=8, depth=1, ffn=8).save_pretrained(tmp_path / "other")
+    save_network(ConvNet(width=8, depth=1, ffn=8), tmp_path / "other")
     shutil.copy(cifar10_run / "record.json", tmp_path / "other")
     index = write_views(_reproduction(tmp_path / "other", "table1"), tmp_path)
     assert "view/" not in index.read_text()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from convattn import load_network
 from convattn.cli import main
 from convattn.cli.study import _make_engine
 from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_record import StudyRecord
-from convattn.models import load_network
 from convattn.provenance import RunRecord
 
 TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1", "training.batch_size=240")

@@ -12,6 +12,7 @@ import uvicorn
 from PIL import Image
 from tests.viewer.hosts import complete
 
+from convattn import save_network
 from convattn.cli import main
 from convattn.cli.view import ServedPage, WrittenPage, _address
 from convattn.heads import analyze
@@ -65,7 +66,7 @@ def test_where_the_page_is_as_json(tmp_path, capsys):
 def test_a_folder_with_a_report_and_images_of_ones_own(tmp_path, capsys):
     torch.manual_seed(0)
     network = AttentionNet("quadratic", content=True, width=8, depth=2, heads=4, ffn=8).eval()
-    network.save_pretrained(tmp_path / "network")
+    save_network(network, tmp_path / "network")
     images = torch.randn(3, 3, 32, 32)
     analyze(network, images, controls=(), progress=False).save(tmp_path / "report.json")
     np.save(tmp_path / "images.npy", images.numpy())
@@ -159,7 +160,7 @@ def test_mistakes_are_told_and_nothing_is_written(arguments, message, tmp_path, 
 def test_the_run_of_a_network_of_heads_that_stay_is_shown(tmp_path):
     """A folder without heads.parquet has no timeline."""
     network = AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=8)
-    network.save_pretrained(tmp_path / "network")
+    save_network(network, tmp_path / "network")
     np.save(tmp_path / "images.npy", np.zeros((1, 3, 8, 8), np.float32))
     images = str(tmp_path / "images.npy")
     assert main(["view", str(tmp_path / "network"), "--images", images, "-o", str(tmp_path / "page")]) == 0
@@ -188,7 +189,7 @@ def test_a_damaged_training_is_not_left_out(tmp_path, capsys):
 def network(tmp_path):
     """Arguments that name a small network and three images."""
     torch.manual_seed(0)
-    AttentionNet(width=8, depth=1, heads=4, ffn=8).save_pretrained(tmp_path / "network")
+    save_network(AttentionNet(width=8, depth=1, heads=4, ffn=8), tmp_path / "network")
     np.save(tmp_path / "images.npy", np.zeros((3, 3, 8, 8), np.float32))
     return [str(tmp_path / "network"), "--images", str(tmp_path / "images.npy")]
 

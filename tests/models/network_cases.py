@@ -1,9 +1,13 @@
 """Small networks and images for the tests of this folder."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
+from convattn.models.classifier import ImageClassifier
+from convattn.sealed import write_sealed
 
 SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_classes": 5}
 """Sizes of an `AttentionNet`."""
@@ -33,6 +37,13 @@ SAVED = {
 def small_images(channels: int = 3) -> Tensor:
     """Draws images of 10 x 10 pixels."""
     return torch.randn(7, channels, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+def save_as_before(network: ImageClassifier, folder: Path) -> Path:
+    """Saves a network in a new folder as earlier versions did: the class and its arguments beside the tensors."""
+    folder.mkdir()
+    write_sealed(folder, {"architecture": type(network).__name__, **network.arguments}, network.state_dict())
+    return folder
 
 
 def run(network: nn.Module, images: Tensor) -> Tensor:

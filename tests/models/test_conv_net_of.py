@@ -5,8 +5,9 @@ import torch
 from tests.models.network_cases import run, small_images
 from torch import nn
 
+from convattn import load_network, save_network
 from convattn.errors import ConversionError, UnknownNameError
-from convattn.models import AttentionNet, ConvNet, load_network
+from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, references
 
 
@@ -32,7 +33,7 @@ def test_it_computes_the_same_and_is_saved_and_loaded(tmp_path, kernel_sizes, mo
     assert made.kernel_size == max(max(block.mixer.kernel_size) for block in network.blocks)
     before = network(x)
     assert_within_budget(made(x), *references(run, network, x))
-    made.save_pretrained(tmp_path)
+    save_network(made, tmp_path)
     assert torch.equal(load_network(tmp_path)(x), made(x))
     with torch.no_grad():
         for parameter in made.parameters():

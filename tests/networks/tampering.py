@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tests.models.network_cases import save_as_before
 from tests.networks.damages import CHANGES
 from torch import Tensor, nn
 
@@ -59,12 +60,11 @@ def save_all(place: Path) -> list[Saved]:
     tied, promise = network_to_attention(own, exclude=["plain", "other"], images=x)
     layer, proof = conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))
     plain = AttentionNet(width=8, depth=2, heads=4, ffn=8, patch=1).eval()
-    plain.save_pretrained(place / "plain")
     folders = [
         (save_network(made, place / "network", certificate=certificate), None),
         (save_network(tied, place / "own", certificate=promise), Own),
         (save_layer(layer, place / "layer", certificate=proof), None),
-        (place / "plain", None),
+        (save_as_before(plain, place / "plain"), None),
     ]
     return [Saved(folder, model, state(load_network(folder, model=model))) for folder, model in folders]
 

@@ -31,8 +31,6 @@ def test_forecast_says_what_the_conversion_does(impl, network, tmp_path):
     assert forecast.parameters_after == sum(p.numel() for p in made.parameters())
     # 4 x 4 outputs of 6 channels, 1 channel each, 9 taps; 4 x 4 inputs of 6 channels, 4 outputs, 4 taps
     assert [layer.flops_before for layer in forecast.layers] == [2 * 16 * 6 * 9, 2 * 16 * 6 * 4 * 4]
-    # keys are the image with its border, or spread by the stride with a border of one pixel
-    assert [layer.pairs_bytes for layer in forecast.layers] == [9 * 16 * 100 * 4, 4 * 64 * 81 * 4]
     plans = made[0].plan(x.shape), made[2].plan(made[:2](x).shape)
     assert [layer.working_bytes for layer in forecast.layers] == [plan.bytes for plan in plans]
     forecast.save(tmp_path / "forecast.json")
@@ -56,7 +54,7 @@ def test_padding_by_the_size_of_the_image_is_counted():
     forecast = forecast_attention(network, torch.randn(1, 3, 32, 32), include=["conv_stem"])
     (layer,) = forecast.layers
     assert layer.result == SamePaddedAttention.__name__
-    assert layer.pairs_bytes == 9 * 16**2 * 33**2 * 4
+    assert layer.flops_before == 2 * 16**2 * network.conv_stem.weight.numel()
 
 
 def test_layers_that_images_do_not_reach_and_images_that_do_not_fit(network):
@@ -64,7 +62,7 @@ def test_layers_that_images_do_not_reach_and_images_that_do_not_fit(network):
     network.forward = lambda x: x
     (first, *_, last) = forecast_attention(network, torch.randn(1, 3, 8, 8)).layers
     assert last.path == first.path == "not reached"
-    assert last.flops_before is last.pairs_bytes is last.working_bytes is None
+    assert last.flops_before is last.working_bytes is None
     message = r"images must fit the network, but on those of shape \(1, 5, 8, 8\) it raised RuntimeError: "
     with pytest.raises(ArgumentError, match=message):
         forecast_attention(nn.Sequential(nn.Conv2d(3, 5, 3)), torch.randn(1, 5, 8, 8))

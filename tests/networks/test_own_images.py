@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from convattn import save_network
 from convattn.cli import main
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import load_digits, normalise
@@ -27,7 +28,7 @@ def digits_run(tmp_path):
     """The folder of a network that was trained on digits, as far as anybody can see."""
     torch.manual_seed(0)
     network = AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8, patch=2, in_channels=1, image_size=8)
-    network.save_pretrained(tmp_path / "run")
+    save_network(network, tmp_path / "run")
     (tmp_path / "run" / "record.json").write_text(json.dumps({"recipe": {"data": {"name": "digits"}}}))
     return tmp_path / "run"
 
@@ -73,7 +74,7 @@ def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(dig
 
 
 def test_what_nobody_knows_needs_images(tmp_path, capsys):
-    AttentionNet(width=8, depth=1, heads=4, ffn=8).save_pretrained(tmp_path / "mine")
+    save_network(AttentionNet(width=8, depth=1, heads=4, ffn=8), tmp_path / "mine")
     assert main(["analyze", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 2
     message = f"--images must be given: {tmp_path / 'mine'} is not known to be trained on CIFAR-10 or digits"
     assert message in " ".join(capsys.readouterr().err.split())

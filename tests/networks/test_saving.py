@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from tests.models.network_cases import save_as_before
 from tests.networks.networks import NAMED, OWN_ATTENTION, Tied, converted, images
 from torch import nn
 
@@ -258,7 +259,7 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
         ArgumentError, match="model must be a network, or a function that returns one, but is of type int"
     ):
         load_network(folder, model=lambda: 3)
-    ResNet(1, width=8).save_pretrained(tmp_path / "plain")
+    save_as_before(ResNet(1, width=8), tmp_path / "plain")
     with pytest.raises(ArgumentError, match=r"model must be None, because .*plain describes its own network"):
         load_network(tmp_path / "plain", model=ResNet(1))
     assert isinstance(load_network(tmp_path / "plain"), ResNet)

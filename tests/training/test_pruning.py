@@ -6,10 +6,11 @@ import torch
 from tests.models.network_cases import run, small_images
 from torch import nn
 
+from convattn import load_network, save_network
 from convattn.encodings import Distance, GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
-from convattn.models import AttentionNet, degenerate_heads, load_network, prune_heads, reinitialise_heads
+from convattn.models import AttentionNet, degenerate_heads, prune_heads, reinitialise_heads
 from convattn.testing.budget import assert_within_budget, references
 
 SMALL = {"width": 14, "depth": 3, "heads": 5, "ffn": 11, "num_classes": 5}
@@ -138,7 +139,7 @@ def test_pruned_network_keeps_mode_dtype_and_frozen_parameters():
 @pytest.mark.parametrize("options", [{}, {"centres": "grid", "heads": 9}])
 def test_pruned_network_is_saved_loaded_and_pruned_again(tmp_path, options):
     pruned = prune_heads(damaged(**options))
-    pruned.save_pretrained(tmp_path)
+    save_network(pruned, tmp_path)
     loaded = load_network(tmp_path)
     assert torch.equal(loaded(small_images()), pruned(small_images()))
     assert loaded.heads == pruned.heads == tuple(options.get("heads", 5) - len(heads) for heads in DEGENERATE)

@@ -7,13 +7,14 @@ import torch
 from accelerate import Accelerator
 from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe, tiny_speed_recipe
 
+from convattn import load_network, save_network
 from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
 from convattn.lab import train
 from convattn.lab.augment import views
 from convattn.lab.recipe import DataRecipe, ResNetRecipe
 from convattn.lab.trainer import Batches, Trainer
-from convattn.models import AttentionNet, load_network
+from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget, references
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
@@ -97,7 +98,7 @@ def test_network_starts_from_that_of_a_run_and_is_pruned(tmp_path):
     network = load_network(tmp_path / "first")
     with torch.no_grad():
         network.blocks[0].mixer.encoding.shape[1] = 0
-    network.save_pretrained(tmp_path / "flat")
+    save_network(network, tmp_path / "flat")
     start = dataclasses.replace(first.start, recipe="tiny", folder=str(tmp_path / "flat"), prune=True)
     record = train(
         dataclasses.replace(first, start=start), output=tmp_path / "pruned", data=tiny_data(), progress=False

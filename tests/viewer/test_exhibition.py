@@ -25,7 +25,7 @@ def _gather(source: str, *, images: Path | None = None, weights: bool = False, *
 def _saved(folder: Path, name: str, **options) -> str:
     torch.manual_seed(0)
     network = AttentionNet("quadratic", **({"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options))
-    network.save_pretrained(folder / name)
+    save_network(network, folder / name)
     return str(folder / name)
 
 
@@ -106,7 +106,7 @@ def test_images_that_keep_their_class_are_counted(tmp_path):
     network = AttentionNet("quadratic", width=8, depth=2, heads=4, ffn=8, image_size=8, initializer_range=0.2).eval()
     with torch.no_grad():
         network.head.bias -= network(torch.from_numpy(x)).mean(0)  # so that no class is that of all images
-    network.save_pretrained(tmp_path / "network")
+    save_network(network, tmp_path / "network")
     shown = _gather(str(tmp_path / "network"), images=tmp_path / "many.npy", limit=23, compare=["converted"])
     before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in shown.exhibits)
     same = int((before == after).sum())
@@ -136,7 +136,7 @@ def test_of_what_scores_no_classes_none_are_compared(layer, images):
 
 def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(tmp_path, images):
     torch.manual_seed(0)
-    SpeedNet("conv", widths=[5]).eval().save_pretrained(tmp_path / "convolutions")
+    save_network(SpeedNet("conv", widths=[5]).eval(), tmp_path / "convolutions")
     shown = _gather(str(tmp_path / "convolutions"), images=images, limit=2, compare=["converted"])
     (exhibit,) = shown.exhibits
     assert (exhibit.name, exhibit.title, exhibit.layers) == ("converted", "convolutions, converted", None)

@@ -416,10 +416,8 @@ class RunFolder:
         try:
             with hidden_folder(self.path, "model") as hidden:
                 folder = hidden / "network"
-                if record.recipe.get("convert"):
-                    save_network(network, folder)
-                else:
-                    network.save_pretrained(folder)
+                vars(network).pop("forward", None)  # accelerate's own, of mixed precision
+                save_network(network, folder)
                 for name in ("model.safetensors", "config.json"):
                     os.replace(folder / name, self.path / name)
             write_atomically(self.path / "README.md", model_card(record))

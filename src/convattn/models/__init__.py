@@ -1,9 +1,9 @@
 """Image classifiers: the paper's attention network, its convolutional control, ResNet-18, and one that trains fast."""
 
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from convattn.models.architectures import NETWORKS, load_network
 from convattn.models.attention_net import AttentionNet, ConvNet
 from convattn.models.classifier import FlopCount
 from convattn.models.pretrained import fetch, pretrained_card, pretrained_names
@@ -22,13 +22,15 @@ __all__ = [
     "SpeedNet",
     "degenerate_heads",
     "fetch",
-    "load_network",
     "pretrained_card",
     "pretrained_names",
     "prune_heads",
     "reinitialise_heads",
     "resnet18",
 ]
+
+NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet, SpeedNet)})
+"""Every network that can be saved and loaded, by the name of its class."""
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
 

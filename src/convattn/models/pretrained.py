@@ -1,6 +1,5 @@
 """Where saved networks are: trained ones that come with the package, and folders on the Hugging Face Hub."""
 
-import json
 import os
 from dataclasses import dataclass
 from importlib import resources
@@ -118,16 +117,3 @@ def fetch(
             f"{repository} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
         ) from None
     return Path(fetched)
-
-
-def front_matter(**entries: str | list[str]) -> str:
-    r"""Writes the head of a model card, as the Hub reads it; JSON text is YAML as well.
-
-    Example:
-        >>> print(front_matter(license="apache-2.0", tags=["a", "b"]))
-        ---
-        license: "apache-2.0"
-        tags: ["a", "b"]
-        ---
-    """
-    return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in entries.items()), "---"])

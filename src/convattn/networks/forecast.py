@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +23,14 @@ class LayerForecast(Record):
     """One layer that would be replaced."""
 
     name: str  # Dotted name in the network
-    aliases: tuple[str, ...]  # Further names of the same module
     source: str  # Class of the layer that is there
     result: str  # Class of the layer that would take its place
     heads: int  # Number of attention heads
     kernel_size: tuple[int, ...]  # Kernel of the convolution
     path: str  # How the new layer would compute
-    parameters_before: int  # Number of parameters of the layer that is there
-    parameters_after: int  # The same of the new one
     flops_before: int | None  # Floating-point operations on the images; None if they do not reach the layer
     flops_after: int | None  # The same of the new layer
     working_bytes: int | None  # Working memory of the attention layer, beyond input, output and parameters
-    pairs_bytes: int | None  # Memory of its weights if every head held one number for each query and key
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -49,6 +45,8 @@ class LayerForecast(Record):
 @dataclass(frozen=True)
 class ConversionForecast(Record):
     """What the conversion of a network would change."""
+
+    schema_version: ClassVar[int] = 2
 
     direction: str  # "network_to_attention" or "network_to_conv"
     source: str  # Class of the network
@@ -76,9 +74,7 @@ class ConversionForecast(Record):
 
 def _memory(layers: Iterable[LayerForecast]) -> str:
     """Returns the largest working memory of layers, in words."""
-    pairs = [(layer.working_bytes or 0, layer.pairs_bytes or 0) for layer in layers]
-    working, every = (max(sizes) / 2**20 for sizes in zip(*pairs, (0, 0), strict=True))
-    return f"{working:.4g} MiB, with weights for all pairs {every:.4g} MiB"
+    return f"{max((layer.working_bytes or 0 for layer in layers), default=0) / 2**20:.4g} MiB"
 
 
 def forecast_attention(
@@ -122,8 +118,8 @@ def _forecast(
         shape=tuple(images.shape),
         layers=tuple(layers),
         left_alone=tuple(left),
-        parameters_before=_parameters(network),
-        parameters_after=_parameters(made),
+        parameters_before=sum(parameter.numel() for parameter in network.parameters()),
+        parameters_after=sum(parameter.numel() for parameter in made.parameters()),
         not_covered=("operations and memory of all other layers", "convolutions that are called as functions"),
     )
 
@@ -131,40 +127,30 @@ def _forecast(
 def _forecast_layer(
     names: Sequence[str], old: nn.Module, new: nn.Module, shape: tuple[int, ...] | None
 ) -> LayerForecast:
-    """Counts parameters, operations and memory of one layer; `shape` is None where no image reaches it."""
+    """Counts operations and memory of one layer; `shape` is None where no image reaches it."""
     to_conv = isinstance(old, RelativeAttention)
     conv: Any = new if to_conv else old
     attention: Any = old if to_conv else new
     if isinstance(attention, SamePaddedAttention):
         attention = attention.attention
         shape = shape and tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape)
-    path, flops, working, pairs = "convolution" if to_conv else "not reached", (None, None), None, None
+    path, flops, working = "convolution" if to_conv else "not reached", (None, None), None
     if shape is not None:
-        plan, axes = attention.plan(shape), attention.geometry.axes(shape[2:])
-        outputs = [len(axis.queries) for axis in axes]
+        plan = attention.plan(shape)
+        outputs = [len(axis.queries) for axis in attention.geometry.axes(shape[2:])]
         # Each weight meets every output pixel; transposed, every input pixel.
         pixels = math.prod(shape[2:] if isinstance(conv, nn.modules.conv._ConvTransposeNd) else outputs)
         convolution = 2 * shape[0] * pixels * conv.weight.numel()
         flops = (plan.flops, convolution) if to_conv else (convolution, plan.flops)
         path, working = path if to_conv else plan.path, plan.bytes
-        weights = math.prod(len(axis.queries) * axis.keys for axis in axes)
-        pairs = attention.num_heads * weights * next(attention.values.parameters()).element_size()
     return LayerForecast(
         name=names[0],
-        aliases=tuple(names[1:]),
         source=type(old).__name__,
         result=type(new).__name__,
         heads=attention.num_heads,
         kernel_size=tuple(conv.kernel_size),
         path=path,
-        parameters_before=_parameters(old),
-        parameters_after=_parameters(new),
         flops_before=flops[0],
         flops_after=flops[1],
         working_bytes=working,
-        pairs_bytes=pairs,
     )
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from convattn.convert import load_layer
 from convattn.convert.saved_layers import KINDS
-from convattn.errors import ArgumentError, CheckpointError, must_be_a
-from convattn.models import fetch
-from convattn.models import load_network as load_own_network
+from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, must_be_a
+from convattn.models import NETWORKS, fetch
 from convattn.models.pretrained import network_folder
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import load_tensors, put_layers
@@ -26,7 +25,7 @@ _FIELDS: dict[str, Any] = {
     "options": dict,
     "layers": list,
     "tied": dict,
-    "frozen": list,
+    "frozen": list | None,
     "strides": dict,
     "buffers": dict,
 }
@@ -39,7 +38,7 @@ def load_network(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     verify: bool = True,
 ) -> nn.Module:
-    """Loads a network from a folder that `save_network`, `save_pretrained`, a run, `save_layer` or the command wrote.
+    """Loads a network from a folder that `save_network`, a run, `save_layer` or the command wrote.
 
     Args:
         folder: The folder, or "convattn:NAME" for a trained network that comes with the package; `convattn info` lists
@@ -72,12 +71,12 @@ def load_network(
     folder = network_folder(folder)
     config = saved_config(folder)
     if config.get("kind") == "network":
-        return _load_converted(folder, model, verify=verify)
+        return _load_saved(folder, model, verify=verify)
     if model is not None:
         raise ArgumentError(must_be_a("model", f"None, because {folder} describes its own network", model))
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
-    return load_own_network(folder, verify=verify)
+    return _load_saved(folder, None, verify=verify)
 
 
 def from_pretrained(
@@ -160,10 +159,12 @@ def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> 
     return LoadedNetwork(network, source, options, folder)
 
 
-def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
+def _load_saved(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
     config, tensors = read_sealed(folder, verify=verify)
+    if "architecture" in config:
+        config = _upgraded(config)
     if config.get("schema_version") != SCHEMA:
         raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}")
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
@@ -177,6 +178,16 @@ def _load_converted(folder: Path, model: nn.Module | Callable[[], nn.Module] | N
         together = "with the model given" if model is not None else "together"
         raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
     return network.eval()
+
+
+def _upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `save_network` writes in place of a configuration of earlier versions: a class and its arguments."""
+    name = config["architecture"]
+    if not isinstance(name, str) or name not in NETWORKS:
+        raise UnknownNameError("network", name, NETWORKS)
+    options = {key: value for key, value in config.items() if key != "architecture"}
+    own = {"class": name, "source": f"convattn:{name}", "options": options, "layers": []}
+    return {"schema_version": SCHEMA, **own, "tied": {}, "frozen": None, "strides": {}, "buffers": {}}
 
 
 def _build_architecture(

@@ -19,7 +19,6 @@ from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, optional_module
 from convattn.files import as_path, new_folder, require_new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
-from convattn.models.pretrained import front_matter
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
@@ -70,7 +69,7 @@ def network_card(
     if not source and not any("" in layer["names"] for layer in config["layers"]):
         use = f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
     sections = [
-        front_matter(library_name="convattn", model_name=name, tags=tags),
+        f'---\nlibrary_name: "convattn"\nmodel_name: {json.dumps(name)}\ntags: {json.dumps(tags)}\n---',  # JSON is YAML
         f"# {name}",
         _origin(config, network, certificate),
         f"## Certificate\n\n{proof}",

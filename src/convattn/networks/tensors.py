@@ -65,7 +65,9 @@ def load_tensors(
 
     `tied` names, for each tensor left out, the one that it is tied to. Other names or shapes raise CheckpointError.
     """
-    strides, frozen = described["strides"], set(described["frozen"])
+    strides, frozen = described["strides"], described["frozen"]
+    if frozen is None:
+        frozen = [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
     laid_out = {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}
     for name, kept in tied.items():
         if kept not in laid_out:

@@ -10,11 +10,12 @@ from tests.convert.network.network_cases import hard, hooked, images, with_stati
 from torch import nn
 from torch.nn import functional
 
+from convattn import load_network, save_network
 from convattn.convert import attention_to_conv, network_to_conv
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
-from convattn.models import AttentionNet, ConvNet, load_network
+from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -100,7 +101,7 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     assert any("images of other sizes than 8 x 8" in note for note in record.layers[0].notes)
     assert record.measured_error == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
     net = ConvNet.of(made)
-    net.save_pretrained(tmp_path)
+    save_network(net, tmp_path)
     loaded = load_network(tmp_path)
     hi = copy.deepcopy(made).double()(x.double())
     assert_within_budget(loaded(x), hi, roundings(call, made, x))
