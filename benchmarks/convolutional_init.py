@@ -53,7 +53,7 @@ All starts have one learning rate and few epochs; the network as it is may need 
     python benchmarks/convolutional_init.py --output docs/results
 
 timm's `VisionTransformer` on the 8 × 8 digits of scikit-learn, 2 × 2 pixels a patch, width 36, 3 layers, 9 heads of
-width 4, the mean over patches for the classes; AdamW, learning rate {rate}, decay 0.05 on matrices but the centres,
+width 4, the mean over patches for the classes. AdamW, learning rate {rate}, decay 0.05 on matrices but the centres,
 batches of {batch}, no augmentation, cosine to 0 over {epochs} epochs. {processor}, {threads} thread(s), torch {torch},
 timm {timm}, revision {revision}. All numbers are in
 [convolutional-init.json](convolutional-init.json); its seconds were taken while

@@ -72,7 +72,7 @@ convolutions; the last column is in units of the convolution's own largest outpu
     {command}
 
 Convolutions 3 wide, from {channels[0]} to {channels[1]} channels as PyTorch initialises them, zero padding of 1, seeds
-0 to {last_seed}. Two standard normal inputs each, of sizes {sizes}. Rounding is the
+0 to {last_seed}. Each gets two standard normal inputs, of sizes {sizes} pixels. Rounding is the
 [error budget](../explanation/error-budget.md), with windows times weights as the second road in the same dtype.
 {hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, revision {revision}. All numbers are in
 [sharpness.json](sharpness.json).
