@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from convattn.convert.certificate import CLOSE, Verdict, VerdictRecord, largest, require_share
 from convattn.convert.comparison import compare_networks
@@ -25,9 +25,6 @@ from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, read_plain
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a, optional_module
 from convattn.functional.reference import rounded_otherwise
 from convattn.wording import counted
-
-_WATCHED = 4
-"""Images on which single layers are compared."""
 
 _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
@@ -156,21 +153,20 @@ def certify(
     worst, notes = compared.worst(exact=True), ["other images than these", *compared.not_covered]
     first, layers, inside = None, 0, [one.network for one in rounded]
     try:
-        first, layers = _first_outside(source.network, inside, made, given.batches(_WATCHED)[0])
+        first, layers = _first_outside(source.network, inside, made, given.batches(4)[0])
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         notes.append(f"single layers, which cannot be watched ({type(error).__name__}: {error})")
     if not layers:
         notes.append("where a difference begins: no layer could be matched by its name")
+    name, error, allowed = first or (None, None, None)
     kinds = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in reference.parameters())
-    total, ties, changed, interval = compared.top1_total, compared.top1_ties, None, None
-    if total and compared.top1_changed is not None:
-        changed = compared.top1_changed - (ties or 0)
-        interval = _wilson(total - changed, total)
-    error, apart = max(one.relative for one in compared.outputs), changed or compared.differing
-    verdict: Verdict = "different" if math.isfinite(error) else "failed"
+    total, ties = compared.top1_total, compared.top1_ties
+    changed = None if compared.top1_changed is None or ties is None else compared.top1_changed - ties
+    share, apart = max(one.relative for one in compared.outputs), changed or compared.differing
+    verdict: Verdict = "different" if math.isfinite(sum(one.error for one in compared.outputs)) else "failed"
     if worst.share <= 1 and not (apart or made.quantised or first):
         verdict = "exact"
-    elif tolerance is not None and images is not None and error <= tolerance and not apart:
+    elif tolerance is not None and images is not None and share <= tolerance and not apart:
         verdict = "close"
     return AgreementCertificate(
         verdict=verdict,
@@ -188,9 +184,11 @@ def certify(
         decisions=total,
         changed=changed,
         ties=ties,
-        interval=interval,
+        interval=None if not total or changed is None else _wilson(total - changed, total),
         layers=layers,
-        **dict(zip(("first", "first_error", "first_rounding"), first or (None,) * 3, strict=True)),
+        first=name,
+        first_error=error,
+        first_rounding=allowed,
         not_covered=tuple(notes),
     )
 
@@ -213,16 +211,14 @@ class _Listed(nn.Module):
         self.reload: Callable[[Sequence[str]], _Session] | None = None  # With the outputs of layers of these names
 
     def forward(self, *given: Any, **named: Any) -> list[Tensor]:
-        given, named = tree_map(self._prepare, (given, named))
+        given, named = tree_map_only(Tensor, self._prepare, (given, named))
         every = [part for _, part in parts(self.network(*given, **named))]
         every = [torch.as_tensor(np.array(x)) if isinstance(x, np.ndarray | np.generic) else x for x in every]
         return [x.dequantize() if x.is_quantized else x for x in every if isinstance(x, Tensor)]
 
-    def _prepare(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        value = value.to(self.dtype) if self.dtype is not None and value.is_floating_point() else value
-        return value if isinstance(self.network, nn.Module) else value.numpy(force=True)
+    def _prepare(self, x: Tensor) -> Any:
+        x = x.to(self.dtype) if self.dtype is not None and x.is_floating_point() else x
+        return x if isinstance(self.network, nn.Module) else x.numpy(force=True)
 
 
 def _first_outside(
@@ -235,7 +231,8 @@ def _first_outside(
     high, takers = layer_outputs(copy.deepcopy(source).double(), given, torch.float64)
     values = layer_outputs(made.network, given, made.dtype)[0] if isinstance(made.network, nn.Module) else {}
     if made.reload is not None:
-        session = made.reload([*high])
+        inner = [k for k in high if f"{k}#2" not in high and not any(other.startswith(f"{k}.") for other in high)]
+        session = made.reload(inner)
         results = output_of(_Listed(session), given)
         values = {name: results[place] for name, place in session.layers.items()}
     high = {k: x for k, x in high.items() if k in values and values[k].shape == x.shape and x.isfinite().all()}
@@ -280,11 +277,8 @@ def _open(other: Any, runtime: str | None, options: Mapping[str, Any] | None) ->
 
 
 def _of_torch(other: nn.Module) -> _Listed:
-    """Runs a copy of a module in evaluation mode; a compiled one runs itself."""
-    compiled = full_name(type(other)).startswith("torch._dynamo.")
-    if compiled and other.training:
-        raise ArgumentError("other must be in evaluation mode, because what is compiled is not copied")
-    network = other if compiled else copy_network(other)
+    """Runs a copy of a module in evaluation mode."""
+    network = copy_network(other)
     with suppress(NotImplementedError):  # a program of torch.export has no modes
         network.eval()
     held = [*network.parameters(), *network.buffers()]
@@ -337,7 +331,8 @@ def _in_onnxruntime(path: Path, options: Mapping[str, Any] | None, names: Sequen
 def _read_onnx(path: Path, names: Sequence[str]) -> tuple[str | bytes, bool, dict[str, str]]:
     """Returns what to load, whether it is quantised, and the name of the value that each of these layers gives.
 
-    Torch's exporter writes the names of modules beside each node. The values of the layers become outputs.
+    Torch's exporter writes the names of modules beside each node, the last node of a layer gives its value. These
+    values become outputs.
     """
     try:
         onnx = optional_module("onnx", "onnx", "export")

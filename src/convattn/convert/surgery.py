@@ -320,7 +320,7 @@ def layer_outputs(
     """
     values, takers, makers, alive = dict[str, Tensor](), dict[str, list[str]](), dict[int, list[str]](), list[Tensor]()
 
-    def note(name: str, _: nn.Module, positional: Any, named: Any, output: Any) -> None:
+    def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
         made = next((one for _, one in parts(output) if isinstance(one, Tensor) and one.is_floating_point()), None)
         if made is None:
             return

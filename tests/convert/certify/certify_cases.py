@@ -32,9 +32,9 @@ class Classifier(nn.Module):
         self.head = nn.Linear(11, 7)
 
     def forward(self, x):
-        x = self.each(self.blocks(self.stem(x))).flatten(2).mT
+        x = self.each(self.blocks(self.stem(x))).flatten(2).transpose(1, 2)
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        return self.head((x + self.mix((q @ k.mT / 11**0.5).softmax(-1) @ v)).mean(1))
+        return self.head((x + self.mix((q @ k.transpose(1, 2) / 11**0.5).softmax(-1) @ v)).mean(1))
 
 
 def classifier():

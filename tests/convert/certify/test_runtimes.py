@@ -1,0 +1,181 @@
+"""ONNX Runtime and OpenVINO: right files pass, faults are found and named, and mistakes in the call are explained."""
+
+import sys
+
+import onnx
+import onnxruntime.quantization
+import openvino
+import pytest
+import torch
+from tests.convert.certify.certify_cases import FAULTS, classifier, damaged
+from torch import nn
+
+from convattn import certify, network_to_attention
+from convattn.errors import ArgumentError, ConversionError, MissingDependencyError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters, about what they will change
+
+NAMED = {"a weight by 1e-3", "swapped axes", "dropped bias", "half precision"}
+
+
+@pytest.fixture(scope="module")
+def case():
+    return classifier()
+
+
+def export(network, images, path, *, batch=None):
+    """Writes an ONNX file, for any number of images or for `batch`."""
+    shapes = None if batch else ({0: torch.export.Dim("batch")},)
+    torch.onnx.export(
+        network, (images[: batch or 2],), path, dynamo=True, verbose=False, dynamic_shapes=shapes, external_data=False
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(case, tmp_path_factory):
+    return export(*case, tmp_path_factory.mktemp("onnx") / "network.onnx")
+
+
+def save_openvino(network, images, path, *, half=False):
+    openvino.save_model(openvino.convert_model(network, example_input=images), path, compress_to_fp16=half)
+    return path
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_right_file_is_exact(case, file, runtime):
+    certificate = certify(case[0], file, case[1], runtime=runtime)
+    assert certificate.verdict == "exact", certificate.summary()
+    assert certificate.layers > 10
+    name = {"onnxruntime": f"ONNX Runtime {onnxruntime.__version__}", "openvino": "OpenVINO "}[runtime]
+    assert certificate.other.startswith(f"network.onnx in {name}")
+
+
+@pytest.mark.parametrize("fault", sorted(NAMED))
+def test_a_fault_in_a_file_is_found_and_named(case, tmp_path, fault):
+    change, layer = FAULTS[fault]
+    path = export(damaged(case[0], change), case[1], tmp_path / "wrong.onnx")
+    for runtime in ("onnxruntime", "openvino"):
+        certificate = certify(case[0], path, case[1], runtime=runtime)
+        assert certificate.verdict in ("close", "different")
+        # the exporter merges normalisation into the convolution before it
+        assert certificate.first in (layer, layer.replace("conv", "norm"))
+
+
+def test_a_model_of_openvino_names_its_layers(case, tmp_path):
+    network, images = case
+    assert certify(network, save_openvino(network, images, tmp_path / "right.xml"), images).verdict == "exact"
+    change, layer = FAULTS["a weight by 1e-4"]
+    wrong = certify(network, save_openvino(damaged(network, change), images, tmp_path / "wrong.xml"), images)
+    assert wrong.verdict in ("close", "different")
+    assert wrong.first == layer.replace("conv", "norm")
+
+
+def test_weights_of_16_bits_are_seen(case, tmp_path):
+    certificate = certify(case[0], save_openvino(*case, tmp_path / "half.xml", half=True), case[1])
+    assert certificate.verdict in ("close", "different")
+    assert certificate.first is not None
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_fixed_number_of_images_is_kept_to(case, tmp_path, batch):
+    path = export(*case, tmp_path / "fixed.onnx", batch=batch)
+    for runtime in ("onnxruntime", "openvino"):
+        certificate = certify(case[0], path, case[1], runtime=runtime)
+        assert (certificate.verdict, certificate.decisions) == ("exact", 9), certificate.summary()
+
+
+def test_attention_is_exact_in_a_runtime(case, tmp_path):
+    network, images = case
+    attention, _ = network_to_attention(network, images=images)
+    certificate = certify(attention, export(attention, images, tmp_path / "attention.onnx"), images)
+    assert certificate.verdict == "exact", certificate.summary()
+
+
+def test_int8_is_never_exact_and_has_an_interval(case, file, tmp_path):
+    path = tmp_path / "int8.onnx"
+    model = onnx.load(file)
+    del model.graph.value_info[:]  # shapes that the quantiser's own inference contradicts
+    onnxruntime.quantization.quantize_dynamic(model, path)
+    certificate = certify(case[0], path, case[1], tolerance=0.9)
+    assert certificate.quantised
+    assert certificate.verdict in ("close", "different")
+    assert certificate.interval[0] < 1
+
+
+def test_a_precision_that_is_asked_for_is_named(case, file):
+    certificate = certify(case[0], file, case[1], runtime="openvino", options={"INFERENCE_PRECISION_HINT": "f32"})
+    assert certificate.other.endswith("(f32)")
+
+
+def test_a_compiled_model_is_a_function(case, file):
+    certificate = certify(
+        case[0], openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), case[1]
+    )
+    assert certificate.verdict == "exact", certificate.summary()
+
+
+class Sum(nn.Module):
+    """Two inputs, one by name, and outputs in a mapping."""
+
+    def forward(self, x, scale):
+        return {"sum": x + scale, "product": x * scale}
+
+
+def test_inputs_by_name_and_several_outputs(tmp_path):
+    images = {"x": torch.randn(3, 5), "scale": torch.randn(3, 5)}
+    path = tmp_path / "sum.onnx"
+    torch.onnx.export(Sum(), kwargs=images, f=path, dynamo=True, verbose=False, external_data=False)
+    assert certify(Sum(), path, images).verdict == "exact"
+    assert certify(Sum(), path, (images["x"], images["scale"])).verdict == "exact"
+    swapped = certify(Sum(), path, (images["scale"], images["x"]))
+    assert swapped.verdict == "exact"  # both are symmetric
+
+
+def test_wrong_inputs_are_named(case, file):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+
+    class Named(nn.Module):
+        def forward(self, pixels):
+            return network(pixels)
+
+    path = export(network, torch.randn(2, 12), file.with_name("linear.onnx"))
+    with pytest.raises(ConversionError, match=r"images must be the inputs of the model \(input\), but are pixels"):
+        certify(Named(), path, {"pixels": torch.randn(2, 12)})
+    with pytest.raises(ConversionError, match="does not run"):
+        certify(nn.Flatten(), path, torch.randn(2, 13))
+
+
+def test_a_file_that_is_no_model_is_named(case, tmp_path):
+    for name in ("broken.onnx", "broken.xml"):
+        (tmp_path / name).write_bytes(b"no model")
+        with pytest.raises(ConversionError, match=rf"{name} cannot be loaded: "):
+            certify(case[0], tmp_path / name, case[1])
+
+
+@pytest.mark.parametrize(("runtime", "package"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino")])
+def test_a_runtime_that_is_not_installed_is_named(case, file, runtime, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependencyError, match=rf"this needs {package}, which is not installed.*export"):
+        certify(case[0], file, case[1], runtime=runtime)
+
+
+def test_without_the_package_onnx_layers_have_no_names(case, file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    certificate = certify(case[0], file, case[1])
+    assert (certificate.verdict, certificate.layers) == ("exact", 0)
+    assert "where a difference begins: no layer could be matched by its name" in certificate.not_covered
+
+
+def test_names_that_a_file_lacks_are_not_matched(case, file, tmp_path):
+    model = onnx.load(file)
+    for node in model.graph.node:
+        node.ClearField("metadata_props")
+    onnx.save(model, tmp_path / "bare.onnx")
+    certificate = certify(case[0], tmp_path / "bare.onnx", case[1])
+    assert (certificate.verdict, certificate.layers) == ("exact", 0)
+
+
+def test_an_unknown_runtime_is_refused(case, file, without_type_checks):
+    with pytest.raises(ArgumentError, match="must be a file of the kind"):
+        certify(case[0], file, case[1], runtime="tensorrt")
