@@ -21,7 +21,7 @@ MISTAKES = {
     "unknown command": (
         ["frobnicate"],
         'Unknown command "frobnicate". Available commands: '
-        + ", ".join(["demo", "convert", "analyze", "compare", "view", "train", "study", "reproduce", "..."]),
+        + ", ".join(["demo", "convert", "certify", "analyze", "compare", "view", "train", "study", "..."]),
     ),
     "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (

@@ -16,7 +16,7 @@ from torch import nn
 
 from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
 from convattn.cli import main
-from convattn.cli.network_options import _value
+from convattn.cli.network_options import read_value
 from convattn.convert.certificate import Certificate
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
@@ -351,5 +351,5 @@ def test_gates_that_are_closed_are_saved_and_loaded(capsys):
     [("3", 3), ("[2, 5]", [2, 5]), ("true", True), ("null", None), ("avg", "avg"), ("3x", "3x"), ('"3"', "3")],
 )
 def test_value_is_json_or_else_text(text, value):
-    assert _value(text) == value
-    assert type(_value(text)) is type(value)
+    assert read_value(text) == value
+    assert type(read_value(text)) is type(value)

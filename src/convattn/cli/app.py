@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from convattn.__about__ import __version__
 from convattn.cli.analyze import analyze, compare
+from convattn.cli.certify import certify
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.info import info
@@ -27,6 +28,7 @@ COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
     {
         "demo": demo,
         "convert": convert,
+        "certify": certify,
         "analyze": analyze,
         "compare": compare,
         "view": view,

@@ -114,7 +114,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         of_network |= {"--exclude": exclude, "--content": content, "--fold": fold, "--dry-run": dry_run}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
-    sizes = _require_measured(images, limit, shape)
+    sizes = require_measured(images, limit, shape)
     options |= {"include": include or None, "exclude": exclude or None}
     options |= {"content": content} if to == "attention" else {"fold": fold}
     from convattn.files import require_new_folder
@@ -124,12 +124,12 @@ def convert(  # noqa: PLR0913 - the options of the command
         if dry_run:
             loaded = network.load(source, weights_matter=False)
             predict = forecast_attention if to == "attention" else forecast_conv
-            forecast = predict(loaded.network, _images(loaded, images, limit, sizes)[0][:1], **options)
+            forecast = predict(loaded.network, read_images(loaded, images, limit, sizes)[0][:1], **options)
             print_record(forecast, forecast.summary(), json=json)
             return 0
         require_new_folder(target.output, "--output")
         loaded = network.load(source)
-        return _convert_network(loaded, to, options, _images(loaded, images, limit, sizes), target)
+        return _convert_network(loaded, to, options, read_images(loaded, images, limit, sizes), target)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
             raise ArgumentError(f"{name} {reason}")
 
 
-def _require_measured(path: Path | None, limit: int | None, shape: str | None) -> tuple[int, ...] | None:
+def require_measured(path: Path | None, limit: int | None, shape: str | None) -> tuple[int, ...] | None:
     """Raises ArgumentError on a mistake in the options of the images; returns the sizes of one of random numbers."""
     require_images(path)
     if path is not None and shape is not None:
@@ -187,7 +187,7 @@ def _require_measured(path: Path | None, limit: int | None, shape: str | None) -
     return tuple(map(int, parts))
 
 
-def _images(
+def read_images(
     loaded: "LoadedNetwork", path: Path | None, limit: int | None, sizes: tuple[int, ...] | None
 ) -> tuple["Tensor", str, bool]:
     """Reads images, takes those of the network's own test set, or draws one.

@@ -63,7 +63,7 @@ class NetworkOptions:
                 f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
                 f" --random-weights, but {found}"
             )
-        return self._build(source, {key: _value(text) for key, text in arguments.items()})
+        return self._build(source, {key: read_value(text) for key, text in arguments.items()})
 
     def loader(self, sources: Sequence[str]) -> "Callable[[str], LoadedNetwork]":
         """Returns what loads each of several networks.
@@ -112,7 +112,7 @@ def _is_saved(source: str) -> bool:
     return home not in HOMES or (home == "convattn" and name in pretrained_names())
 
 
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
     """Reads a value as JSON if it is JSON, and as text otherwise."""
     try:
         return json.loads(text)

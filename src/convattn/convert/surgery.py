@@ -310,6 +310,12 @@ def input_shapes(model: nn.Module, given: Arguments, names: Iterable[str]) -> di
     return shapes
 
 
+def _parts_of_attention(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules inside attention layers, which are read, and not called."""
+    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
+    return {part for layer in layers for part in layer.modules() if part is not layer}
+
+
 def layer_outputs(
     network: nn.Module, given: Arguments, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
@@ -333,8 +339,9 @@ def layer_outputs(
         makers.setdefault(id(made), []).append(name)
         alive.append(made)  # or another tensor could get its id
 
-    modules = network.named_modules()
-    hooks = [part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules if name]
+    inner = _parts_of_attention(network)
+    modules = [(name, part) for name, part in network.named_modules() if name and part not in inner]
+    hooks = [part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules]
     try:
         output_of(network, given, dtype)
     finally:
@@ -365,8 +372,7 @@ class Watch(TorchDispatchMode):
         self.calls: dict[str, str] = {}
 
     def __enter__(self) -> "Watch":
-        layers = [module for module in self._network.modules() if isinstance(module, RelativeAttention)]
-        inner = {part for layer in layers for part in layer.modules() if part is not layer}  # read, and not called
+        inner = _parts_of_attention(self._network)
         for name, module in self._network.named_modules():
             if module not in inner:
                 enter = partial(self._enter, name)

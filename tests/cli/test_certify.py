@@ -1,0 +1,99 @@
+"""`convattn certify`: a network against a file or a folder."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from convattn import AgreementCertificate, AttentionNet, load_network, save_network
+from convattn.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+RANDOM = ["--shape", "3,32,32"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def network():
+    """A network in the folder `network`, and a right and a wrong ONNX file of it."""
+    torch.manual_seed(3)
+    network = AttentionNet(width=8, depth=2, heads=9, ffn=16).eval()
+    save_network(network, "network")
+    images = (torch.zeros(1, 3, 32, 32),)
+    torch.onnx.export(network, images, "right.onnx", dynamo=True, verbose=False)
+    with torch.no_grad():
+        next(module for module in network.modules() if isinstance(module, nn.Linear)).weight[0, 0] += 1
+    torch.onnx.export(network, images, "wrong.onnx", dynamo=True, verbose=False)
+    return network
+
+
+def test_the_exit_code_is_that_of_the_verdict(network, capsys):
+    for runtime in ("onnxruntime", "openvino"):
+        assert main(["certify", "network", "right.onnx", "--runtime", runtime, *RANDOM]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("certify: exact\n  right.onnx in O")
+        assert ", on one standard normal image (1, 3, 32, 32), seed 0." in printed
+    assert main(["certify", "network", "wrong.onnx", "--json", *RANDOM]) == 3
+    certificate = AgreementCertificate.from_json(capsys.readouterr().out)
+    assert (certificate.verdict, certificate.tolerance) == ("different", None)
+    assert certificate.first is not None
+
+
+def test_what_is_not_there_is_named(capsys):
+    assert main(["certify", "convattn:cifar10-small", "nothing.onnx"]) == 2
+    assert "there is no file or folder 'nothing.onnx' to compare" in capsys.readouterr().err
+
+
+def test_two_folders_are_compared(network, capsys):
+    save_network(network, "changed")
+    assert main(["certify", "network", "network", *RANDOM]) == 0
+    assert capsys.readouterr().out.startswith("certify: exact\n  AttentionNet computes what AttentionNet computes")
+    assert main(["certify", "network", "changed", *RANDOM]) == 3
+
+
+def test_options_reach_the_runtime(network, capsys):
+    arguments = ["certify", "network", "right.onnx", "--runtime", "openvino", *RANDOM]
+    assert main([*arguments, "--option", "INFERENCE_PRECISION_HINT=f32", "--option", "INFERENCE_NUM_THREADS=1"]) == 0
+    assert "(f32)" in capsys.readouterr().out
+    assert main([*arguments, "--option", "NO_SUCH_PROPERTY=1"]) == 2
+    assert "right.onnx cannot be loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tolerance", "2"], "--tolerance must be a share in (0, 1), without --exact, but is 2.0"),
+        (["--tolerance", "0.1", "--exact"], "without --exact"),
+        (["--option", "nothing"], "--option must be of the form KEY=VALUE, but is 'nothing'"),
+        (["--runtime", "tensorrt"], "tensorrt"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, place, capsys):
+    (place / "any.onnx").write_bytes(b"")
+    assert main(["certify", "timm:resnet10t", "any.onnx", "--random-weights", *arguments, *RANDOM]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_nothing_is_close_where_only_exact_counts(network, capsys):
+    np.save("images.npy", torch.randn(5, 3, 32, 32).numpy())
+    with torch.no_grad():
+        close = load_network("network")
+        next(part for part in close.modules() if isinstance(part, nn.Linear)).bias += 1e-5
+    save_network(close, "close")
+    assert main(["certify", "network", "close", "--images", "images.npy", "--json"]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert (certificate["verdict"], certificate["decisions"], certificate["images"]) == (
+        "close",
+        5,
+        "5 images of images.npy",
+    )
+    assert main(["certify", "network", "close", "--images", "images.npy", "--exact"]) == 3
