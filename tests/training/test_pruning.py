@@ -1,5 +1,4 @@
 import copy
-import re
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from convattn import load_network, save_network
 from convattn.encodings import Distance, GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
-from convattn.models import AttentionNet, degenerate_heads, prune_heads, reinitialise_heads
+from convattn.models import AttentionNet, degenerate_heads, prune_heads
 from convattn.testing.budget import assert_within_budget, references
 
 SMALL = {"width": 14, "depth": 3, "heads": 5, "ffn": 11, "num_classes": 5}
@@ -165,70 +164,12 @@ def test_sound_network_is_copied_whole():
     network = AttentionNet(**SMALL).eval()
     pruned = prune_heads(network)
     assert torch.equal(pruned(small_images()), network(small_images()))
-    assert reinitialise_heads(network) == 0
-    assert torch.equal(pruned(small_images()), network(small_images()))
-
-
-@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic"])
-def test_reinitialised_heads_are_fresh_and_the_others_untouched(encoding):
-    network = damaged(encoding)
-    before, objects = copy.deepcopy(network.state_dict()), list(network.parameters())
-    assert reinitialise_heads(network) == 5
-    assert all(now is then for now, then in zip(network.parameters(), objects, strict=True))
-    assert not any(degenerate_heads(block.mixer.encoding).any() for block in network.blocks)
-    of_heads = re.compile(r"blocks\.(\d)\.mixer\.(values|encoding)\.")
-    for name, now in network.state_dict().items():
-        found = of_heads.match(name)
-        untouched = torch.ones(len(now), dtype=torch.bool)
-        untouched[DEGENERATE[int(found[1])] if found else []] = False
-        assert torch.equal(now[untouched], before[name][untouched])
-        assert (now != before[name])[~untouched].all()
-
-
-def test_reinitialised_heads_are_drawn_as_at_the_start():
-    torch.manual_seed(1)
-    network = AttentionNet("generalized_quadratic", **{**SMALL, "depth": 1, "heads": 2000, "initializer_range": 0.07})
-    mixer = network.blocks[0].mixer
-    nn.init.zeros_(mixer.encoding.shape)
-    nn.init.zeros_(mixer.encoding.centres)
-    assert reinitialise_heads(network) == 2000
-    drawn = [
-        (mixer.values.weight, 0.07),
-        (mixer.encoding.centres, 2.0),
-        (mixer.encoding.shape - torch.eye(2), 0.01),
-    ]
-    for numbers, spread in drawn:
-        # mean and standard deviation of n normal numbers are known to 1/√n and 1/√(2n); four of those
-        assert abs(numbers.std().item() / spread - 1) < 4 / (2 * numbers.numel()) ** 0.5
-        assert abs(numbers.mean().item() / spread) < 4 / numbers.numel() ** 0.5
-
-
-def test_momentum_of_heads_started_anew_is_left_to_the_caller():
-    """As documented: the optimizer's state is kept, so a step without gradient still moves the fresh heads."""
-    network = damaged()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    network(small_images()).square().sum().backward()
-    optimizer.step()
-    for block, heads in zip(network.blocks, DEGENERATE, strict=True):
-        for head in heads:
-            flatten(block.mixer.encoding, head)
-    reinitialise_heads(network)
-    values = network.blocks[0].mixer.values.weight
-    fresh = values.detach().clone()
-    for state in optimizer.state.values():
-        assert state["momentum_buffer"].abs().max() > 0
-    optimizer.state[values]["momentum_buffer"][DEGENERATE[0]] = 0
-    optimizer.zero_grad(set_to_none=False)
-    optimizer.step()
-    moved = (values != fresh).flatten(1).any(dim=1)
-    assert moved.tolist() == [head not in DEGENERATE[0] for head in range(5)]
 
 
 @pytest.mark.parametrize("bound", [-1e-9, float("inf"), float("nan")])
 def test_flattest_out_of_range_is_refused(bound):
-    for call in (prune_heads, reinitialise_heads):
-        with pytest.raises(ArgumentError, match="flattest must be a finite number of at least 0, but is"):
-            call(damaged(), flattest=bound)
+    with pytest.raises(ArgumentError, match="flattest must be a finite number of at least 0, but is"):
+        prune_heads(damaged(), flattest=bound)
 
 
 @pytest.mark.parametrize("bound", [0.99, -1.0, float("nan")])
@@ -244,19 +185,18 @@ def test_other_encodings_are_refused(without_type_checks):
         degenerate_heads(Distance(3, 2))
 
 
-@pytest.mark.parametrize("call", [prune_heads, reinitialise_heads])
-def test_networks_whose_heads_cannot_be_judged_are_refused(call):
+def test_networks_whose_heads_cannot_be_judged_are_refused():
     with pytest.raises(ArgumentError, match=r"encoding of block 0 must be a Quadratic or .* but is 'Distance'"):
-        call(AttentionNet("distance", **SMALL))
+        prune_heads(AttentionNet("distance", **SMALL))
     for gated in (False, True):
         with pytest.raises(ArgumentError, match="network must be without content"):
-            call(AttentionNet(content=True, gated=gated, **SMALL))
+            prune_heads(AttentionNet(content=True, gated=gated, **SMALL))
     network = AttentionNet(**SMALL)
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
     with pytest.raises(
         UnsupportedModelError, match="cannot prune block 1: its mixer is Conv2d, not RelativeAttention2d"
     ):
-        call(network)
+        prune_heads(network)
 
 
 @pytest.mark.parametrize("name", ["centres", "shape"])
@@ -265,7 +205,6 @@ def test_diverged_networks_are_refused_and_left_alone(name):
     with torch.no_grad():
         network.blocks[2].mixer.encoding.get_parameter(name)[1] = torch.nan
     before = copy.deepcopy(network.state_dict())
-    for call in (prune_heads, reinitialise_heads):
-        with pytest.raises(ArgumentError, match=r"encoding must be of finite numbers, but is GeneralizedQuadratic\("):
-            call(network)
+    with pytest.raises(ArgumentError, match=r"encoding must be of finite numbers, but is GeneralizedQuadratic\("):
+        prune_heads(network)
     assert all(torch.equal(before[key].nan_to_num(), t.nan_to_num()) for key, t in network.state_dict().items())

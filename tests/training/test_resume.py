@@ -41,7 +41,7 @@ def test_every_state_of_a_strong_recipe_is_taken_up(monkeypatch, tmp_path):
     strong = dataclasses.replace(
         RECIPE,
         data=dataclasses.replace(RECIPE.data, cutout=2, mixup=0.2, cutmix=1.0),
-        training=dataclasses.replace(RECIPE.training, ema=0.9, label_smoothing=0.1, reinitialise=(1,), micro_batch=3),
+        training=dataclasses.replace(RECIPE.training, ema=0.9, label_smoothing=0.1, micro_batch=3),
     )
     train(strong, output=tmp_path / "whole", data=tiny_data(), progress=False)
     for step in (3, 7):

@@ -9,7 +9,7 @@ from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe, tiny
 
 from convattn import load_network, save_network
 from convattn.data import normalise
-from convattn.errors import CheckpointError, MissingDependencyError, RecipeError, UnknownNameError
+from convattn.errors import CheckpointError, MissingDependencyError, UnknownNameError
 from convattn.lab import train
 from convattn.lab.augment import views
 from convattn.lab.recipe import DataRecipe, ResNetRecipe
@@ -67,29 +67,6 @@ def test_average_of_the_weights_is_what_is_tested_and_saved(tmp_path):
         images = normalise(tiny_data().test.images, (0.4,), (0.3,))
         right = (saved(images).argmax(1) == tiny_data().test.labels).double().mean().item()
     assert right == record.results["test_accuracy"]
-
-
-def test_degenerate_heads_are_drawn_afresh_after_the_epochs_named(tmp_path):
-    made = Trainer(with_training(tiny_recipe(), reinitialise=(1,)), tiny_data(), Accelerator(cpu=True))
-    encoding = made.network.blocks[0].mixer.encoding
-    with torch.no_grad():
-        encoding.root_sharpness[1] = 1e-4
-    made.run_epoch()
-    assert (encoding.root_sharpness > 0.9).all()
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        ResNetRecipe(blocks_per_stage=1, width=4),
-        tiny_recipe(encoding="learned_table").model,
-        tiny_recipe(content=True).model,
-    ],
-)
-def test_heads_that_cannot_be_drawn_afresh_are_an_error_before_the_first_step(model):
-    recipe = with_training(dataclasses.replace(tiny_recipe(), model=model), reinitialise=(1,))
-    with pytest.raises(RecipeError, match=r"training\.reinitialise must be left out .*, but is \(1,\)"):
-        Trainer(recipe, tiny_data(), Accelerator(cpu=True))
 
 
 def test_network_starts_from_that_of_a_run_and_is_pruned(tmp_path):

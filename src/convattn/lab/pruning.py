@@ -1,4 +1,4 @@
-"""Degenerate heads of quadratic encodings: finding, removing and re-initialising them."""
+"""Degenerate heads of quadratic encodings: finding and removing them."""
 
 import math
 
@@ -98,49 +98,6 @@ def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition
                 setattr(module, name, nn.Parameter(chosen, requires_grad=parameter.requires_grad))
     made.heads = tuple(len(heads) for heads in kept)
     return made
-
-
-@torch.no_grad()
-def reinitialise_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> int:
-    """Re-initialises the degenerate heads of a network, in place, from PyTorch's global random numbers.
-
-    Their centres and shape (or sharpness) are drawn as by the encoding's constructor, centres from N(0, 2²) whatever
-    the start of the network was, and their W_h from N(0, initializer_range²). Other heads are not touched.
-
-    The parameters stay the same objects, so an optimizer still has the momentum of the old heads: set the rows of these
-    heads to zero in its state, or make a new optimizer.
-
-    Args:
-        network: A network with quadratic or generalised quadratic encodings, without content.
-        flattest: As in `degenerate_heads`.
-        condition: As in `degenerate_heads`.
-
-    Returns:
-        The number of heads re-initialised, in all blocks together.
-
-    Raises:
-        ArgumentError: The network has content or other encodings, or as in `degenerate_heads`; nothing is changed
-            then.
-        UnsupportedModelError: A block has another mixer; nothing is changed then.
-
-    Example:
-        >>> network = AttentionNet("quadratic", width=8, depth=2, heads=3, ffn=8)
-        >>> _ = nn.init.zeros_(network.get_parameter("blocks.1.mixer.encoding.root_sharpness"))
-        >>> reinitialise_heads(network), reinitialise_heads(network)
-        (3, 0)
-    """
-    layers = _layers(network)
-    degenerate = [degenerate_heads(encoding, flattest=flattest, condition=condition) for _, encoding in layers]
-    for (mixer, encoding), heads in zip(layers, degenerate, strict=True):
-        number = int(heads.sum())
-        if not number:
-            continue
-        fresh = type(encoding)(number, encoding.dims)
-        for name, parameter in encoding.named_parameters():
-            parameter[heads] = fresh.get_parameter(name).to(parameter)
-        for parameter in mixer.values.parameters():
-            parameter[heads] = torch.empty_like(parameter[heads]).normal_(std=network.initializer_range)
-    return sum(int(heads.sum()) for heads in degenerate)
 
 
 def _kept_heads(encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float) -> list[int]:

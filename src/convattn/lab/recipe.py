@@ -201,14 +201,8 @@ class TrainingRecipe(Section):
     label_smoothing: Share = 0.0  # Share of each label that is spread over all classes
     # Decay per step of an exponential moving average of the weights, which is then tested and saved; None for none
     ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
-    reinitialise: tuple[Count, ...] = ()  # Epochs after which degenerate heads get new random values, rising
     stem_epochs: Count | None = None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
     test_views: Views = "none"  # Views of each test image whose mean scores are tested too after the last epoch
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if list(self.reinitialise) != sorted(set(self.reinitialise)):
-            raise RecipeError(must_be("reinitialise", "rising epochs", self.reinitialise))
 
 
 @dataclass(frozen=True)
@@ -320,6 +314,9 @@ def load_recipe(
     source, content = _read(name_or_path)
     if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
+    training = content.get("training")
+    if isinstance(training, dict) and training.get("reinitialise") == []:  # of earlier versions, without effect
+        del training["reinitialise"]
     own_scales = content.pop("scales", {})
     _require_scales(own_scales, source)
     if scale is not None and scale != content.get("scale", "paper"):
@@ -378,6 +375,9 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
         ["data.name is 'digits', not 'cifar10'"]
     """
     one, other = _flatten(first), _flatten(second)
+    for flat in (one, other):
+        if flat.get("training.reinitialise") == []:  # of earlier versions, without effect
+            del flat["training.reinitialise"]
     keys = [key for key in {**one, **other} if key != "claim" and one.get(key) != other.get(key)]
     return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in keys]
 

@@ -37,14 +37,6 @@ def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadr
     return [module for module in network.modules() if isinstance(module, Quadratic | GeneralizedQuadratic)]
 
 
-def require_quadratic_heads(network: nn.Module, reinitialise: tuple[int, ...]) -> None:
-    """Raises RecipeError if heads are to get new random values in some epochs, but that would fail or do nothing."""
-    able = isinstance(network, AttentionNet) and not network.content and quadratic_encodings(network)
-    if reinitialise and not able:
-        expectation = "left out where the network has no quadratic heads without content"
-        raise RecipeError(must_be("training.reinitialise", expectation, reinitialise))
-
-
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
 

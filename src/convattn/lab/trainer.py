@@ -19,7 +19,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from convattn.errors import RecipeError, TrainingError, must_be
 from convattn.fields import read
 from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop, views
-from convattn.lab.pruning import reinitialise_heads
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import (
     Network,
@@ -27,9 +26,7 @@ from convattn.lab.run_setup import (
     build_optimizer,
     learning_rate_factor,
     rate_of_group,
-    require_quadratic_heads,
 )
-from convattn.models import AttentionNet
 from convattn.networks.datasets import ImageDataset, ImageSplit, normalise
 
 if TYPE_CHECKING:
@@ -209,7 +206,6 @@ class Trainer:
             raise RecipeError(must_be("training.batch_size", expectation, size))
         self.step, self.epoch = 0, 0
         self.network = build_network(recipe, data)
-        require_quadratic_heads(self.network, recipe.training.reinitialise)
         optimizer = build_optimizer(recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs)
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = torch.compile(self._prepared) if recipe.training.compile else self._prepared
@@ -254,8 +250,6 @@ class Trainer:
         train_loss = torch.stack(self._losses).mean().item()
         self.epoch += 1
         loss, accuracy = self.evaluate(self._test)
-        if self.epoch in self._recipe.training.reinitialise:
-            self._reinitialise()
         self._losses, self._seconds = [], 0.0
         return EpochResult(
             epoch=self.epoch,
@@ -335,13 +329,6 @@ class Trainer:
         if self._average is not None:
             update_average(self._average, self.network, self._recipe, step=self.step + 1, total=self._total)
         return total
-
-    def _reinitialise(self) -> None:
-        """Gives degenerate heads new random values, the same in every process."""
-        if isinstance(self.network, AttentionNet):
-            with forked_random_numbers(self._accelerator.device):
-                torch.manual_seed(self._recipe.seed + self.step)
-                reinitialise_heads(self.network)
 
     def _learning_rate(self, step: int) -> float:
         epochs, recipe = self._recipe.training.epochs, self._recipe

@@ -11,7 +11,7 @@ from convattn.models.resnet import ResNet, resnet18
 from convattn.models.speed_net import SpeedNet
 
 if TYPE_CHECKING:
-    from convattn.lab.pruning import degenerate_heads, prune_heads, reinitialise_heads
+    from convattn.lab.pruning import degenerate_heads, prune_heads
 
 __all__ = [
     "NETWORKS",
@@ -25,7 +25,6 @@ __all__ = [
     "pretrained_card",
     "pretrained_names",
     "prune_heads",
-    "reinitialise_heads",
     "resnet18",
 ]
 
