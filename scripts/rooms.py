@@ -33,12 +33,12 @@ TOLERANCE = 1.1
 ABOVE = {
     ROOT: 1_600,
     "convert": 4_449,
-    "models": 1_043,
+    "models": 1_042,
     "networks": 1_898,
     "heads": 5_508,
     "viewer": 1_963,
     "cli": 1_394,
-    "lab": 5_877,
+    "lab": 5_813,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
