@@ -1,4 +1,4 @@
-"""A server in a thread, with something small to show, for tests."""
+"""A server in a thread, for tests."""
 
 import asyncio
 import contextlib
@@ -9,35 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import uvicorn
 
-from convattn.viewer.live import Live, RefusedError
 from convattn.viewer.server import listening, make_app
 
 
-class Toy(Live):
-    """Answers in words, and notes what it was asked."""
-
-    title = "Toy"
-
-    def __init__(self):
-        self.asked = []
-
-    def scene_bytes(self):
-        return b"scene"
-
-    def rows(self, request):
-        if request.network:
-            raise RefusedError(400, "network must be below 1")
-        self.asked.append(request)
-        return b"rows"
-
-
 @contextlib.contextmanager
-def served(shown, **options):
+def served(scene):
     """Serves in a thread, on a free port; yields a client of it."""
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
-        settings = {"lifespan": "off", "ws": "none", "http": "h11", "log_level": "error", **options}
-        server = uvicorn.Server(uvicorn.Config(make_app(shown), **settings))
+        settings = {"lifespan": "off", "ws": "none", "http": "h11", "log_level": "error"}
+        server = uvicorn.Server(uvicorn.Config(make_app(scene), **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         try:

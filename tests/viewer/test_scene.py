@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.heads import analyze, read_heads
-from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.models import AttentionNet, SpeedNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
@@ -242,3 +242,24 @@ def test_a_network_is_left_as_it_was():
     assert network.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+class _Fickle(nn.Module):
+    """Runs its layer again where an image is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = RelativeAttention2d(3, 3, 2, "quadratic", content=Content(key_width=5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x)) if x.mean() > 1 else self.layer(x)
+
+
+def test_a_call_that_the_first_image_does_not_have_is_left_out():
+    torch.manual_seed(0)
+    network = _Fickle().eval()
+    images = torch.stack([torch.zeros(3, 5, 7), torch.rand(3, 5, 7) + 1])
+    stored, single = build_scene(Exhibit(network, images)), build_scene(Exhibit(network.layer, images))
+    assert [layer["name"] for layer in stored.header["networks"][0]["layers"]] == ["layer"]
+    assert stored.tensors.keys() == single.tensors.keys()
+    assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in single.tensors.items())

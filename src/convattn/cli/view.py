@@ -61,12 +61,12 @@ def view(  # noqa: PLR0913 - the options of the command
 ) -> int:
     """Look at the attention of a network: an interactive page, which needs no network connection.
 
-    Without --output a server on this machine shows the page until Ctrl-C; maps are computed when they are asked for.
-    With --output the page is written: the folder gets index.html, which opens from the disk with everything inside, and
-    scene.safetensors, the same as numbers. Heads that attend by displacement alone are computed in the page, and
-    networks of this library that are made of them run in it, also on an image that you drop on the page. The maps of
-    other networks are stored, so that a page of many images is large. A network of timm, torchvision or
-    hf: needs --weights, --pretrained or --random-weights.
+    Without --output a server on this machine shows the page until Ctrl-C. With --output the page is written: the
+    folder gets index.html, which opens from the disk with everything inside, and scene.safetensors, the same as
+    numbers. Heads that attend by displacement alone are computed in the page, and networks of this library that are
+    made of them run in it, also on an image that you drop on the page. The maps of other networks are stored, so
+    that a page of many images is large. A network of timm, torchvision or hf: needs --weights, --pretrained or
+    --random-weights.
 
     Args:
         source: timm:NAME, torchvision:NAME, hf:NAME for OWNER/MODEL on the Hugging Face Hub or a folder that
@@ -124,17 +124,17 @@ def view(  # noqa: PLR0913 - the options of the command
 
 def _serve(collect: Callable[[], "Exhibition"], host: str, port: int, *, open_page: bool, json: bool) -> int:
     """Shows networks from a server until Ctrl-C."""
-    from convattn.viewer.live import Live
-    from convattn.viewer.server import listening, serve
+    from convattn.viewer import build_scene
+    from convattn.viewer.server import LARGEST, listening, serve
 
     with listening(host, port) as opened, one_thread():
         shown = collect()
-        live = Live(shown.exhibits, names=shown.names, labels=shown.labels)
-        address = _address(host, opened.getsockname()[1])
-        print_record(ServedPage(live.title, address), f"{live.title} at {address} (Ctrl-C stops)", json=json)
+        scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels, largest=LARGEST)
+        title, address = scene.header["title"], _address(host, opened.getsockname()[1])
+        print_record(ServedPage(title, address), f"{title} at {address} (Ctrl-C stops)", json=json)
         if open_page:
             webbrowser.open(address)
-        serve(live, opened)
+        serve(scene, opened)
     if not json:
         print("stopped")
     return 0

@@ -144,7 +144,6 @@ def build_scene(
     names: Sequence[str] = (),
     labels: Sequence[str] = (),
     title: str = "",
-    stored: bool = True,
     largest: int = LARGEST,
 ) -> Scene:
     """Makes what the interactive page shows of one or more networks on the same images.
@@ -158,7 +157,6 @@ def build_scene(
         names: Name of each image; () numbers them.
         labels: What each image shows; () if unknown.
         title: Title of the page; "" takes that of the first network.
-        stored: Whether to store maps; without them a server must be asked for rows.
         largest: Bytes that the tensors may have together.
 
     Returns:
@@ -192,7 +190,7 @@ def build_scene(
         }
         for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
     ]
-    networks = [_Network(one, number, first.size, collected).describe(stored) for number, one in enumerate(shown)]
+    networks = [_Network(one, number, first.size, collected).describe() for number, one in enumerate(shown)]
     header = {
         "schema": SCHEMA,
         "title": title or networks[0]["title"],
@@ -230,10 +228,10 @@ class _Network:
         self._factor = [shown / own for shown, own in zip(size, exhibit.size, strict=True)]
         self._maps: dict[str, LayerMaps] = {}
 
-    def describe(self, stored: bool) -> dict[str, Any]:
-        """Describes the network; `stored` tells whether with its maps."""
+    def describe(self) -> dict[str, Any]:
+        """Describes the network."""
         exhibit, network = self.exhibit, self.exhibit.network
-        calls = self._read(stored)
+        calls = self._read()
         numbers = {call.name: number for number, call in enumerate(calls) if call.name not in self._maps}
         program = make_program(network, numbers)
         layers = [self._layer(number, call, program) for number, call in enumerate(calls)]
@@ -251,10 +249,10 @@ class _Network:
             "timeline": timeline,
         }
 
-    def _read(self, stored: bool) -> list[LayerCall]:
+    def _read(self) -> list[LayerCall]:
         """Runs the network on its images and encodes the maps; returns the calls on the first image, without tensors.
 
-        Without maps to store, the first image is enough.
+        Where there are no maps, the first image is enough.
         """
         images, layers = self.exhibit.images, self.exhibit.layers
         count = len(images)
@@ -266,11 +264,10 @@ class _Network:
             calls.append(call._replace(attention=None, parts={}))
             if call.attention is not None:
                 self._maps[call.name] = LayerMaps(call)
-                if stored:
-                    taken += self._maps[call.name].add(call.parts, 0)
+                taken += self._maps[call.name].add(call.parts, 0)
 
         read_layers(self.exhibit.network, images[:1], first, layers=layers)
-        if not self._maps or not stored:
+        if not self._maps:
             return calls
         self.collected.reserve(taken * (count + (count > 1)))
         for number in range(1, count):

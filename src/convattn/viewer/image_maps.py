@@ -1,6 +1,5 @@
 """Attention that depends on the image: read layer by layer, encoded in bytes, with the lattice of its keys."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -51,10 +50,6 @@ class LayerCall(NamedTuple):
     size: tuple[int, ...]  # Rows and columns of the input of a layer of this library; empty for others
     attention: AttentionCall | None  # What was read; None for a layer that attends by displacement alone
     parts: Mapping[str, Float[Tensor, "groups heads queries keys"]]  # Weights by part: "both", and "content" if known
-
-
-_one_run = threading.RLock()
-"""Held while a network runs with hooks: two threads that run one network would mix up what they read."""
 
 
 def is_positional(module: nn.Module) -> bool:
@@ -111,7 +106,7 @@ def read_layers(
             parts["content"], size = _content_weights(layer, x), tuple(x.shape[2:])
         callback(LayerCall(numbered(call.name), layer, size, call, parts))
 
-    with _one_run, ExitStack() as hooks:
+    with ExitStack() as hooks:
         for module in own:
             hooks.callback(module.register_forward_pre_hook(note_input, with_kwargs=True).remove)
         watch(network, image, read, layers=layers, without=positional or None)
@@ -193,6 +188,6 @@ class LayerMaps:
             "keys": collected.add(f"{key}/keys", self.lattice.keys),
             "allowed": None if allowed is None else collected.add(f"{key}/allowed", allowed.to(torch.uint8)),
             "signed": signed,
-            "stored": bool(images),
+            "stored": True,
             "images": images,
         }

@@ -40,11 +40,8 @@ def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
     return Path(folder) / PAGE
 
 
-def page_html(title: str, *, scene: bytes | None = None, entry: str = "page.js", start: str = "openPage();") -> str:
-    """Returns the HTML of the page, with the content of a scene's file inside unless it is None.
-
-    `start` is JavaScript that opens the page; it calls functions of the file `entry` of `static/js`.
-    """
+def page_html(title: str, scene: bytes | None = None) -> str:
+    """Returns the HTML of the page, with the content of a scene's file inside; with None it fetches "scene"."""
     data = "" if scene is None else base64.b64encode(scene).decode()
     costs = f'<script type="application/json" id="convattn-costs">{_static("costs.json")}</script>'
     parts = {
@@ -52,7 +49,7 @@ def page_html(title: str, *, scene: bytes | None = None, entry: str = "page.js",
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
         "tour": _static("tour.html") + costs,
         "scene": f'<script type="text/plain" id="convattn-scene">{data}</script>' if data else "",
-        "script": f"{joined_module(entry)}\n{start}",
+        "script": f"{joined_module()}\nopenPage();",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _static("page.html"))
 

@@ -1,4 +1,4 @@
-"""The page on a local server, for networks in memory."""
+"""The page on a local server."""
 
 import base64
 import contextlib
@@ -8,20 +8,22 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, must_be
-from convattn.viewer.live import Live, RefusedError, RowsRequest
+from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.viewer.page import page_html
+from convattn.viewer.scene import Scene
 
 try:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ImportError as error:
     raise MissingDependencyError((error.name or "starlette").partition(".")[0], "view") from None
+
+LARGEST = 512 * 2**20
+"""Bytes that the tensors of a scene may have that is served; they stay in memory."""
 
 CLIENTS = 200
 """Connections at a time; further ones are told to come later (503)."""
@@ -93,29 +95,17 @@ def _refusal(status: int, message: str) -> Response:
     return PlainTextResponse(message, status, {"connection": "close"})
 
 
-def make_app(shown: Live) -> ASGIApp:
-    """Makes the application (ASGI): the page and what it asks for; nothing is read from the disk."""
-    page = page_html(shown.title, entry="remote.js", start="openServerPage();")
+def make_app(scene: Scene) -> ASGIApp:
+    """Makes the application (ASGI): the page and its scene; nothing is read from the disk."""
+    page, content = page_html(scene.header["title"]), scene.to_bytes()
 
     async def index(_: Request) -> Response:
         return HTMLResponse(page)
 
-    async def scene(_: Request) -> Response:
-        return _tensors(await run_in_threadpool(shown.scene_bytes))
+    async def scene_file(_: Request) -> Response:
+        return Response(content, media_type="application/octet-stream")
 
-    async def rows(request: Request) -> Response:
-        return _tensors(await run_in_threadpool(shown.rows, RowsRequest.read(request.query_params)))
-
-    async def refuse(_: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, RefusedError) else 500
-        return PlainTextResponse(str(error), status)
-
-    routes = [Route("/", index), Route("/scene", scene), Route("/rows", rows)]
-    return Guard(Starlette(routes=routes, exception_handlers={ConvAttnError: refuse}), policy(page))
-
-
-def _tensors(body: bytes) -> Response:
-    return Response(body, media_type="application/octet-stream")
+    return Guard(Starlette(routes=[Route("/", index), Route("/scene", scene_file)]), policy(page))
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -132,10 +122,10 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def serve(shown: Live, opened: socket.socket) -> None:
+def serve(scene: Scene, opened: socket.socket) -> None:
     """Serves on a socket that listens, until Ctrl-C or SIGTERM; lets requests end before it returns."""
     config = uvicorn.Config(
-        make_app(shown),
+        make_app(scene),
         loop="asyncio",
         http="h11",
         ws="none",

@@ -18,7 +18,6 @@ from tests.viewer.hosts import served
 from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.viewer import Exhibit, Scene, build_scene
-from convattn.viewer.live import Live
 from convattn.viewer.page import write_page
 
 ROOT = Path(__file__).parents[3]
@@ -165,7 +164,7 @@ def folder_page(shown, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server_page(exhibits):
+def server_page(shown):
     """The address of a server."""
-    with served(Live(exhibits, title="A page")) as client:
+    with served(shown.scene) as client:
         yield str(client.base_url)

@@ -74,23 +74,6 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
-def test_keys_choose_heads_whose_maps_have_not_arrived(opened, server_page, shown):
-    page, held, later = opened(f"{server_page}#view=explore"), [], []
-    page.route("**/rows*", lambda route: route.continue_() if later else held.append(route))
-    page.reload()
-    page.locator('button.map[data-layer="0"][data-head="0"]').focus()
-    for key in ("ArrowRight", "ArrowDown", "Enter"):
-        page.keyboard.press(key)
-    chosen = page.locator('button.map[aria-pressed="true"]')
-    expect(chosen).to_have_attribute("data-layer", "1")
-    expect(chosen).to_be_focused()
-    later.append("let them through")
-    for route in held:
-        route.continue_()
-    expect(chosen).to_have_attribute("data-head", "1")
-    expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
-
-
 def test_the_small_images_are_one_tab_stop(opened, address, shown):
     page = opened(f"{address}#view=explore")
     strip, thumbs = page.get_by_role("toolbar", name="Image"), page.locator("button.thumb")

@@ -10,7 +10,6 @@ from tests.viewer.hosts import served
 
 from convattn.models import AttentionNet
 from convattn.viewer import Exhibit, build_scene, write_page
-from convattn.viewer.live import Live
 
 SCRIPT = "</script><img src=x onerror='document.title=\"broken\"'><svg onload=document.title='broken'>\"'`{{title}}"
 
@@ -30,11 +29,11 @@ NAMES, LABELS = [f"=1+1{SCRIPT}", "second"], [f"label{SCRIPT}", "other"]
 
 @pytest.fixture(params=["folder", "server"])
 def address(request, exhibit, tmp_path):
+    scene = build_scene(exhibit, names=NAMES, labels=LABELS)
     if request.param == "folder":
-        scene = build_scene(exhibit, names=NAMES, labels=LABELS)
         yield write_page(scene, tmp_path / "page").as_uri()
     else:
-        with served(Live(exhibit, names=NAMES, labels=LABELS)) as client:
+        with served(scene) as client:
             yield str(client.base_url)
 
 

@@ -3,14 +3,15 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { argv } from "node:process";
-import { staticSource } from "../../../src/convattn/viewer/static/js/rows.js";
+import { rowsOf } from "../../../src/convattn/viewer/static/js/rows.js";
+import { openScene } from "../../../src/convattn/viewer/static/js/scene.js";
 import { readBuffer } from "./files.js";
 
 const [scene, asked, folder] = argv.slice(2);
-const source = staticSource(readBuffer(readFileSync(scene)));
+const opened = openScene(readBuffer(readFileSync(scene)));
 const answers = [];
 for (const [number, one] of JSON.parse(readFileSync(asked, "utf8")).entries()) {
-  for (const rows of await source.rows(one)) {
+  for (const rows of rowsOf(opened, one)) {
     const file = `${number}-${rows.layer}`;
     writeFileSync(join(folder, `${file}.weights`), rows.weights);
     writeFileSync(join(folder, `${file}.prefix`), rows.prefix);

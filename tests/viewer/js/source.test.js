@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { staticSource } from "../../../src/convattn/viewer/static/js/rows.js";
+import { addPicture, takesPictures } from "../../../src/convattn/viewer/static/js/rows.js";
+import { openScene } from "../../../src/convattn/viewer/static/js/scene.js";
 import { safetensorsFile } from "./files.js";
 
 /** @param {...[number, number]} sizes of the networks, which all run in the page; the scene's picture is of 5 × 7 */
@@ -13,7 +14,7 @@ function openedScene(...sizes) {
   }));
   const scene = { schema: 1, title: "", images: [{ name: "", label: null, picture: "picture" }], networks };
   const picture = { dtype: /** @type {const} */ ("U8"), shape: [5, 7, 3], values: Array(5 * 7 * 3).fill(0) };
-  return staticSource(safetensorsFile({ picture }, { "convattn.scene": JSON.stringify(scene) }));
+  return openScene(safetensorsFile({ picture }, { "convattn.scene": JSON.stringify(scene) }));
 }
 
 /** @param {import("node:test").TestContext} t @returns {unknown[][]} what was drawn, on a canvas that holds nothing */
@@ -36,13 +37,13 @@ function withoutBrowser(t) {
 
 test("an own picture is squeezed to the size of the scene's pictures, whole, whatever the first network takes", async (t) => {
   const drawn = withoutBrowser(t);
-  const { scene, upload } = openedScene([11, 13], [5, 7]);
-  const number = await upload?.(new File([], "own.png"));
-  assert.equal(number, 1);
+  const scene = openedScene([11, 13], [5, 7]);
+  assert.ok(takesPictures(scene));
+  assert.equal(await addPicture(scene, new File([], "own.png")), 1);
   assert.deepEqual(drawn, [[0, 0, 7, 5]]);
   assert.deepEqual(scene.tensors.get(scene.images[1].picture)?.shape, [5, 7, 3]);
 });
 
 test("no own picture is taken where no network runs on pictures of the scene's size", () => {
-  assert.equal(openedScene([11, 13]).upload, null);
+  assert.ok(!takesPictures(openedScene([11, 13])));
 });

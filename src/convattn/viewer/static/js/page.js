@@ -4,11 +4,10 @@ import { freshId, h, para, span } from "./dom.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
 import { mountLearn } from "./learn/learn.js";
-import { staticSource } from "./rows.js";
-import { pictureShape } from "./scene.js";
+import { openScene, pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
-/** @import { Source } from "./rows.js" */
+/** @import { Scene } from "./scene.js" */
 /** @import { SomeState, State, ViewState } from "./state.js" */
 
 /** Time after the last change at which the address follows, in ms: browsers allow few writes in a second. */
@@ -16,10 +15,10 @@ const ADDRESS_DELAY = 300;
 
 /**
  * Returns what is shown first: the middle of the first image, where no border is in the way.
- * @param {Source} source
+ * @param {Scene} scene
  * @returns {ViewState}
  */
-function firstState({ scene }) {
+function firstState(scene) {
   const { networks } = scene;
   const [rows, cols] = pictureShape(scene, 0);
   const compare = networks.map((_, number) => number).slice(1, 4);
@@ -29,21 +28,18 @@ function firstState({ scene }) {
   return { ...DEFAULT_STATE, compare, extent, query: [Math.floor(rows / 2), Math.floor(cols / 2)] };
 }
 
-/** @returns {HTMLElement} the element that holds the page */
-export const pageRoot = () => /** @type {HTMLElement} */ (document.getElementById("convattn"));
-
 /**
  * Shows a scene in the page: the tour first, or the view that the address asks for; in a notebook the network.
- * @param {Source} source
- * @param {boolean} [address] whether the view is kept in the page's address; false for a page within another
+ * @param {Scene} scene
+ * @param {boolean} address whether the view is kept in the page's address; false for a page within another
  */
-export function mount(source, address = true) {
-  const root = pageRoot();
-  const defaults = firstState(source);
+function mount(scene, address) {
+  const root = /** @type {HTMLElement} */ (document.getElementById("convattn"));
+  const defaults = firstState(scene);
   /** @param {SomeState} said by the address, of whose links the first say no view and mean Explore */
   const stateOf = (said) => {
     const view = address && !Object.keys(said).length ? "learn" : "explore";
-    return withinScene(source.scene, { ...defaults, view, ...said });
+    return withinScene(scene, { ...defaults, view, ...said });
   };
   const state = createState(stateOf(address ? fromHash(location.hash) : {}));
   const night = matchMedia("(prefers-color-scheme: dark)");
@@ -62,14 +58,14 @@ export function mount(source, address = true) {
     "header",
     { class: "page-head" },
     para("brand", "convattn"),
-    h("h1", null, source.scene.title),
+    h("h1", null, scene.title),
     h("label", { class: "control theme" }, span("Theme"), themes),
   );
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {
-    learn: (panel) => mountLearn(panel, source, state, { theme: themeNow }),
+    learn: (panel) => mountLearn(panel, scene, state, { theme: themeNow }),
     explore: (panel) =>
-      mountExplore(panel, source, state, { theme: themeNow, address: () => (address ? link() : null) }),
+      mountExplore(panel, scene, state, { theme: themeNow, address: () => (address ? link() : null) }),
   });
   root.classList.add("convattn");
   stage.append(...views.panels);
@@ -164,10 +160,12 @@ function createTabs(state, makers) {
   };
 }
 
-/** Opens the scene that is inside the page. */
-export function openPage() {
-  const letters = atob(document.getElementById("convattn-scene")?.textContent ?? "");
-  const { buffer } = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+/** Opens the scene that is inside the page, or beside it on the server that the page came from. */
+export async function openPage() {
+  const inside = document.getElementById("convattn-scene")?.textContent;
+  const buffer = inside
+    ? Uint8Array.from(atob(inside), (letter) => letter.charCodeAt(0)).buffer
+    : await (await fetch("scene")).arrayBuffer();
   // The page in a frame of a notebook has no address of its own.
-  mount(staticSource(buffer), location.protocol !== "about:");
+  mount(openScene(buffer), location.protocol !== "about:");
 }

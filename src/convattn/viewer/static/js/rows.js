@@ -1,15 +1,6 @@
 import { positionRow } from "./attention.js";
 import { partOf } from "./numbers.js";
-import {
-  bytesOf,
-  floatsOf,
-  geometryOf,
-  integersOf,
-  nearestCell,
-  openScene,
-  pictureShape,
-  positionOf,
-} from "./scene.js";
+import { bytesOf, floatsOf, geometryOf, integersOf, nearestCell, pictureShape, positionOf } from "./scene.js";
 
 /** @import { MapsAttention, Pair, Scene, SceneLayer } from "./scene.js" */
 
@@ -53,7 +44,7 @@ export function positionRows(scene, layer, number, query) {
  * @param {Query} query
  * @returns {{place: QueryPlace, cell: Pair | {prefix: number}} | null}
  */
-export function findQuery(scene, layer, query) {
+function findQuery(scene, layer, query) {
   const { attention } = layer;
   if (attention.kind !== "maps") return null;
   const cell = "prefix" in query ? query : nearestCell(layer, query);
@@ -73,7 +64,7 @@ export function findQuery(scene, layer, query) {
  * @param {Float32Array} row  (heads, keys of the group)
  * @returns {LayerRows}
  */
-export function spreadRow(scene, layer, number, { place, cell }, row) {
+function spreadRow(scene, layer, number, { place, cell }, row) {
   const attention = /** @type {MapsAttention} */ (layer.attention);
   const [keyRows, keyCols] = layer.keys.grid;
   const { heads } = layer;
@@ -104,7 +95,7 @@ export function spreadRow(scene, layer, number, { place, cell }, row) {
  * @param {Float32Array | null} lows  (heads); null stands for zeros
  * @returns {Float32Array}
  */
-export function decodeLevels(levels, scales, lows) {
+function decodeLevels(levels, scales, lows) {
   const count = levels.length / scales.length;
   const weights = new Float32Array(levels.length);
   for (let head = 0, at = 0; head < scales.length; head++) {
@@ -121,7 +112,7 @@ export function decodeLevels(levels, scales, lows) {
  * @param {number} number  of the layer
  * @returns {LayerRows | null}
  */
-export function storedRows(scene, { network, image, query, part }, number) {
+function storedRows(scene, { network, image, query, part }, number) {
   const layer = scene.networks[network].layers[number];
   const { attention } = layer;
   const found = findQuery(scene, layer, query);
@@ -149,32 +140,12 @@ export function storedRows(scene, { network, image, query, part }, number) {
 }
 
 /**
- * Where a page gets its rows from: the scene itself, or a server.
- * @typedef {{network: number, image: number | "mean", query: Query, part: Part}} RowsRequest
- * @typedef {object} Source
- * @property {Scene} scene
- * @property {(asked: RowsRequest) => Promise<LayerRows[]>} rows  of the layers that have this query and this image
- * @property {null | ((file: File) => Promise<number>)} upload  adds an image to the scene and returns its number
- */
-
-/** Opens a scene that holds everything. @param {ArrayBuffer} buffer @returns {Source} */
-export function staticSource(buffer) {
-  const scene = openScene(buffer);
-  return makeSource(scene, async (asked) => rowsInPage(scene, asked));
-}
-
-/** Makes a source, which takes own pictures if a network runs in the page. @param {Scene} scene @param {Source["rows"]} rows @returns {Source} */
-export function makeSource(scene, rows) {
-  return { scene, rows, upload: takesPictures(scene) ? (file) => addPicture(scene, file) : null };
-}
-
-/**
- * Returns the rows that need nothing but the scene.
+ * Returns the rows of the layers that have this query and this image.
  * @param {Scene} scene
- * @param {RowsRequest} asked
+ * @param {{network: number, image: number | "mean", query: Query, part: Part}} asked
  * @returns {LayerRows[]}
  */
-export function rowsInPage(scene, asked) {
+export function rowsOf(scene, asked) {
   const layers = scene.networks[asked.network].layers;
   return layers.flatMap((layer, number) => {
     const live = layer.attention.kind === "position" || (asked.part === "position" && layer.attention.position);
@@ -188,13 +159,13 @@ export function rowsInPage(scene, asked) {
  * @param {Scene} scene
  * @returns {boolean}
  */
-function takesPictures(scene) {
+export function takesPictures(scene) {
   const [rows, cols] = pictureShape(scene, 0);
   return scene.networks.some(({ program, input }) => program && input?.rows === rows && input.cols === cols);
 }
 
-/** @param {Scene} scene @param {File} file @returns {Promise<number>} */
-async function addPicture(scene, file) {
+/** Adds an own picture to the scene. @param {Scene} scene @param {File} file @returns {Promise<number>} its number */
+export async function addPicture(scene, file) {
   const shape = pictureShape(scene, 0);
   const data = await readPicture(file, ...shape);
   const name = `pictures/added/${scene.images.length}`;

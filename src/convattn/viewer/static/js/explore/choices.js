@@ -15,6 +15,7 @@ import {
 } from "../dom.js";
 import { drawRamp, numberText } from "../draw.js";
 import { drawImage } from "./field.js";
+import { addPicture, takesPictures } from "../rows.js";
 import { nearestInside, pictureShape, positionOf } from "../scene.js";
 
 /** @import { Model } from "./model.js" */
@@ -202,23 +203,24 @@ export function createColourBar(model) {
  * @returns {{element: HTMLElement, update: () => void}}
  */
 export function createImages(model, dropZone) {
-  const { scene, state, source } = model;
+  const { scene, state } = model;
+  const takes = takesPictures(scene);
   const strip = h("div", { class: "thumbs", role: "toolbar", "aria-label": "Image" });
   const status = h("p", { class: "caption", role: "status" });
   const file = h("input", { type: "file", accept: "image/*", onchange: () => void take(file.files?.[0]) });
   const own = h("label", { class: "button file-button" }, file, span("Own image …"));
   const note = para("caption image-note");
-  const element = div("images", strip, source.upload ? own : null, status, note);
+  const element = div("images", strip, takes ? own : null, status, note);
 
   /** @param {number} image */
   const choose = (image) => state.set({ image, average: false });
 
   /** @param {File | undefined} picked */
   async function take(picked) {
-    if (!picked || !source.upload) return;
+    if (!picked) return;
     say(status, `Reading ${picked.name} …`);
     try {
-      choose(await source.upload(picked));
+      choose(await addPicture(scene, picked));
       say(status, "");
     } catch (error) {
       say(status, reasonOf(error));
@@ -237,7 +239,7 @@ export function createImages(model, dropZone) {
     thumbs[state.get().image].focus();
   });
 
-  if (source.upload) {
+  if (takes) {
     const drag = (/** @type {DragEvent} */ event) => {
       event.preventDefault();
       dropZone.classList.toggle("drop-here", event.type === "dragover");

@@ -12,7 +12,7 @@ import { createDisplacementTable } from "./table.js";
 import { createTimeline } from "./timeline.js";
 
 /** @import { Theme } from "../draw.js" */
-/** @import { Source } from "../rows.js" */
+/** @import { Scene } from "../scene.js" */
 /** @import { State, ViewState } from "../state.js" */
 
 /** Time after the last change at which it is said to screen readers, in ms. */
@@ -24,13 +24,13 @@ const SCORE_DELAY = 100;
 /**
  * Shows the view in an element.
  * @param {HTMLElement} root
- * @param {Source} source
+ * @param {Scene} scene
  * @param {State} state
  * @param {{theme?: () => Theme, address?: () => string | null}} [page]
  * @returns {{repaint: () => void}}
  */
-export function mountExplore(root, source, state, { theme = () => "light", address = () => null } = {}) {
-  const model = createModel(source, state, theme);
+export function mountExplore(root, scene, state, { theme = () => "light", address = () => null } = {}) {
+  const model = createModel(scene, state, theme);
   const said = h("p", { class: "only-heard", "aria-live": "polite", "data-testid": "said" });
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const picture = createQueryPicture(model);
@@ -122,7 +122,7 @@ export function mountExplore(root, source, state, { theme = () => "light", addre
   paintChoices();
   paintRows();
   scoreSoon();
-  void model.refresh();
+  model.refresh();
 
   return {
     repaint() {

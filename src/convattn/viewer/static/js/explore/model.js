@@ -1,14 +1,13 @@
 // What the parts of the page share: the rows of the present query, the heads that were moved, and the listeners.
 
 import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attention.js";
-import { reasonOf } from "../dom.js";
 import { partOf } from "../numbers.js";
-import { positionRows } from "../rows.js";
+import { positionRows, rowsOf } from "../rows.js";
 import { floatsOf, geometryOf, positionOf } from "../scene.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
 /** @import { Theme } from "../draw.js" */
-/** @import { LayerRows, Query, Source } from "../rows.js" */
+/** @import { LayerRows } from "../rows.js" */
 /** @import { PositionAttention, Scene, Tensor } from "../scene.js" */
 /** @import { State, ViewState } from "../state.js" */
 
@@ -31,11 +30,10 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 /** Fields of the state that need other rows. @type {(keyof ViewState)[]} */
 const ROW_FIELDS = ["network", "compare", "image", "query", "prefix", "part", "average"];
 
-/** @param {Source} source @param {State} state @param {() => Theme} theme */
-export function createModel(source, state, theme) {
-  const { scene } = source;
+/** @param {Scene} scene @param {State} state @param {() => Theme} theme */
+export function createModel(scene, state, theme) {
   /** @type {Map<number, Map<number, ShownLayer>>} */
-  let rowsOf = new Map();
+  let shownLayers = new Map();
   /** @type {[number, LayerRows[]][]} what was answered, by network */
   let found = [];
   let trouble = "";
@@ -48,7 +46,6 @@ export function createModel(source, state, theme) {
   const tell = (/** @type {ModelNews} */ news) => listeners.forEach((listener) => listener(news));
   /** @type {Map<string, [number, number]>} */
   let knownLimits = new Map();
-  let [busy, again] = [false, false];
 
   const networkNumber = () => state.get().network;
   const network = () => scene.networks[networkNumber()];
@@ -68,13 +65,11 @@ export function createModel(source, state, theme) {
     return { rows, values: belowLargest(scores, rows.heads) };
   }
 
-  /** @param {number} number @returns {Promise<LayerRows[]>} */
-  async function ask(number) {
+  /** @param {number} number @returns {LayerRows[]} */
+  function rowsNow(number) {
     const { query, prefix, image, average, part } = state.get();
-    /** @type {Query} */
     const asked = prefix === null ? query : { prefix };
-    const answer = await source.rows({ network: number, image: average ? "mean" : image, query: asked, part });
-    return withMoved(number, answer);
+    return withMoved(number, rowsOf(scene, { network: number, image: average ? "mean" : image, query: asked, part }));
   }
 
   /** @param {number} number @param {LayerRows[]} answer @returns {LayerRows[]} rows of layers with moved heads, computed */
@@ -88,33 +83,16 @@ export function createModel(source, state, theme) {
     });
   }
 
-  async function refresh() {
-    if (busy) {
-      again = true;
-      return;
-    }
-    busy = true;
-    do {
-      again = false;
-      try {
-        const wanted = [...new Set([networkNumber(), ...state.get().compare])].filter(
-          (number) => scene.networks[number],
-        );
-        const made = await Promise.all(wanted.map(ask));
-        found = wanted.map((number, at) => [number, made[at]]);
-        trouble = made[0].length ? "" : "No maps of this query and image are in this page.";
-      } catch (error) {
-        found = [];
-        trouble = reasonOf(error);
-      }
-    } while (again);
-    busy = false;
+  function refresh() {
+    const wanted = [...new Set([networkNumber(), ...state.get().compare])].filter((number) => scene.networks[number]);
+    found = wanted.map((number) => [number, rowsNow(number)]);
+    trouble = found[0][1].length ? "" : "No maps of this query and image are in this page.";
     publish();
   }
 
   function publish() {
     knownLimits = new Map();
-    rowsOf = new Map(
+    shownLayers = new Map(
       found.map(([number, layers]) => [number, new Map(layers.map((rows) => [rows.layer, shownOf(number, rows)]))]),
     );
     tell("rows");
@@ -148,23 +126,22 @@ export function createModel(source, state, theme) {
 
   /** @param {number} layerNumber @param {number} head @param {number} [number] */
   function map(layerNumber, head, number = networkNumber()) {
-    const shown = rowsOf.get(number)?.get(layerNumber);
+    const shown = shownLayers.get(number)?.get(layerNumber);
     if (!shown) return new Float32Array(0);
     const size = shown.rows.keyRows * shown.rows.keyCols;
     return partOf(shown.values, head, size);
   }
 
   function* allMaps() {
-    for (const layers of rowsOf.values()) for (const { values } of layers.values()) yield values;
+    for (const layers of shownLayers.values()) for (const { values } of layers.values()) yield values;
   }
 
   state.subscribe((_, changed) => {
-    if (ROW_FIELDS.some((field) => changed.has(field))) return void refresh();
+    if (ROW_FIELDS.some((field) => changed.has(field))) return refresh();
     if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
   });
 
   return {
-    source,
     scene,
     state,
     theme,
@@ -175,7 +152,7 @@ export function createModel(source, state, theme) {
     /** The chosen one. */
     layer: () => network().layers[state.get().layer],
     /** Null while there are no rows. @param {number} layer @param {number} [number] of the network */
-    shown: (layer, number = networkNumber()) => rowsOf.get(number)?.get(layer) ?? null,
+    shown: (layer, number = networkNumber()) => shownLayers.get(number)?.get(layer) ?? null,
     /** Limits of the colours of a map. @param {number} layer @param {number} head @param {number} [number] */
     limits(layer, head, number = networkNumber()) {
       const { scale, values } = state.get();
@@ -202,7 +179,7 @@ export function createModel(source, state, theme) {
     reset() {
       movedHeads.clear();
       rebuildLiveScene();
-      void refresh();
+      refresh();
     },
     /** @returns {number | null} first layer of the network with a moved head */
     firstMoved() {

@@ -11,7 +11,6 @@ import { sharpnessStep } from "./step-sharpness.js";
 /** @import { Theme } from "../draw.js" */
 /** @import { Picture } from "./kernels.js" */
 /** @import { MakeStep, Step, Tour } from "./view.js" */
-/** @import { Source } from "../rows.js" */
 /** @import { Scene } from "../scene.js" */
 /** @import { State } from "../state.js" */
 
@@ -82,15 +81,15 @@ const TOUR_STEPS = {
 /**
  * The guided tour: six steps, and a way on to the trained network.
  * @param {Element} root
- * @param {Source} source
+ * @param {Scene} scene
  * @param {State} state
  * @param {{theme: () => Theme}} options  theme: the one that is shown, also if the system chose it
  * @returns {{repaint: () => void}}
  */
-export function mountLearn(root, source, state, { theme }) {
+export function mountLearn(root, scene, state, { theme }) {
   const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
   const end = texts.length - 1;
-  const picture = tourPicture(source.scene);
+  const picture = tourPicture(scene);
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
   /** @type {Tour} */
