@@ -12,113 +12,63 @@ Example:
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from convattn.__about__ import __version__
+from convattn.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import (
-        attention_to_conv,
-        certify,
-        conv_to_attention,
-        freeze,
-        load_layer,
-        network_to_attention,
-        network_to_conv,
-        patch_convolution,
-        refine,
-        save_layer,
-    )
-    from convattn.convert.agreement import AgreementCertificate
-    from convattn.convert.certificate import Certificate, NetworkCertificate
-    from convattn.encodings import (
-        AxisAdditiveEncoding,
-        Distance,
-        Encoding,
-        GeneralizedQuadratic,
-        LearnedAxial,
-        LearnedTable,
-        LinearDistance,
-        Quadratic,
-        Shift,
-        Sinusoidal,
-        register_encoding,
-    )
-    from convattn.errors import ConvAttnError
-    from convattn.heads import analyze, convolutional_init, random_heads, replace_convolutional_heads
-    from convattn.heads.head_report import HeadReport
-    from convattn.heads.initialise import ConvolutionalInit
-    from convattn.heads.replace import HeadReplacement
-    from convattn.lab import load_recipe, train
-    from convattn.layers import (
-        Content,
-        GatedRelativeAttention1d,
-        GatedRelativeAttention2d,
-        GatedRelativeAttention3d,
-        RelativeAttention1d,
-        RelativeAttention2d,
-        RelativeAttention3d,
-        fuse,
-    )
-    from convattn.models import AttentionNet, ConvNet, resnet18
-    from convattn.networks import from_pretrained, load_network, push_to_hub, save_network
-    from convattn.provenance import RunRecord
-    from convattn.viewer import view
-
-__all__ = [
-    "AgreementCertificate",
-    "AttentionNet",
-    "AxisAdditiveEncoding",
-    "Certificate",
-    "Content",
-    "ConvAttnError",
-    "ConvNet",
-    "ConvolutionalInit",
-    "Distance",
-    "Encoding",
-    "GatedRelativeAttention1d",
-    "GatedRelativeAttention2d",
-    "GatedRelativeAttention3d",
-    "GeneralizedQuadratic",
-    "HeadReplacement",
-    "HeadReport",
-    "LearnedAxial",
-    "LearnedTable",
-    "LinearDistance",
-    "NetworkCertificate",
-    "Quadratic",
-    "RelativeAttention1d",
-    "RelativeAttention2d",
-    "RelativeAttention3d",
-    "RunRecord",
-    "Shift",
-    "Sinusoidal",
-    "__version__",
-    "analyze",
-    "attention_to_conv",
-    "certify",
-    "conv_to_attention",
-    "convolutional_init",
-    "freeze",
-    "from_pretrained",
-    "fuse",
-    "load_layer",
-    "load_network",
-    "load_recipe",
-    "network_to_attention",
-    "network_to_conv",
-    "patch_convolution",
-    "push_to_hub",
-    "random_heads",
-    "refine",
-    "register_encoding",
-    "replace_convolutional_heads",
-    "resnet18",
-    "save_layer",
-    "save_network",
-    "train",
-    "view",
-]
+    from convattn.convert import attention_to_conv as attention_to_conv
+    from convattn.convert import certify as certify
+    from convattn.convert import conv_to_attention as conv_to_attention
+    from convattn.convert import freeze as freeze
+    from convattn.convert import load_layer as load_layer
+    from convattn.convert import network_to_attention as network_to_attention
+    from convattn.convert import network_to_conv as network_to_conv
+    from convattn.convert import patch_convolution as patch_convolution
+    from convattn.convert import refine as refine
+    from convattn.convert import save_layer as save_layer
+    from convattn.convert.agreement import AgreementCertificate as AgreementCertificate
+    from convattn.convert.certificate import Certificate as Certificate
+    from convattn.convert.certificate import NetworkCertificate as NetworkCertificate
+    from convattn.encodings import AxisAdditiveEncoding as AxisAdditiveEncoding
+    from convattn.encodings import Distance as Distance
+    from convattn.encodings import Encoding as Encoding
+    from convattn.encodings import GeneralizedQuadratic as GeneralizedQuadratic
+    from convattn.encodings import LearnedAxial as LearnedAxial
+    from convattn.encodings import LearnedTable as LearnedTable
+    from convattn.encodings import LinearDistance as LinearDistance
+    from convattn.encodings import Quadratic as Quadratic
+    from convattn.encodings import Shift as Shift
+    from convattn.encodings import Sinusoidal as Sinusoidal
+    from convattn.encodings import register_encoding as register_encoding
+    from convattn.errors import ConvAttnError as ConvAttnError
+    from convattn.heads import analyze as analyze
+    from convattn.heads import convolutional_init as convolutional_init
+    from convattn.heads import random_heads as random_heads
+    from convattn.heads import replace_convolutional_heads as replace_convolutional_heads
+    from convattn.heads.head_report import HeadReport as HeadReport
+    from convattn.heads.initialise import ConvolutionalInit as ConvolutionalInit
+    from convattn.heads.replace import HeadReplacement as HeadReplacement
+    from convattn.lab import load_recipe as load_recipe
+    from convattn.lab import train as train
+    from convattn.layers import Content as Content
+    from convattn.layers import GatedRelativeAttention1d as GatedRelativeAttention1d
+    from convattn.layers import GatedRelativeAttention2d as GatedRelativeAttention2d
+    from convattn.layers import GatedRelativeAttention3d as GatedRelativeAttention3d
+    from convattn.layers import RelativeAttention1d as RelativeAttention1d
+    from convattn.layers import RelativeAttention2d as RelativeAttention2d
+    from convattn.layers import RelativeAttention3d as RelativeAttention3d
+    from convattn.layers import fuse as fuse
+    from convattn.models import AttentionNet as AttentionNet
+    from convattn.models import ConvNet as ConvNet
+    from convattn.models import resnet18 as resnet18
+    from convattn.networks import from_pretrained as from_pretrained
+    from convattn.networks import load_network as load_network
+    from convattn.networks import push_to_hub as push_to_hub
+    from convattn.networks import save_network as save_network
+    from convattn.provenance import RunRecord as RunRecord
+    from convattn.viewer import view as view
 
 _NAMES = {
+    "convattn.__about__": "__version__",
     "convattn.convert": (
         "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention network_to_conv "
         "patch_convolution refine save_layer"
@@ -146,9 +96,10 @@ _NAMES = {
 }
 """The names that each module gives, separated by spaces."""
 
-_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+_HOMES = dict(sorted((name, module) for module, names in _NAMES.items() for name in names.split()))
 
-if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
+if not TYPE_CHECKING:  # a type checker takes the names imported above; with this function it would accept any
+    __all__ = [*_HOMES]  # noqa: PLE0604 - names, each a string
 
     def __getattr__(name: str) -> object:
         """Import a public name from its home when it is first used."""
@@ -159,4 +110,4 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return [*_HOMES]
