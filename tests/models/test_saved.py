@@ -23,6 +23,17 @@ def test_saved_network_comes_back_the_same(tmp_path, name, save, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_network_saves_itself_and_its_class_loads_it(tmp_path):
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network = ResNet(1, width=8).eval()
+        network.save_pretrained(tmp_path / "saved")
+        loaded = ResNet.from_pretrained(tmp_path / "saved")
+        assert torch.equal(loaded(small_images()), network(small_images()))
+    with pytest.raises(CheckpointError, match="saved holds a ResNet, no ConvNet"):
+        ConvNet.from_pretrained(tmp_path / "saved")
+
+
 def test_configuration_names_the_class_and_every_argument(tmp_path):
     save_network(ConvNet(5, width=10, depth=2, ffn=7), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
