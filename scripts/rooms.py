@@ -33,7 +33,7 @@ TOLERANCE = 1.1
 ABOVE = {
     ROOT: 1_551,
     "convert": 4_449,
-    "models": 1_082,
+    "models": 1_084,
     "networks": 1_898,
     "heads": 5_508,
     "viewer": 1_754,
