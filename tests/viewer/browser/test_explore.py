@@ -122,12 +122,17 @@ def test_the_view_and_its_numbers_are_saved(opened, address):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_theme_is_the_systems_until_one_is_chosen(opened, folder_page, dark):
+def test_the_theme_is_the_systems(opened, folder_page, dark):
     page = opened(f"{folder_page}#view=explore", dark=dark)
-    root = page.locator(".convattn")
-    expect(root).to_have_attribute("data-theme", "dark" if dark else "light")
-    page.get_by_label("Theme").select_option("light" if dark else "dark")
-    expect(root).to_have_attribute("data-theme", "light" if dark else "dark")
+    paper, ramp = (
+        "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')",
+        page.locator(".ramp"),
+    )
+    weak = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data]"
+    for night in (dark, not dark):
+        page.emulate_media(color_scheme="dark" if night else "light")
+        assert page.evaluate(paper).strip() == ("#141619" if night else "#ffffff")
+        assert ramp.first.evaluate(weak) == ([18, 22, 38, 255] if night else [250, 250, 240, 255])
 
 
 def test_it_fits_a_phone(opened, folder_page):

@@ -24,7 +24,7 @@ test("an address brings back the state it was made of", () => {
     { view: "learn", step: 3 },
     { query: [13, 7], layer: 5, head: 8, network: 1, image: 19 },
     { scale: "common", values: "scores", part: "content", average: true },
-    { scale: 0.125, theme: "dark", extent: "near", epoch: 11 },
+    { scale: 0.125, extent: "near", epoch: 11 },
     { compare: [1, 2], prefix: 0 },
   ];
   for (const change of cases) {
@@ -54,7 +54,7 @@ test("what makes no sense in an address is left out", () => {
   ];
   for (const hash of [
     ...hashes,
-    "theme=",
+    "theme=dark",
     "constructor=1",
     "__proto__=1",
     "average=yes",

@@ -79,6 +79,14 @@ export function levelOf(value, low, high) {
   return value >= high ? 255 : Math.round((255 * (value - low)) / (high - low));
 }
 
+const night = globalThis.matchMedia?.("(prefers-color-scheme: dark)");
+
+/** @returns {Theme} that of the system */
+const themeNow = () => (night?.matches ? "dark" : "light");
+
+/** Repaints when the theme changes. @param {() => void} repaint */
+export const onTheme = (repaint) => night?.addEventListener("change", repaint);
+
 // Maps and pictures on canvases: one ImageData for each, painted cell by cell, enlarged by the style sheet.
 
 const RAMPS = { light: packedRamp("light"), dark: packedRamp("dark") };
@@ -122,11 +130,11 @@ export function drawCells(canvas, rows, cols, colour) {
  * Draws a map.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values rows × cols, NaN for none
- * @param {{rows: number, cols: number, low: number, high: number, theme: Theme}} how
+ * @param {{rows: number, cols: number, low: number, high: number}} how
  * @returns {boolean} whether it changed
  */
-export function drawMap(canvas, values, { rows, cols, low, high, theme }) {
-  const colours = RAMPS[theme];
+export function drawMap(canvas, values, { rows, cols, low, high }) {
+  const colours = RAMPS[themeNow()];
   return drawCells(canvas, rows, cols, (cell) => colours[levelOf(values[cell], low, high)]);
 }
 
@@ -144,21 +152,20 @@ export function drawPicture(canvas, bytes, rows, cols) {
 /**
  * Draws the ramp itself from weak to strong, for a colour bar.
  * @param {HTMLCanvasElement} canvas
- * @param {Theme} theme
  */
-export function drawRamp(canvas, theme) {
+export function drawRamp(canvas) {
   const values = Float32Array.from({ length: 256 }, (_, level) => level);
-  drawMap(canvas, values, { rows: 1, cols: 256, low: 0, high: 255, theme });
+  drawMap(canvas, values, { rows: 1, cols: 256, low: 0, high: 255 });
 }
 
 /**
  * Draws bars that rise from the bottom, one for each share: what prefix tokens get.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} shares 0 … 1
- * @param {{bar: Theme, height?: number}} how
+ * @param {number} [height]
  * @returns {boolean} whether they changed
  */
-export function drawBars(canvas, shares, { bar, height = 32 }) {
+export function drawBars(canvas, shares, height = 32) {
   const count = shares.length;
   const values = new Float32Array(count * 3 * height).fill(NaN);
   for (let token = 0; token < count; token++) {
@@ -167,7 +174,7 @@ export function drawBars(canvas, shares, { bar, height = 32 }) {
       for (let col = 0; col < 2; col++) values[row * count * 3 + token * 3 + col] = row >= top ? 1 : 0;
     }
   }
-  return drawMap(canvas, values, { rows: height, cols: count * 3, low: 0, high: 1, theme: bar });
+  return drawMap(canvas, values, { rows: height, cols: count * 3, low: 0, high: 1 });
 }
 
 /**

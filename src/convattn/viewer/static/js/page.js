@@ -1,6 +1,7 @@
-// The page: title, tabs, theme, and the address that brings back the view.
+// The page: title, tabs, and the address that brings back the view.
 
-import { freshId, h, para, span } from "./dom.js";
+import { freshId, h, para } from "./dom.js";
+import { onTheme } from "./draw.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
 import { mountLearn } from "./learn/learn.js";
@@ -42,30 +43,11 @@ function mount(scene, address) {
     return withinScene(scene, { ...defaults, view, ...said });
   };
   const state = createState(stateOf(address ? fromHash(location.hash) : {}));
-  const night = matchMedia("(prefers-color-scheme: dark)");
-  const themeNow = () => {
-    const chosen = state.get().theme;
-    return chosen === "auto" ? (night.matches ? "dark" : "light") : chosen;
-  };
-
-  const themes = h("select", {
-    "aria-label": "Theme",
-    onchange: () => state.set({ theme: /** @type {ViewState["theme"]} */ (themes.value) }),
-  });
-  const names = { auto: "As the system", light: "Light", dark: "Dark" };
-  themes.append(...Object.entries(names).map(([value, text]) => h("option", { value }, text)));
-  const header = h(
-    "header",
-    { class: "page-head" },
-    para("brand", "convattn"),
-    h("h1", null, scene.title),
-    h("label", { class: "control theme" }, span("Theme"), themes),
-  );
+  const header = h("header", { class: "page-head" }, para("brand", "convattn"), h("h1", null, scene.title));
   const stage = h("main", { class: "stage" });
   const views = createTabs(state, {
-    learn: (panel) => mountLearn(panel, scene, state, { theme: themeNow }),
-    explore: (panel) =>
-      mountExplore(panel, scene, state, { theme: themeNow, address: () => (address ? link() : null) }),
+    learn: (panel) => mountLearn(panel, scene, state),
+    explore: (panel) => mountExplore(panel, scene, state, () => (address ? link() : null)),
   });
   root.classList.add("convattn");
   stage.append(...views.panels);
@@ -78,11 +60,6 @@ function mount(scene, address) {
   }
   const link = () => location.href.replace(/#.*/, "") + hashNow();
 
-  function dress() {
-    root.dataset.theme = themeNow();
-    themes.value = state.get().theme;
-  }
-
   let writing = 0;
   function writeAddress() {
     try {
@@ -92,20 +69,14 @@ function mount(scene, address) {
     }
   }
 
-  const nightFell = () => {
-    dress();
-    views.repaint();
-  };
   state.subscribe((_, changed) => {
     if (changed.has("view")) views.open();
-    if (changed.has("theme")) nightFell();
     if (!address) return;
     clearTimeout(writing);
     writing = window.setTimeout(writeAddress, ADDRESS_DELAY);
   });
-  night.addEventListener("change", nightFell);
+  onTheme(views.repaint);
   if (address) addEventListener("hashchange", () => state.set(stateOf(fromHash(location.hash))));
-  dress();
   views.open();
 }
 

@@ -17,7 +17,6 @@
  * @property {"both" | "position" | "content"} part
  * @property {boolean} average       over the images of the scene
  * @property {number | null} epoch   moment of the timeline; null for the last
- * @property {"auto" | "light" | "dark"} theme
  */
 
 /** @typedef {Partial<ViewState>} SomeState */
@@ -47,7 +46,6 @@ export const DEFAULT_STATE = Object.freeze({
   part: "both",
   average: false,
   epoch: null,
-  theme: "auto",
 });
 
 /** Makes a state. @param {SomeState} [initial] @returns {State} */
@@ -111,7 +109,6 @@ const WORDS = {
   extent: ["whole", "near"],
   part: ["both", "position", "content"],
   scale: ["own", "common"],
-  theme: ["auto", "light", "dark"],
   average: ["true", "false"],
 };
 

@@ -185,7 +185,7 @@ export function createColourBar(model) {
     element,
     update() {
       const { layer, head, scale, values } = model.state.get();
-      drawRamp(canvas, model.theme());
+      drawRamp(canvas);
       const [low, high] = model.limits(layer, head);
       marks.forEach((mark, at) => say(mark, numberText(low + ((high - low) * at) / (marks.length - 1), 2)));
       const what = values === "weights" ? "Weight" : "Log weight below the largest";

@@ -122,7 +122,7 @@ export function createDetail(model) {
     bars.hidden = !names.length;
     keepChildren(bars, names.length, () => div("prefix-bar", h("span"), h("canvas"), h("span"))).forEach(
       ({ children: [share, bar, token] }, at) => {
-        drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], { bar: model.theme(), height: 100 });
+        drawBars(/** @type {HTMLCanvasElement} */ (bar), [shares[at]], 100);
         say(share, percent(shares[at]));
         say(token, names[at]);
       },

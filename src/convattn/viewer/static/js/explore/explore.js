@@ -11,7 +11,6 @@ import { createSaving } from "./saving.js";
 import { createDisplacementTable } from "./table.js";
 import { createTimeline } from "./timeline.js";
 
-/** @import { Theme } from "../draw.js" */
 /** @import { Scene } from "../scene.js" */
 /** @import { State, ViewState } from "../state.js" */
 
@@ -26,11 +25,11 @@ const SCORE_DELAY = 100;
  * @param {HTMLElement} root
  * @param {Scene} scene
  * @param {State} state
- * @param {{theme?: () => Theme, address?: () => string | null}} [page]
+ * @param {() => string | null} address of this view; null if the page has none of its own
  * @returns {{repaint: () => void}}
  */
-export function mountExplore(root, scene, state, { theme = () => "light", address = () => null } = {}) {
-  const model = createModel(scene, state, theme);
+export function mountExplore(root, scene, state, address) {
+  const model = createModel(scene, state);
   const said = h("p", { class: "only-heard", "aria-live": "polite", "data-testid": "said" });
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   const picture = createQueryPicture(model);

@@ -80,7 +80,7 @@ export function paintMap(model, canvas, number, head, view, network = model.stat
   const [low, high] = model.limits(number, head, network);
   const map = model.map(number, head, network);
   const [rows, cols] = view ? [view.rows, view.cols] : model.scene.networks[network].layers[number].keys.grid;
-  return drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high, theme: model.theme() });
+  return drawMap(canvas, view ? view.cut(map) : map, { rows, cols, low, high });
 }
 
 /**
@@ -228,7 +228,6 @@ export function createMatrix(model, opened) {
   }
 
   function paint() {
-    const theme = model.theme();
     for (const [number, line] of rows.entries()) {
       const { row, cells } = line;
       const shown = model.shown(number);
@@ -243,7 +242,7 @@ export function createMatrix(model, opened) {
       const changed = [...cells.keys()].filter((head) => {
         const { map, bars } = cells[head];
         const shares = partOf(prefix, head, tokens);
-        const other = tokens > 0 && drawBars(bars, shares, { bar: theme });
+        const other = tokens > 0 && drawBars(bars, shares);
         return paintMap(model, map, number, head, view) || other;
       });
       compose(line, changed);

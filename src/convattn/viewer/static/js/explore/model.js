@@ -6,7 +6,6 @@ import { positionRows, rowsOf } from "../rows.js";
 import { floatsOf, geometryOf, positionOf } from "../scene.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
-/** @import { Theme } from "../draw.js" */
 /** @import { LayerRows } from "../rows.js" */
 /** @import { PositionAttention, Scene, Tensor } from "../scene.js" */
 /** @import { State, ViewState } from "../state.js" */
@@ -30,8 +29,8 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 /** Fields of the state that need other rows. @type {(keyof ViewState)[]} */
 const ROW_FIELDS = ["network", "compare", "image", "query", "prefix", "part", "average"];
 
-/** @param {Scene} scene @param {State} state @param {() => Theme} theme */
-export function createModel(scene, state, theme) {
+/** @param {Scene} scene @param {State} state */
+export function createModel(scene, state) {
   /** @type {Map<number, Map<number, ShownLayer>>} */
   let shownLayers = new Map();
   /** @type {[number, LayerRows[]][]} what was answered, by network */
@@ -144,7 +143,6 @@ export function createModel(scene, state, theme) {
   return {
     scene,
     state,
-    theme,
     map,
     quadratic,
     refresh,

@@ -81,7 +81,7 @@ export function createDisplacementTable(model) {
       const extent = extentOf({ first: [lowest[0] * step[0], lowest[1] * step[1]], step }, grid);
       field.setExtent(extent);
       field.place(canvas, extent);
-      drawMap(canvas, table, { rows, cols, low, high, theme: model.theme() });
+      drawMap(canvas, table, { rows, cols, low, high });
       drawImage(model, picture);
       picture.hidden = average;
       // Displacements are measured from the query: the image lies in the table with its query on displacement 0.

@@ -8,7 +8,6 @@ import { encodingsStep } from "./step-encodings.js";
 import { offsetStep } from "./step-offset.js";
 import { sharpnessStep } from "./step-sharpness.js";
 
-/** @import { Theme } from "../draw.js" */
 /** @import { Picture } from "./kernels.js" */
 /** @import { MakeStep, Step, Tour } from "./view.js" */
 /** @import { Scene } from "../scene.js" */
@@ -83,10 +82,9 @@ const TOUR_STEPS = {
  * @param {Element} root
  * @param {Scene} scene
  * @param {State} state
- * @param {{theme: () => Theme}} options  theme: the one that is shown, also if the system chose it
  * @returns {{repaint: () => void}}
  */
-export function mountLearn(root, scene, state, { theme }) {
+export function mountLearn(root, scene, state) {
   const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
   const end = texts.length - 1;
   const picture = tourPicture(scene);
@@ -96,7 +94,6 @@ export function mountLearn(root, scene, state, { theme }) {
   const tour = {
     picture,
     query: tourQuery(picture),
-    theme,
     ask: oncePerFrame(() => repaint()),
     tell(text) {
       clearTimeout(waiting);
@@ -166,7 +163,6 @@ export function mountLearn(root, scene, state, { theme }) {
 
   state.subscribe((_, changed) => {
     if (changed.has("step")) lay(true);
-    else if (changed.has("theme")) repaint();
   });
   lay(false);
   return { repaint };

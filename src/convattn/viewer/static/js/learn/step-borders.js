@@ -56,7 +56,7 @@ export function bordersStep(tour) {
     const maps = taps.map(({ offset }) => cut(headMap(picture, offset, sharpness, query, padding)));
     paintRings(maps.map((map) => map.reduce((most, value, at) => (value > (map[most] || 0) ? at : most), 0)));
     const most = maps[0].reduce((one, other) => Math.max(one, other || 0), 0);
-    corner.heat(maps[0], most, tour.theme());
+    corner.heat(maps[0], most);
     tour.tell(numbers.show(...bordersApart(wanted, made).map(differenceText)));
   }
   /** Rings where the heads look most, with how many look there. @param {number[]} looks */

@@ -223,11 +223,11 @@ export function encodingsStep(tour, text) {
   function paint() {
     const wanted = targetMap(offset, shape);
     const most = largestSize(wanted);
-    target.heat(wanted, most, tour.theme());
+    target.heat(wanted, most);
     placeMark(handle, offset);
     const fitted = compareEncodings(offset, shape, waves, width);
     fitted.forEach(({ name, formula, parameters, additive, map, overlap }, at) => {
-      views[at].heat(map, most, tour.theme(), "");
+      views[at].heat(map, most, "");
       fill(
         views[at].caption,
         h("strong", null, name),

@@ -110,7 +110,7 @@ export function sharpnessStep(tour) {
     const largest = strip.show(wanted, attendHeads(picture, taps, sharpness));
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
-    around.heat(cutAround(map, query, MAP_REACH), most, tour.theme());
+    around.heat(cutAround(map, query, MAP_REACH), most);
     const bound = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
     const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);

@@ -20,7 +20,6 @@ import { clamp } from "../numbers.js";
 import { nearestInside } from "../scene.js";
 
 /** @import { Props } from "../dom.js" */
-/** @import { Theme } from "../draw.js" */
 /** @import { Picture } from "./kernels.js" */
 
 /** @typedef {[number, number]} Place  row and column */
@@ -29,7 +28,6 @@ import { nearestInside } from "../scene.js";
  * @typedef {object} Tour  what every step is given
  * @property {Picture} picture
  * @property {Place} query  where steps start
- * @property {() => Theme} theme
  * @property {() => void} ask  for the step to be painted in the next frame
  * @property {(text: string) => void} tell  says a sentence to screen readers, when things have settled
  */
@@ -78,14 +76,13 @@ export function pictureView(rows, cols, name, kind = "", reach = 0) {
      * Draws in colours, with a bar of them from 0 to `high`.
      * @param {ArrayLike<number>} data
      * @param {number} high
-     * @param {Theme} theme
      * @param {string} [end]  what is written at the end of the bar; nothing makes none
      */
-    heat(data, high, theme, end = numberText(high, 2)) {
-      drawMap(canvas, data, { rows, cols, low: 0, high, theme });
+    heat(data, high, end = numberText(high, 2)) {
+      drawMap(canvas, data, { rows, cols, low: 0, high });
       if (!end) return;
       if (!bar.parentNode) root.append(bar);
-      drawRamp(ramp, theme);
+      drawRamp(ramp);
       say(most, end);
     },
   };
@@ -250,7 +247,7 @@ export function comparison(tour, start) {
       views[0].gray(data);
       views[1].gray(wanted.data, low, high);
       views[2].gray(made.data, low, high);
-      views[3].heat(apart, most, tour.theme(), `≥ ${numberText(most, 2)}`);
+      views[3].heat(apart, most, `≥ ${numberText(most, 2)}`);
       for (const mark of marks) placeMark(mark, at);
       return largestSize(apart);
     },
