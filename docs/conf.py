@@ -56,9 +56,10 @@ def find_error(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Ele
     """Finds what docstrings raise by its short name."""
     if node.get("reftype") != "exc" or "." in node["reftarget"]:
         return None
-    name = f"convattn.errors.{node['reftarget']}"
-    python = env.get_domain("py")
-    return python.resolve_xref(env, node["refdoc"], app.builder, "exc", name, node, text)
+    python, homes = env.get_domain("py"), ("convattn.errors", "convattn.viewer")
+    names = [f"{home}.{node['reftarget']}" for home in homes]
+    found = (python.resolve_xref(env, node["refdoc"], app.builder, "exc", name, node, text) for name in names)
+    return next(filter(None, found), None)
 
 
 def write_live_page(app: Sphinx, error: Exception | None) -> None:
