@@ -36,7 +36,7 @@ ABOVE = {
     "models": 1_084,
     "networks": 1_898,
     "heads": 5_508,
-    "viewer": 1_754,
+    "viewer": 1_745,
     "cli": 1_394,
     "lab": 5_813,
 }

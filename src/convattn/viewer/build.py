@@ -254,29 +254,19 @@ class _Network:
 
         Where there are no maps, the first image is enough.
         """
-        images, layers = self.exhibit.images, self.exhibit.layers
-        count = len(images)
         calls: list[LayerCall] = []
-        taken = 0
 
-        def first(call: LayerCall) -> None:
-            nonlocal taken
-            calls.append(call._replace(attention=None, parts={}))
-            if call.attention is not None:
-                self._maps[call.name] = LayerMaps(call)
-                taken += self._maps[call.name].add(call.parts, 0)
+        def note(call: LayerCall) -> None:
+            if image == 0:
+                calls.append(call._replace(attention=None, parts={}))
+                if call.attention is not None:
+                    self._maps[call.name] = LayerMaps(call)
+            if call.name in self._maps:
+                self.collected.reserve(self._maps[call.name].add(call.parts, image))
 
-        read_layers(self.exhibit.network, images[:1], first, layers=layers)
-        if not self._maps:
-            return calls
-        self.collected.reserve(taken * (count + (count > 1)))
-        for number in range(1, count):
-
-            def further(call: LayerCall, number: int = number) -> None:
-                if call.name in self._maps:
-                    self._maps[call.name].add(call.parts, number)
-
-            read_layers(self.exhibit.network, images[number : number + 1], further, layers=layers)
+        for image, pixels in enumerate(self.exhibit.images):
+            if image == 0 or self._maps:
+                read_layers(self.exhibit.network, pixels[None], note, layers=self.exhibit.layers)
         return calls
 
     def _layer(self, number: int, call: LayerCall, program: Program | None) -> dict[str, Any]:

@@ -170,7 +170,8 @@ class LayerMaps:
         """
         if self._images > 1:
             for part, total in self._sums.items():
-                self._rows[part, "mean"] = encode_rows(total / self._images)
+                self._rows[part, "mean"] = rows = encode_rows(total / self._images)
+                collected.reserve(rows.bytes)
         signed = any(bool(rows.lows.any()) for rows in self._rows.values())
         for (part, image), rows in self._rows.items():
             for kind, tensor in rows._asdict().items():
