@@ -17,21 +17,18 @@ from convattn.networks.datasets import (
 if TYPE_CHECKING:
     from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop
     from convattn.lab.cifar10 import load_cifar10
-    from convattn.lab.photograph import Photograph, load_photograph
 
 __all__ = [
     "CIFAR10_MEAN",
     "CIFAR10_STD",
     "ImageDataset",
     "ImageSplit",
-    "Photograph",
     "SampleImages",
     "cutmix",
     "cutout",
     "horizontal_flip",
     "load_cifar10",
     "load_digits",
-    "load_photograph",
     "load_samples",
     "mirror",
     "mixup",
@@ -46,5 +43,4 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         if name not in __all__:
             message = f"module 'convattn.data' has no attribute {name!r}"
             raise AttributeError(message)
-        homes = {"load_cifar10": "cifar10", "Photograph": "photograph", "load_photograph": "photograph"}
-        return getattr(import_module(f"convattn.lab.{homes.get(name, 'augment')}"), name)
+        return getattr(import_module(f"convattn.lab.{'cifar10' if name == 'load_cifar10' else 'augment'}"), name)

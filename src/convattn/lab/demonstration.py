@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from convattn.convert import conv_to_attention, network_to_attention, network_to_conv, save_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
+from convattn.errors import optional_module
 from convattn.heads import read_heads
 from convattn.lab.figures import Comparison, classified_images, convolution_and_attention, head_moves
 from convattn.lab.html_pages import write_html
-from convattn.lab.photograph import PHOTOGRAPHS, load_photograph
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
@@ -132,6 +132,9 @@ _FILTERS = {
 }
 """Sobel's two operators, the Laplacian and the binomial blur."""
 
+_CREDIT = "danielbuechele, flickr.com/photos/danielbuechele/6061409035, CC BY 2.0"
+"""Photographer, page and licence of the photograph, which comes with scikit-learn."""
+
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the grey value (ITU-R BT.601)."""
 
@@ -150,7 +153,9 @@ def filter_bank() -> nn.Conv2d:
 
 def show_conversions(folder: Path) -> list[Conversion]:
     """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
-    pixels = load_photograph("china").pixels.float()[None] / 255
+    sklearn = optional_module("sklearn.datasets", "scikit-learn", "train")
+    rows = torch.from_numpy(sklearn.datasets.load_sample_image("china.jpg").copy())
+    pixels = rearrange(rows, "rows cols channels -> 1 channels rows cols").contiguous().float() / 255
     conv = filter_bank()
     save_layer(conv, folder / "convolution")
     attention, certificate = conv_to_attention(conv)
@@ -250,7 +255,7 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
     shown = Demonstration(
         conversions=tuple(conversions),
         network=trained,
-        photograph=PHOTOGRAPHS["china"],
+        photograph=_CREDIT,
         seconds=time.perf_counter() - began,
         passed=held and trained.as_on_card and trained.back.passed,
     )

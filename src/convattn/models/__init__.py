@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from convattn.models.attention_net import AttentionNet, ConvNet
 from convattn.models.classifier import FlopCount
-from convattn.models.pretrained import fetch, pretrained_card, pretrained_names
+from convattn.models.pretrained import pretrained_card, pretrained_names
 from convattn.models.resnet import ResNet, resnet18
 from convattn.models.speed_net import SpeedNet
 
@@ -21,7 +21,6 @@ __all__ = [
     "ResNet",
     "SpeedNet",
     "degenerate_heads",
-    "fetch",
     "pretrained_card",
     "pretrained_names",
     "prune_heads",

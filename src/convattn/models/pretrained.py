@@ -78,27 +78,9 @@ def _folder() -> Path:
 
 
 def fetch(
-    folder_or_repository: str | os.PathLike[str],
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    **options: Any,
+    folder_or_repository: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None, **options: Any
 ) -> Path:
-    """Fetches the files of a saved network from the Hub; returns a local folder as it is.
-
-    Args:
-        folder_or_repository: Folder, "convattn:NAME" for a network of the package, or repository "owner/name" on the
-            Hub.
-        cache_dir: Folder for downloads; None takes the Hub's own cache.
-        **options: Options of `huggingface_hub.snapshot_download`, as `from_pretrained` has them.
-
-    Returns:
-        The folder.
-
-    Raises:
-        CheckpointError: The repository cannot be fetched.
-        UnknownNameError: The package has no network of that name.
-        MissingDependencyError: There is no such folder, and huggingface-hub is not installed.
-    """
+    """Returns the folder of a network, fetched from the Hub if it is not here; arguments as in `from_pretrained`."""
     folder = network_folder(folder_or_repository, "folder_or_repository")
     if folder.is_dir():
         return folder

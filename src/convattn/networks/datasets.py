@@ -14,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from convattn.errors import DataError, MissingDependencyError, ShapeError, optional_module
+from convattn.errors import DataError, ShapeError, optional_module
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -188,15 +188,12 @@ def load_digits() -> ImageDataset:
         >>> digits.image_shape, len(digits.train), len(digits.test), digits.num_classes
         ((1, 8, 8), 1437, 360, 10)
     """
-    try:
-        import sklearn
-        from sklearn import datasets, model_selection
-    except ImportError:
-        raise MissingDependencyError("scikit-learn", "train") from None
-    levels, labels = datasets.load_digits(return_X_y=True)
+    sklearn = optional_module("sklearn.datasets", "scikit-learn", "train")
+    optional_module("sklearn.model_selection", "scikit-learn", "train")
+    levels, labels = sklearn.datasets.load_digits(return_X_y=True)
     images = torch.from_numpy(levels).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
     classes = torch.from_numpy(labels).to(torch.int64)
-    train_rows, test_rows = model_selection.train_test_split(
+    train_rows, test_rows = sklearn.model_selection.train_test_split(
         np.arange(len(classes)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
     )
     train, test = (ImageSplit(images[rows], classes[rows]) for rows in (train_rows, test_rows))
