@@ -31,14 +31,14 @@ TOTAL = 24_500
 TOLERANCE = 1.1
 
 ABOVE = {
-    ROOT: 1_551,
+    ROOT: 1_547,
     "convert": 4_449,
-    "models": 1_084,
-    "networks": 1_898,
+    "models": 1_065,
+    "networks": 1_895,
     "heads": 5_508,
     "viewer": 1_745,
     "cli": 1_394,
-    "lab": 5_813,
+    "lab": 5_762,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
