@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from convattn.layers import GatedRelativeAttention1d as GatedRelativeAttention1d
     from convattn.layers import GatedRelativeAttention2d as GatedRelativeAttention2d
     from convattn.layers import GatedRelativeAttention3d as GatedRelativeAttention3d
+    from convattn.layers import LargeKernelConv1d as LargeKernelConv1d
+    from convattn.layers import LargeKernelConv2d as LargeKernelConv2d
+    from convattn.layers import LargeKernelConv3d as LargeKernelConv3d
     from convattn.layers import RelativeAttention1d as RelativeAttention1d
     from convattn.layers import RelativeAttention2d as RelativeAttention2d
     from convattn.layers import RelativeAttention3d as RelativeAttention3d
@@ -86,8 +89,8 @@ _NAMES = {
     "convattn.heads.replace": "HeadReplacement",
     "convattn.lab": "load_recipe train",
     "convattn.layers": (
-        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d "
-        "RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
+        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d LargeKernelConv1d "
+        "LargeKernelConv2d LargeKernelConv3d RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
     ),
     "convattn.models": "AttentionNet ConvNet resnet18",
     "convattn.networks": "from_pretrained load_network push_to_hub save_network",

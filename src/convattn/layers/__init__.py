@@ -9,6 +9,7 @@ from convattn.layers.gated import (
     GatedRelativeAttention2d,
     GatedRelativeAttention3d,
 )
+from convattn.layers.planned_convolution import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
 from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.values import FactoredValues, MergedValues
 
@@ -20,6 +21,9 @@ __all__ = [
     "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
     "GatedRelativeAttention3d",
+    "LargeKernelConv1d",
+    "LargeKernelConv2d",
+    "LargeKernelConv3d",
     "MergedValues",
     "RelativeAttention",
     "RelativeAttention1d",
