@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fixedText, numberText } from "../../../src/convattn/viewer/static/js/draw.js";
-import { csvLine } from "../../../src/convattn/viewer/static/js/explore/saving.js";
 import {
   headSentence,
   percent,
@@ -16,7 +15,7 @@ const LAYER = /** @type {SceneLayer} */ ({
   keys: { grid: [5, 7], first: [0, 0], step: [1, 1] },
   prefix: /** @type {string[]} */ ([]),
 });
-const NUMBERS = { hardShare: 1, hardShift: null, prefix: [], prefixShare: 0.25 };
+const NUMBERS = { hardShare: 1, prefix: [], prefixShare: 0.25 };
 
 test("a shift is said as one would", () => {
   assert.equal(shiftWords([-1, 0], "pixels"), "1.0 pixels up");
@@ -50,17 +49,6 @@ test("numbers are short, with a true minus sign", () => {
     ["0.00", "−1.00", "2.00"],
   );
   assert.deepEqual([0, 0.0123, 0.5, NaN].map(percent), ["0 %", "1.2 %", "50 %", "–"]);
-});
-
-test("fields of a table are quoted where they must be", () => {
-  assert.equal(csvLine(["a,b", 'c"d', null, NaN, 1.5, "e"]), '"a,b","c""d",,,1.5,e');
-  assert.equal(csvLine(["a\rb", "c\nd"]), '"a\rb","c\nd"');
-});
-
-test("text that a spreadsheet would take for a formula is kept from it, and numbers stay numbers", () => {
-  assert.equal(csvLine(["=1+2", "+1", "-1", "@a", "\t=1", "a=1"]), "'=1+2,'+1,'-1,'@a,'\t=1,a=1");
-  assert.equal(csvLine(["\r=1", '=HYPERLINK("a","b")']), '"\'\r=1","\'=HYPERLINK(""a"",""b"")"');
-  assert.equal(csvLine([-1.5, 1e-9, -0]), "-1.5,1e-9,0");
 });
 
 test("numbers of a report have the unit of those of a query", () => {

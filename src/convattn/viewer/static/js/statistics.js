@@ -13,7 +13,6 @@ import { cellCentre } from "./scene.js";
  * @property {number} spread       √(tr Cov δ); NaN for a query without a place
  * @property {number} entropy      of the attention on positions, in nats
  * @property {number} hardShare    largest weight on a position
- * @property {Pair | null} hardShift   displacement of the key with that weight
  * @property {number} prefixShare  attention on prefix tokens
  * @property {number[]} prefix     weight on each of them
  */
@@ -52,7 +51,7 @@ export function rowNumbers(layer, rows, head) {
   const [down, across] = displacements(layer, placed ? query : [0, 0]);
 
   let [mass, sumDown, sumAcross, sumSquares, logs] = [0, 0, 0, 0, 0];
-  let [largest, at] = [0, 0];
+  let largest = 0;
   for (let row = 0, key = 0; row < keyRows; row++) {
     for (let col = 0; col < keyCols; col++, key++) {
       const weight = Math.abs(weights[key]);
@@ -62,7 +61,7 @@ export function rowNumbers(layer, rows, head) {
       sumAcross += weight * across[col];
       sumSquares += weight * (down[row] ** 2 + across[col] ** 2);
       logs += weight * Math.log(weight);
-      if (weight > largest) [largest, at] = [weight, key];
+      largest = Math.max(largest, weight);
     }
   }
   const shift = /** @type {Pair} */ ([sumDown / mass, sumAcross / mass]);
@@ -73,7 +72,6 @@ export function rowNumbers(layer, rows, head) {
     spread: placed && mass > 0 ? Math.sqrt(Math.max(variance, 0)) : NaN,
     entropy: mass > 0 ? Math.max(Math.log(mass) - logs / mass, 0) : NaN,
     hardShare: largest,
-    hardShift: placed && mass > 0 ? [down[Math.floor(at / keyCols)], across[at % keyCols]] : null,
     prefixShare: mass + onPrefix > 0 ? onPrefix / (mass + onPrefix) : 0,
     prefix,
   };
