@@ -1,6 +1,8 @@
 """The numbers of the guided tour against the library's: certificates, encodings, benchmark records."""
 
+import html
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -20,6 +22,11 @@ SHARPNESS = (0.1, 0.5, 1.0, 3.0, 3.5, 5.0, 10.0, 20.0, 50.0, 103.0, 104.5)
 @pytest.fixture(scope="module")
 def tour():
     return json.loads(run_node("tour.js", json.dumps([held_sharpness(alpha) for alpha in SHARPNESS])))
+
+
+def test_the_steps_have_at_most_450_words():
+    text = (Path(convattn.__file__).parent / "viewer/static/tour.html").read_text(encoding="utf-8")
+    assert 300 < len(html.unescape(re.sub(r"<[^>]+>", " ", text)).split()) <= 450
 
 
 def held_sharpness(alpha):
