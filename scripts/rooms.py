@@ -34,7 +34,7 @@ ABOVE = {
     ROOT: 1_550,
     "convert": 4_449,
     "models": 1_065,
-    "networks": 1_895,
+    "networks": 1_896,
     "heads": 5_508,
     "viewer": 1_745,
     "cli": 1_394,

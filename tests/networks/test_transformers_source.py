@@ -133,6 +133,11 @@ def test_the_command_analyses_one(vit, tmp_path, weights, capsys):
     assert [layer.name for layer in report.layers] == ["vit.layers.0.attention", "vit.layers.1.attention"]
 
 
+def test_a_folder_of_transformers_is_recognised(vit, tmp_path, capsys):
+    assert main(["analyze", str(vit[1]), "--images", str(tmp_path), "-o", str(tmp_path / "made")]) == 2
+    assert f"of convattn: a command takes one of transformers as hf:{vit[1]}" in capsys.readouterr().err
+
+
 def test_one_is_not_converted_into_a_folder_that_could_not_be_loaded(vit, tmp_path, capsys):
     source = f"hf:{vit[1]}"
     assert main(["convert", source, "--pretrained", "-o", str(tmp_path / "made")]) == 2

@@ -97,10 +97,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         written = {"--tolerance": tolerance, "--allow-difference": allow_difference}
         _require_absent(written, "cannot be given with --dry-run, which writes nothing")
     elif source.startswith("hf:"):
-        raise ArgumentError(
-            f"{source} is converted in Python, as a folder could not build it again: give network_to_attention the"
-            " network of transformers, save_network the result, and load_network the former as `model`"
-        )
+        raise ArgumentError(f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again")
     elif output is None:
         raise ArgumentError("--output must be given, except with --dry-run")
     if tolerance is not None and not 0 < tolerance < 1:

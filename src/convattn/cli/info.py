@@ -7,7 +7,6 @@ import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 
 from convattn.__about__ import __version__
 from convattn.cli.output import print_record
@@ -68,6 +67,8 @@ def info(*, json: bool = False) -> int:
 
 def describe_installation() -> Installation:
     """Describes the machine and the installed packages."""
+    from importlib import metadata
+
     import torch
 
     from convattn.encodings import ENCODINGS
@@ -99,6 +100,8 @@ def describe_installation() -> Installation:
 
 def _optional_packages() -> dict[str, str]:
     """Reads the optional packages, each with the smallest extra that brings it, from the metadata of this package."""
+    from importlib import metadata
+
     extras: dict[str, list[str]] = {}
     for requirement in metadata.requires("convattn") or ():
         name = re.match(r"[\w.-]+", requirement)

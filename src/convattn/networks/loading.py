@@ -137,7 +137,8 @@ def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     folder = network_folder(folder)
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
-        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")
+        hint = f": a command takes one of transformers as hf:{folder}" if "model_type" in config else ""
+        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}")
     return config
 
 
