@@ -18,7 +18,6 @@ import {
   padPicture,
   tapsOf,
 } from "../../../src/convattn/viewer/static/js/learn/kernels.js";
-import { attendAllPairs, measureCosts } from "../../../src/convattn/viewer/static/js/learn/step-cost.js";
 import {
   compareEncodings,
   fitSoftmax,
@@ -218,27 +217,6 @@ test("the fit finds the least divergence", () => {
     ],
     [4, 7],
   ).forEach((value, at) => assertNear(value, [1, 2][at]));
-});
-
-test("all pairs give the same output as separable heads", () => {
-  assert.ok(largestDifference(attendAllPairs(PICTURE), attendHeads(PICTURE, namedTaps("Blur"), 1)) <= HALF_UNIT);
-});
-
-test("the measurement tells each size", async () => {
-  /** @type {import("../../../src/convattn/viewer/static/js/learn/step-cost.js").Measured[]} */
-  const found = [];
-  await measureCosts(
-    (measured) => void found.push(measured),
-    async () => {},
-    [4, 33],
-  );
-  assert.deepEqual(
-    found.map(({ side }) => side),
-    [4, 33],
-  );
-  assert.ok(Object.values(found[0].milliseconds).every((time) => time !== null && time > 0));
-  assert.ok((found[0].difference ?? 1) <= HALF_UNIT);
-  assert.equal(found[1].milliseconds["all pairs"], null);
 });
 
 test("the tour's picture is the scene's first in grey, made smaller; there is one without", () => {

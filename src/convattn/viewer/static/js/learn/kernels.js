@@ -163,7 +163,7 @@ const UNPADDED = { width: 0, mode: "zeros" };
  * @param {KeyPadding} [padding]  of the keys
  * @returns {LiveLayer}
  */
-export function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } = UNPADDED) {
+function layerOfHeads({ rows, cols }, heads, sharpness, { width, mode } = UNPADDED) {
   const geometry = /** @type {LayerGeometry} */ ({
     keys: [rows + 2 * width, cols + 2 * width],
     grid: [rows, cols],
