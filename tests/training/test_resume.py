@@ -149,8 +149,10 @@ def test_files_of_a_run_obey_the_umask(whole):
 
 
 def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    (checkpoints.begin(3) / "model.safetensors").write_text("half")
-    place = checkpoints.begin(5)
-    assert place.name == ".step-00000005.new"
-    assert [*checkpoints.folder.iterdir()] == [place]
+    checkpoints, left = Checkpoints(tmp_path), tmp_path / ".step-00000003.01234567.convattn"
+    left.mkdir()
+    (left / "model.safetensors").write_text("half")
+    with checkpoints.new(5, processes=1) as place:
+        assert place.name.startswith(".step-00000005.")
+        assert not left.exists()
+    assert [item.name for item in tmp_path.iterdir()] == ["step-00000005"]

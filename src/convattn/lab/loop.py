@@ -5,10 +5,10 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from rich.console import Console
@@ -157,13 +157,11 @@ class Session:
 
     @contextmanager
     def _written(self, otherwise: str) -> Iterator[None]:
-        """Turns errors in writing a checkpoint into one CheckpointError, and removes the unfinished checkpoint."""
+        """Turns errors in writing a checkpoint into one CheckpointError."""
         assert self._folder is not None
         try:
             yield
         except (OSError, RuntimeError, SafetensorError) as error:
-            if self._accelerator.is_main_process:
-                self._folder.checkpoints.clear()
             place = f"the checkpoint of step {self.trainer.step} to {self._folder.path}"
             raise CheckpointError(f"cannot write {place} ({error}); {otherwise}") from None
 
@@ -172,14 +170,12 @@ class Session:
         from accelerate.utils import broadcast_object_list
 
         self.trainer.share_losses()
-        step = self.trainer.step
-        place = [None if checkpoints is None else str(checkpoints.begin(step))]
-        broadcast_object_list(place)
-        written = Path(cast(str, place[0]))
-        self._accelerator.save_state(str(written))
-        self._accelerator.wait_for_everyone()
-        if checkpoints is not None:
-            checkpoints.finish(written, step=step, processes=self._accelerator.num_processes)
+        processes = self._accelerator.num_processes
+        with nullcontext() if checkpoints is None else checkpoints.new(self.trainer.step, processes) as opened:
+            place = [None if opened is None else str(opened)]
+            broadcast_object_list(place)
+            self._accelerator.save_state(place[0])
+            self._accelerator.wait_for_everyone()
         self._accelerator.wait_for_everyone()
 
     def _load(self, place: Path, processes: int) -> None:
@@ -275,60 +271,43 @@ def train(
     if resume and folder is not None and (finished := folder.find_finished(recipe)) is not None:
         return finished
     try:
-        return _train(
-            recipe, folder, data, progress=progress, resume=resume, every=checkpoint_every, trackers=trackers, tell=tell
+        accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
+        revision = find_revision()
+        progress = progress and accelerator.is_main_process and Console(stderr=True).is_terminal
+        data = load_data(recipe.data) if data is None else with_held_out(data, recipe.data)
+        if accelerator.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(accelerator.device)
+        with _seeded(recipe.seed, accelerator.device):
+            session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
+            session.resume() if resume else session.start()
+            _run_epochs(session, recipe, accelerator, checkpoint_every, progress=progress, tell=tell)
+        record = RunRecord(
+            name=recipe.name,
+            claim=recipe.claim,
+            command=command_for(recipe),
+            recipe=recipe.to_dict(),
+            seed=recipe.seed,
+            data=data.record,
+            parameters=sum(p.numel() for p in session.trainer.network.parameters() if p.requires_grad),
+            results=session.summary(),
+            seconds=session.ledger.seconds,
+            peak_memory=peak_memory(accelerator.device),
+            memory_estimate=None,
+            energy=None,
+            resumed=session.ledger.resumed,
+            hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},
+            versions=describe_versions(),
+            started=session.ledger.started,
+            revision=revision,
+            not_covered=_not_covered(session, accelerator.num_processes),
         )
+        if folder is not None and accelerator.is_main_process:
+            folder.finish(session.trainer.result, record)
+        accelerator.wait_for_everyone()
+        return record
     finally:
         if folder is not None:
             folder.release()
-
-
-def _train(
-    recipe: Recipe,
-    folder: RunFolder | None,
-    data: ImageDataset | None,
-    *,
-    progress: bool,
-    resume: bool,
-    every: int | None,
-    trackers: Sequence[str],
-    tell: Callable[[str], None] | None,
-) -> RunRecord:
-    """Trains; the folder is new, or holds an unfinished run of the recipe."""
-    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
-    revision = find_revision()
-    progress = progress and accelerator.is_main_process and Console(stderr=True).is_terminal
-    data = load_data(recipe.data) if data is None else with_held_out(data, recipe.data)
-    if accelerator.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(accelerator.device)
-    with _seeded(recipe.seed, accelerator.device):
-        session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
-        session.resume() if resume else session.start()
-        _run_epochs(session, recipe, accelerator, every, progress=progress, tell=tell)
-    record = RunRecord(
-        name=recipe.name,
-        claim=recipe.claim,
-        command=command_for(recipe),
-        recipe=recipe.to_dict(),
-        seed=recipe.seed,
-        data=data.record,
-        parameters=sum(p.numel() for p in session.trainer.network.parameters() if p.requires_grad),
-        results=session.summary(),
-        seconds=session.ledger.seconds,
-        peak_memory=peak_memory(accelerator.device),
-        memory_estimate=None,
-        energy=None,
-        resumed=session.ledger.resumed,
-        hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},
-        versions=describe_versions(),
-        started=session.ledger.started,
-        revision=revision,
-        not_covered=_not_covered(session, accelerator.num_processes),
-    )
-    if folder is not None and accelerator.is_main_process:
-        folder.finish(session.trainer.result, record)
-    accelerator.wait_for_everyone()
-    return record
 
 
 def _run_epochs(

@@ -229,38 +229,29 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
-    def begin(self, step: int) -> Path:
-        """Makes an empty folder in which the checkpoint of a step can be written."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.clear()
-        place = self.folder / f".{_name(step)}.new"
-        place.mkdir()
-        return place
+    @contextmanager
+    def new(self, step: int, processes: int) -> Iterator[Path]:
+        """Yields a hidden folder for the checkpoint of a step, and moves it to its place when the block ends.
 
-    def clear(self) -> None:
-        """Removes unfinished checkpoints."""
-        for left in self.folder.glob(".*"):
-            shutil.rmtree(left, ignore_errors=True)
-
-    def finish(self, written: Path, *, step: int, processes: int) -> None:
-        """Moves a checkpoint from the folder that `begin` made to its place, and drops all but the newest two.
-
-        Checkpoints of later steps are dropped too: they must be damaged, or the run would have resumed there.
+        All others but the newest two before it are dropped. Those of later steps must be damaged, or the run would have
+        resumed there.
         """
-        files = sorted(path for path in written.rglob("*") if path.is_file())
-        for path in files:
-            path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
-        hashes = {str(path.relative_to(written)): file_sha256(path) for path in files}
-        manifest = {"step": step, "processes": processes, "files": hashes}
-        write_atomically(written / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        place = self.folder / _name(step)
-        if place.exists():
-            _drop(place)
-        os.replace(written, place)
-        places = self._newest_first()
-        newest = places.index(place)
-        for other in places[:newest] + places[newest + _NEWEST :]:
-            _drop(other)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(self.folder)
+        place = self.folder / f"step-{step:08d}"
+        with hidden_folder(self.folder, place.name) as written, hidden_folder(self.folder, "old") as old:
+            yield written
+            files = sorted(path for path in written.rglob("*") if path.is_file())
+            for path in files:
+                path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
+            hashes = {str(path.relative_to(written)): file_sha256(path) for path in files}
+            manifest = {"step": step, "processes": processes, "files": hashes}
+            write_atomically(written / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
+            before = [other for other in self._newest_first() if other.name < place.name][: _NEWEST - 1]
+            for other in self._newest_first():
+                if other not in before:
+                    os.replace(other, old / other.name)  # so that no process finds half of it
+            os.replace(written, place)
 
     def load_newest(self, load: Callable[[Path, int], None]) -> None:
         """Calls `load` with the folder of the newest undamaged checkpoint and the number of processes that wrote it.
@@ -299,17 +290,6 @@ def _check(place: Path) -> int:
     if wrong:
         raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")
     return processes
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _drop(place: Path) -> None:
-    """Removes a checkpoint under another name, so that no process finds half of it."""
-    hidden = place.with_name(f".{place.name}.old")
-    os.replace(place, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
 
 
 class RunFolder:
