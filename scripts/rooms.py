@@ -38,7 +38,7 @@ ABOVE = {
     "heads": 5_508,
     "viewer": 1_745,
     "cli": 1_394,
-    "lab": 5_762,
+    "lab": 5_721,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
