@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map_only
 from convattn.convert.certificate import CLOSE, Verdict, VerdictRecord, largest, require_share
 from convattn.convert.comparison import compare_networks
 from convattn.convert.surgery import Arguments, copy_network, full_name, layer_outputs, output_of, parts, read_arguments
-from convattn.convert.taps import SUPPORTED_CONVOLUTIONS, read_plain
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a, optional_module
+from convattn.convert.taps import OneAfterAnother
+from convattn.errors import ArgumentError, ConversionError, must_be_a, optional_module
 from convattn.functional.reference import rounded_otherwise
 from convattn.wording import counted
 
@@ -108,21 +108,18 @@ def certify(
     """Says whether another network computes what a network of torch computes, and where it begins not to.
 
     The tolerance is derived: the reference runs in float64, and in its own dtype with other last digits of images and
-    weights and in another order of summation; the other may be twice as far from float64 as the farthest of these. So
-    it is for layers whose names can be matched. One is passed over if the next undoes its difference, as where batch
-    normalisation was merged into a convolution.
+    weights and in another order of summation; the other may be twice as far from float64 as the farthest of these, and
+    so may layers whose names can be matched.
 
     Args:
         reference: The network of torch; it is not changed, and runs in evaluation mode.
         other: Another module, compiled, quantised or in half precision, too; the path of an ONNX file or of an OpenVINO
             model (.xml); or a function from arrays of numpy to arrays.
-        images: What both run on: images, or a tuple or mapping of the arguments. None draws one standard normal image,
-            and then nothing is called close.
+        images: Images, or a tuple or mapping of arguments. None draws an image, and then nothing is called close.
         runtime: What runs a file. None takes ONNX Runtime for .onnx and OpenVINO for .xml.
-        options: Arguments of ONNX Runtime's `InferenceSession`, or properties for OpenVINO's `compile_model`. None
-            computes on the CPU, and with OpenVINO in float32; its own choice, {}, may be bfloat16.
-        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output, if no decision changed.
-            None calls nothing close.
+        options: For ONNX Runtime's `InferenceSession` or OpenVINO's `compile_model`. None computes on the CPU, and with
+            OpenVINO in float32; its own choice, {}, may be bfloat16.
+        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output. None calls none so.
 
     Returns:
         The certificate.
@@ -142,18 +139,15 @@ def certify(
         raise ArgumentError(must_be_a("reference", "an nn.Module", reference))
     require_share("tolerance", tolerance)
     given, made = read_arguments(reference, images), _open(other, runtime, options)
-    source, convolutions = _Listed(copy_network(reference).eval()), {}
-    rounded: list[Any] = [rounded_otherwise(source, seed) for seed in range(2)]
-    for name, module in source.named_modules():
-        if type(module) in SUPPORTED_CONVOLUTIONS:
-            with suppress(UnsupportedModelError):
-                plain = read_plain(module, [name])
-                convolutions[name] = plain.conv, plain.same
-    compared = compare_networks(source, made, given, convolutions, to_conv=False, rounded=rounded)
+    source, order = _Listed(copy_network(reference).eval()), OneAfterAnother()
+    rounded: list[Any] = [*(rounded_otherwise(source, seed) for seed in range(2)), copy.deepcopy(source)]
+    rounded[-1].network.register_forward_pre_hook(lambda *_: order.__enter__() and None)
+    rounded[-1].network.register_forward_hook(lambda *_: order.__exit__(None, None, None), always_call=True)
+    compared = compare_networks(source, made, given, {}, to_conv=False, rounded=rounded)
     worst, notes = compared.worst(exact=True), ["other images than these", *compared.not_covered]
-    first, layers, inside = None, 0, [one.network for one in rounded]
+    first, layers = None, 0
     try:
-        first, layers = _first_outside(source.network, inside, made, given.batches(4)[0])
+        first, layers = _first_outside(source.network, [one.network for one in rounded], made, given.batches(4)[0])
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         notes.append(f"single layers, which cannot be watched ({type(error).__name__}: {error})")
     if not layers:
@@ -204,10 +198,8 @@ class _Listed(nn.Module):
     """Runs a network or a function, and returns the tensors of its output in a list, wherever they stand in it."""
 
     def __init__(self, network: Any, words: str = "", dtype: torch.dtype | None = None) -> None:
-        """Takes what runs, its name, and the dtype of the numbers that it takes."""
         super().__init__()
-        self.network, self.words, self.dtype = network, words, dtype
-        self.quantised = False
+        self.network, self.words, self.dtype, self.quantised = network, words, dtype, False
         self.reload: Callable[[Sequence[str]], _Session] | None = None  # With the outputs of layers of these names
 
     def forward(self, *given: Any, **named: Any) -> list[Tensor]:
@@ -221,9 +213,7 @@ class _Listed(nn.Module):
         return x if isinstance(self.network, nn.Module) else x.numpy(force=True)
 
 
-def _first_outside(
-    source: nn.Module, rounded: Sequence[nn.Module], made: _Listed, given: Arguments
-) -> tuple[tuple[str, float, float] | None, int]:
+def _first_outside(source: nn.Module, rounded: list[nn.Module], made: _Listed, given: Arguments) -> tuple[Any, int]:
     """Returns the first layer outside its tolerance, with its error and its rounding, and how many were compared.
 
     A layer is passed over if all that take its output, or else the module that holds it, are within their tolerances.
@@ -255,11 +245,18 @@ def _open(other: Any, runtime: str | None, options: Mapping[str, Any] | None) ->
     """Finds out what the other is, and how it runs."""
     if not isinstance(other, str | os.PathLike):
         if runtime is not None or options is not None or not callable(other):
-            expected = "a module, a function or, with a runtime or options only, the path of a file"
-            raise ArgumentError(must_be_a("other", expected, other))
-        if isinstance(other, nn.Module):
-            return _of_torch(other)
-        return _Listed(other, getattr(other, "__qualname__", type(other).__name__))
+            raise ArgumentError(must_be_a("other", "a module, a function or, with a runtime or options, a file", other))
+        if not isinstance(other, nn.Module):
+            return _Listed(other, getattr(other, "__qualname__", type(other).__name__))
+        network = copy_network(other)
+        with suppress(NotImplementedError):  # a program of torch.export has no modes
+            network.eval()
+        held = [*network.parameters(), *network.buffers()]
+        kinds = {x.dtype for x in held if x.is_floating_point()}
+        listed = _Listed(network, type(other).__name__, kinds.pop() if len(kinds) == 1 else None)
+        names = [full_name(type(one)) for one in (*network.modules(), *held)]
+        listed.quantised = any(".quantized." in name or name.startswith("torchao.") for name in names)
+        return listed
     path = Path(other)
     load = {"onnxruntime": _in_onnxruntime, "openvino": _in_openvino, ".onnx": _in_onnxruntime, ".xml": _in_openvino}
     if not path.is_file() or (runtime or path.suffix) not in load:
@@ -273,19 +270,6 @@ def _open(other: Any, runtime: str | None, options: Mapping[str, Any] | None) ->
         raise ConversionError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
     listed = _Listed(session, session.words)
     listed.quantised, listed.reload = session.quantised, reload
-    return listed
-
-
-def _of_torch(other: nn.Module) -> _Listed:
-    """Runs a copy of a module in evaluation mode."""
-    network = copy_network(other)
-    with suppress(NotImplementedError):  # a program of torch.export has no modes
-        network.eval()
-    held = [*network.parameters(), *network.buffers()]
-    kinds = {x.dtype for x in held if x.is_floating_point()}
-    listed = _Listed(network, type(other).__name__, kinds.pop() if len(kinds) == 1 else None)
-    names = [full_name(type(one)) for one in (*network.modules(), *held)]
-    listed.quantised = any(".quantized." in name or name.startswith("torchao.") for name in names)
     return listed
 
 

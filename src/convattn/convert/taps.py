@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
 
 from convattn.convert.surgery import copy_module, full_name, is_own_hook
 from convattn.errors import UnsupportedModelError
@@ -189,6 +190,21 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes a convolution in another order: tap by tap, or for large kernels from an image rounded differently."""
     few = prod(conv.kernel_size) <= _MANY_TAPS
     return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
+
+
+class OneAfterAnother(TorchFunctionMode):
+    """Sums channels one after another, as some runtimes do; in large layers several at once."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        axis = {functional.linear: -1, functional.conv1d: 1, functional.conv2d: 1, functional.conv3d: 1}.get(func)
+        if axis is None or kwargs or args[0].shape[axis] != args[1].shape[1]:
+            return func(*args, **(kwargs or {}))
+        at_once = 1 + (args[0].numel() * args[1].shape[0] >> 25)
+        (x, *others), (weight, *weights) = args[0].split(at_once, axis), args[1].split(at_once, 1)
+        y = func(x, weight, *args[2:])
+        for x, weight in zip(others, weights, strict=True):
+            y = y + func(x, weight, None, *args[3:])
+        return y
 
 
 _SAME = "timm.layers.conv2d_same.Conv2dSame"
