@@ -35,8 +35,8 @@ ABOVE = {
     "convert": 4_449,
     "models": 1_065,
     "networks": 1_896,
-    "heads": 5_508,
-    "viewer": 1_745,
+    "heads": 5_500,
+    "viewer": 1_737,
     "cli": 1_394,
     "lab": 5_721,
 }

@@ -43,28 +43,6 @@ def test_what_is_no_list_of_numbers_is_refused(name, value, without_type_checks)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("classes", (1, 2), "classes must be texts"),
-        ("classes", "cat", "classes must be texts"),
-        ("name", 3, "name, title and note must be texts"),
-        ("title", None, "name, title and note must be texts"),
-        ("note", b"", "name, title and note must be texts"),
-    ],
-)
-def test_what_is_said_of_a_network_is_text(name, value, message, without_type_checks):
-    with pytest.raises(ArgumentError, match=message):
-        Exhibit(_network(), torch.rand(1, 3, 8, 8), **{name: value})
-
-
-@pytest.mark.parametrize("name", ["names", "labels"])
-@pytest.mark.parametrize("value", [[1], None, "a", [None]])
-def test_what_is_said_of_images_is_text(name, value, without_type_checks):
-    with pytest.raises(ArgumentError, match=f"{name} must be texts"):
-        build_scene(Exhibit(_network(), torch.rand(1, 3, 8, 8)), **{name: value})
-
-
-@pytest.mark.parametrize(
     ("images", "found"),
     [
         (torch.rand(3, 8, 8), r"\(3, 8, 8\)"),

@@ -1,7 +1,7 @@
 """Networks and images → scene."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,8 +77,6 @@ class Exhibit:
             object.__setattr__(self, name, _numbers(name, getattr(self, name), images.shape[1]))
         if bool(self.mean) != bool(self.std) or not all(value > 0 for value in self.std):
             raise ArgumentError(must_be("std", "positive numbers, given together with mean", self.std))
-        _require_texts("classes", self.classes)
-        _require_texts("name, title and note", (self.name, self.title, self.note))
 
     @property
     def size(self) -> tuple[int, int]:
@@ -116,11 +114,6 @@ class Exhibit:
             return images
         mean, std = (torch.tensor(value, dtype=torch.float64).view(-1, 1, 1) for value in (self.mean, self.std))
         return images * std + mean
-
-
-def _require_texts(argument: str, texts: Any) -> None:
-    if isinstance(texts, str) or not isinstance(texts, Iterable) or not all(isinstance(one, str) for one in texts):
-        raise ArgumentError(must_be(argument, "texts", texts))
 
 
 def _numbers(name: str, given: Any, channels: int) -> tuple[float, ...]:
@@ -210,7 +203,6 @@ def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) 
                 must_be(f"images of {one.name}", f"{count}, as those of {shown[0].name}", len(one.images))
             )
     for argument, texts in (("names", names), ("labels", labels)):
-        _require_texts(argument, texts)
         if len(texts) not in (0, count):
             raise ArgumentError(must_be(argument, f"one for each of {count} images", list(texts)))
     called = [one.name for one in shown]
