@@ -4,6 +4,7 @@ import importlib
 import re
 import socket
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from tests.viewer.hosts import complete, served
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.layers import RelativeAttention2d
 from convattn.viewer import Exhibit, build_scene, server
-from convattn.viewer.server import Guard, listening, names_this_machine, serve
+from convattn.viewer.server import Guard, listening, make_app, names_this_machine, serve
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,17 @@ def test_it_serves_the_page_and_its_scene(client, scene):
     assert client.get("/").headers["content-type"].startswith("text/html")
     assert "<title>Toy</title>" in client.get("/").text
     assert client.get("/scene").content == scene.to_bytes()
+
+
+def test_the_reference_has_every_path_and_code(scene):
+    code = Path(server.__file__)
+    page = (code.parents[3] / "docs" / "reference" / "formats.md").read_text().partition("## The page server")[2]
+    rows = re.findall(r"^\| ([^|]+) \|", page.partition("## Addresses")[0], flags=re.MULTILINE)
+    assert {row.strip("`") for row in rows if "/" in row} == {route.path for route in make_app(scene)._app.routes}
+    by_framework = {"404", "405", "503"}
+    assert {row for row in rows if row.isdigit()} == by_framework | set(
+        re.findall(r"_refusal\((\d+)", code.read_text())
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/scene", "/nothing"])
