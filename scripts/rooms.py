@@ -35,7 +35,7 @@ ABOVE = {
     "convert": 4_449,
     "models": 1_065,
     "networks": 1_896,
-    "heads": 5_500,
+    "heads": 5_503,
     "viewer": 1_737,
     "cli": 1_394,
     "lab": 5_721,

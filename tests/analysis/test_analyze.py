@@ -251,6 +251,12 @@ MISTAKES = {
         r"images\[1\] must be a tensor, but is of type ndarray",
     ),
     "none": (lambda: analyze(gated(0.5), [noise(6, 5, 6), None]), ArgumentError, r"images\[1\] must be a tensor"),
+    "sparse": (lambda: analyze(gated(0.5), noise(4, 6, 5, 6).to_sparse()), ArgumentError, "images must be dense"),
+    "sparse ones": (
+        lambda: analyze(gated(0.5), [noise(6, 5, 6), noise(6, 5, 6).to_sparse()]),
+        ArgumentError,
+        r"images\[1\] must be dense, but is torch\.sparse_coo",
+    ),
     "grey": (
         lambda: analyze(gated(0.5), noise(4, 1, 5, 6)),
         ArgumentError,
@@ -261,6 +267,8 @@ MISTAKES = {
         ArgumentError,
         r"images must be of one size, but are of \(6, 5, 6\) and \(6, 7, 6\)",
     ),
+    "meta network": (lambda: analyze(gated(0.5).to("meta"), noise(2, 6, 5, 6)), ArgumentError, "on the meta device"),
+    "meta images": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6).to("meta")), ArgumentError, "on the meta device"),
     "nan": (
         lambda: analyze(gated(0.5), torch.full((3, 6, 5, 6), torch.nan)),
         ArgumentError,

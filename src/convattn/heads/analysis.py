@@ -110,8 +110,8 @@ def analyze(
         The report.
 
     Raises:
-        ArgumentError: There are no images, they differ in size or do not fit the network; or another argument has a
-            wrong value.
+        ArgumentError: There are no images, they differ in size, do not fit the network or are on the meta device; or
+            another argument has a wrong value.
         UnknownNameError: There is no such layer or control.
         UnsupportedModelError: The network has no attention, or none that can be read; the message names it and says
             why.
@@ -156,10 +156,14 @@ def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: 
 
 
 def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
-    """Returns an image; raises ArgumentError unless it is a tensor."""
+    """Returns an image; raises ArgumentError unless it is a dense tensor with values."""
     image = images[number]
     if not isinstance(image, Tensor):
         raise ArgumentError(must_be_a(f"images[{number}]", "a tensor", image))
+    if image.layout != torch.strided:
+        raise ArgumentError(must_be(f"images[{number}]", "dense", image.layout))
+    if image.is_meta:
+        raise ArgumentError("images must be tensors with values, but are on the meta device")
     return image
 
 
@@ -178,6 +182,8 @@ def _require(model: Any, images: Any, kernel_size: Any, radius: Any, controls: A
     """Raises on a mistake in the arguments."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ArgumentError("model must have weights, but some are on the meta device")
     _require_images(images)
     for name, value, least in (("kernel_size", kernel_size, 1), ("radius", radius, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -197,6 +203,8 @@ def _require_images(images: Any) -> None:
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
     if isinstance(images, Tensor) and images.ndim < 2:
         raise ArgumentError(must_be("images", "a batch, whose first axis numbers the images", tuple(images.shape)))
+    if isinstance(images, Tensor) and images.layout != torch.strided:
+        raise ArgumentError(must_be("images", "dense", images.layout))
     if len(images) == 0:
         raise ArgumentError("images must be at least one, but there is none")
     first = _image(images, 0)

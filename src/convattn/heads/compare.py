@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convattn.errors import ArgumentError
-from convattn.heads.head_report import HEAD_NUMBERS, Estimate, HeadReport, HeadStatistics, LayerReport, mean_of
+from convattn.heads.head_report import HEAD_NUMBERS, Estimate, HeadReport, LayerReport, mean_of
 from convattn.record import Record
 from convattn.wording import counted
 
@@ -141,7 +141,9 @@ def _differences(
     numbers = [(-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers]
     for left, right in zip(one.heads, other.heads, strict=False):
         numbers += [(left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads]
-        numbers += [(left.head, *item) for item in _shifts(left, right)]
+        if len(left.shift) == len(right.shift):
+            shifts = enumerate(zip(left.shift, right.shift, strict=True))
+            numbers += [(left.head, f"shift[{axis}]", *pair) for axis, pair in shifts]
     for head, name, first, second in numbers:
         errors = _errors(first, second)
         if math.isnan(errors):
@@ -151,13 +153,6 @@ def _differences(
     for head, name, first, second in _hard_shifts(one, other):
         if first != second:
             yield HeadDifference(one.name, head, name, Estimate(first, math.nan), Estimate(second, math.nan), math.inf)
-
-
-def _shifts(left: HeadStatistics, right: HeadStatistics) -> Iterator[tuple[str, Estimate, Estimate]]:
-    """Yields the mean shifts along each axis."""
-    if len(left.shift) == len(right.shift):
-        for axis, shifts in enumerate(zip(left.shift, right.shift, strict=True)):
-            yield f"shift[{axis}]", *shifts
 
 
 def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, float, float]]:
