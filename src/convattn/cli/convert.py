@@ -42,6 +42,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     content: bool = False,
     kernel_size: WholeNumber | None = None,
     mass: float | None = None,
+    borders: Literal["plain", "auto", "exact"] | None = None,
     fold: bool = False,
     tolerance: float | None = None,
     allow_difference: bool = False,
@@ -69,14 +70,13 @@ def convert(  # noqa: PLR0913 - the options of the command
         limit: How many of the images to take, in the order of their names or rows. Default: 16.
         shape: Shape of an image of random numbers, to compare them on one, for instance 3,224,224. Default, where there
             are no other images: the network's own.
-        include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once. Default:
-            all.
+        include: Pattern of names of layers to convert, for instance layer4.*; may be given more than once.
         exclude: Pattern of names of layers to leave alone; may be given more than once.
         sharpness: α > 0 of every head, in 1/pixel². Without it heads are hard and the result is exact.
-        content: Give the layers of a network scores that depend on the input, behind gates that are closed and can
-            learn to open.
+        content: Give the layers of a network scores that depend on the input, behind gates that start closed.
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
+        borders: exact makes convolutions that err nowhere at borders, auto only where it can. Default: plain.
         fold: Merge the batch normalisation or linear map after each new convolution into it.
         tolerance: Largest difference to call close and to write, as a share in (0, 1) of the largest output. Default:
             0.01 is called close, on images and not on random numbers, and only what is close is written.
@@ -91,7 +91,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         ArgumentError: An option is missing, or two options exclude each other.
     """
     to_attention = {"--sharpness": sharpness, "--content": content}
-    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--fold": fold}
+    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders, "--fold": fold}
     _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
     if dry_run:
         written = {"--tolerance": tolerance, "--allow-difference": allow_difference}
@@ -103,9 +103,9 @@ def convert(  # noqa: PLR0913 - the options of the command
     if tolerance is not None and not 0 < tolerance < 1:
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", tolerance))
     target = _Target(output or Path(), tolerance, allow_difference, json)
-    options: dict[str, Any] = (
-        {"sharpness": sharpness} if to == "attention" else {"kernel_size": kernel_size, "mass": mass}
-    )
+    options: dict[str, Any] = {"sharpness": sharpness}
+    if to == "conv":
+        options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
     if _holds_layer(source):
         of_network = {**network.given(), "--images": images, "--limit": limit, "--shape": shape, "--include": include}
         of_network |= {"--exclude": exclude, "--content": content, "--fold": fold, "--dry-run": dry_run}

@@ -25,7 +25,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
-from convattn.layers import RelativeAttention
+from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.record import Record
 from convattn.sealed import weights_digest
 from convattn.wording import ITSELF, counted, some
@@ -164,7 +164,7 @@ def _remedies(direction: str) -> list[str]:
     if direction.endswith("to_attention"):
         return ["  made smaller    by more sharpness, or none: hard heads are exact"]
     source = "attention outside the window (the leak), and at borders, where attention keeps to pixels that exist"
-    remedy = "a larger window, or none; at borders by layers that pad with zeros as far as their heads look"
+    remedy = 'a larger window, or none; at borders by borders="exact" (`--borders exact`)'
     return [f"  differs         by {source}", f"  made smaller    by {remedy}"]
 
 
@@ -387,6 +387,29 @@ def convolution_rounding(
     return _rounding(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
 
 
+def _rounding_of(
+    conv: AnyConvolution | NormalisedConv, kernel: Tensor, rows: Float[Tensor, "heads outputs"]
+) -> tuple[float, float]:
+    """Bounds the rounding of a convolution, plain or normalised, as `_rounding`."""
+    if not isinstance(conv, NormalisedConv):
+        return convolution_rounding(conv, kernel, rows)
+    # Sums over taps are both divided and divisor, of kernels that an exponential rounds.
+    taps = sum(conv.taps) if conv.separable else math.prod(conv.taps)
+    terms, writes = 2 * taps + 4 * conv.dims + conv.num_heads * conv.in_channels + _STEPS, conv.num_heads + _STEPS
+    per_unit, at_zero = _rounding(conv, rows.sum(0).max().item(), rows.sum(0).max().item(), terms, writes)
+    return per_unit + largest(kernel @ rows), at_zero
+
+
+def _least_rounding(exact_conv: torch.nn.Module, x: Tensor) -> float:
+    """Returns eps √n Σ|terms| of the largest output, a sum of n terms, one for each head and channel."""
+    absolute = copy.deepcopy(exact_conv)
+    assert isinstance(absolute, NormalisedConv)
+    for parameter in absolute.values.parameters():
+        parameter.abs_()
+    terms = absolute.num_heads * absolute.in_channels // absolute.groups
+    return torch.finfo(x.dtype).eps * math.sqrt(terms) * largest(absolute(x.double().abs()))
+
+
 def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> tuple[float, float]:
     """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
@@ -405,7 +428,9 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> tuple[
     return _rounding(conv, weights, weights, terms, layer.num_heads + layer.dims + _STEPS)
 
 
-def _rounding(conv: AnyConvolution, weights: float, source: float, terms: int, writes: int) -> tuple[float, float]:
+def _rounding(
+    conv: AnyConvolution | NormalisedConv, weights: float, source: float, terms: int, writes: int
+) -> tuple[float, float]:
     """Bounds the rounding error of a result plus that of its source in float64, if nothing overflows.
 
     The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
@@ -417,7 +442,7 @@ def _rounding(conv: AnyConvolution, weights: float, source: float, terms: int, w
     Returns the bound for images of largest absolute value 1, and what an image of zeros adds: rounding of the bias, and
     underflow.
     """
-    dtype = conv.weight.dtype
+    dtype = next(conv.values.parameters()).dtype if isinstance(conv, NormalisedConv) else conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))
     own = torch.finfo(dtype)
     narrow = writes if own.eps > sums.eps else 0
@@ -470,9 +495,10 @@ def lowest_sharpness(layer: RelativeAttention) -> float | None:
     return encoding.sharpness.detach().double().min().item() if isinstance(encoding, Quadratic) else None
 
 
-def describe_attention(layer: RelativeAttention) -> str:
+def describe_layer(layer: torch.nn.Module) -> str:
     """Returns a layer in one line, as a certificate prints it."""
-    return f"{type(layer).__name__}({layer.extra_repr()}, encoding={layer.encoding})"
+    encoding = f", encoding={layer.encoding}" if isinstance(layer, RelativeAttention) else ""
+    return f"{type(layer).__name__}({layer.extra_repr()}{encoding})"
 
 
 def certify_attention(
@@ -513,7 +539,7 @@ def certify_attention(
         allowed,
         direction="conv_to_attention",
         source=repr(conv),
-        result=describe_attention(layer),
+        result=describe_layer(layer),
         leak=leak,
         exact=exact,
         largest=largest(high),
@@ -526,8 +552,8 @@ def certify_attention(
 
 def certify_convolution(
     layer: RelativeAttention,
-    conv: AnyConvolution,
-    kernel: Float[Tensor, "outputs channels *taps"],
+    conv: AnyConvolution | NormalisedConv,
+    kernel: Float[Tensor, "..."],
     maps: Float[Tensor, "heads outputs channels"],
     sizes: tuple[int, ...],
     *,
@@ -542,7 +568,8 @@ def certify_convolution(
     lose what other ways of computing it lose (torch's own convolution on this processor is one of them), but never more
     than the a-priori bound on rounding.
 
-    `kernel` is the kernel before rounding and `maps` are the heads' matrices, both in float64. `errors` bounds how much
+    `kernel` is the kernel before rounding and `maps` are the heads' matrices, both in float64; of a normalised
+    convolution it holds what rounding of the scores moves of each head's attention. `errors` bounds how much
     attention the kernel misses, and `leak` how much lies outside the window; `any_size` tells whether both hold for
     images of all sizes.
     """
@@ -553,12 +580,16 @@ def certify_convolution(
         high, high_conv = softmax_copy(layer, torch.float64)(x.double()), exact_conv(x.double())
         attention, made = softmax_copy(layer, x.dtype), conv(x)
         lows = [attention(x), *(attention(other) for other in _moved(x))]
-        reordered = [made, summed_otherwise(conv, x), *(conv(other) for other in _moved(x))]
-    rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
+        reordered = [made, *(conv(other) for other in _moved(x))]
+        if isinstance(conv, NormalisedConv):
+            rounded = largest(kernel @ rows) * largest(x) + _least_rounding(exact_conv, x)
+        else:
+            reordered.append(summed_otherwise(conv, x))
+            rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
-    measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
+    measured_error, bounds = largest(made.double() - high), _rounding_of(conv, kernel, rows)
     per_unit = (errors.mT @ rows).max().item()
-    exact_per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
+    exact_per_unit, at_zero = _rounding_of(exact_conv, kernel, rows)
     agreed = (per_unit + exact_per_unit) * largest(x) + rounded + at_zero
     not_covered = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
@@ -571,8 +602,8 @@ def certify_convolution(
         budget,
         same=largest(high_conv - high) <= agreed,
         direction="attention_to_conv",
-        source=describe_attention(layer),
-        result=repr(conv),
+        source=describe_layer(layer),
+        result=describe_layer(conv),
         leak=leak,
         exact=errors.max().item() <= torch.finfo(x.dtype).eps,
         largest=largest(high),

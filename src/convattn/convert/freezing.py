@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from convattn.convert.surgery import copy_network, graft, input_shapes, names_by_module, read_arguments
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, must_be_a
-from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
 
 
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
@@ -19,7 +19,8 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     content is a `FrozenAttention`, which keeps them for the sizes that it is given when the network runs on `images`.
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
-    images of any size, with a weight that does not learn. Layers whose scores depend on content, and layers that the
+    images of any size, with a weight that does not learn. A `NormalisedConv` stores its divisors if it meets one size
+    only. Layers whose scores depend on content, and layers that the
     images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
@@ -53,7 +54,8 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
         names = [
             named[0]
             for module, named in names_by_module(model).items()
-            if isinstance(module, RelativeAttention) and not module.needs_content()
+            if isinstance(module, NormalisedConv)
+            or (isinstance(module, RelativeAttention) and not module.needs_content())
         ]
     shapes = input_shapes(model, given, names)
     if not shapes:
@@ -63,8 +65,11 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     frozen: dict[nn.Module, nn.Module] = {}
     for name, several in shapes.items():
         layer = places[name]
-        assert isinstance(layer, RelativeAttention)
-        frozen[layer] = _frozen_layer(layer, dict.fromkeys(shape[2:] for shape in several))
+        sizes = dict.fromkeys(shape[2:] for shape in several)
+        if isinstance(layer, RelativeAttention):
+            frozen[layer] = _frozen_layer(layer, sizes)
+        elif isinstance(layer, NormalisedConv) and len(sizes) == 1:
+            frozen[layer] = layer.freeze(*sizes)
     return graft(made, frozen)
 
 

@@ -52,7 +52,7 @@ from convattn.errors import (
     must_be_a,
 )
 from convattn.grid import PADDING_MODES, whole_number
-from convattn.layers import Content, MergedValues, RelativeAttention
+from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.layers.block import MixingBlock
 from convattn.wording import ITSELF, counted, some
 
@@ -316,6 +316,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     kernel_size: int | None = None,
     mass: float | None = None,
     padding_mode: str | None = None,
+    borders: str = "plain",
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Tensor | None = None,
@@ -337,6 +338,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.
         mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
         padding_mode: As in `attention_to_conv`, for layers that do not pad.
+        borders: As in `attention_to_conv`: "exact" or "auto" keep what attention computes at borders. Give images of
+            the size that the network is for.
         include: Name patterns of the layers to convert, like "blocks.*.mixer"; None means all.
         exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
         images: Images on which both networks are compared, in evaluation mode.
@@ -378,15 +381,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     chosen, left = _select(named, "attention layers", include, exclude)
     sizes, calls = {}, None
     if images is not None:
-        names = [named[layer][0] for layer in chosen]
-        places = {name: type(module) for name, module in model.named_modules()}
-        sequences = [name for name, kind in places.items() if nn.Sequential in (kind, places[name.rpartition(".")[0]])]
-        shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences})
-        calls = {name: len(several) for name, several in shapes.items()}
-        spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
-        sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
-    convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode)
-    converted: list[tuple[list[str], AnyConvolution, Certificate]] = []
+        sizes, calls = _sizes_and_calls(model, [named[layer][0] for layer in chosen], images)
+    convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode, borders=borders)
+    converted: list[tuple[list[str], AnyConvolution | NormalisedConv, Certificate]] = []
     for layer in chosen:
         name = named[layer][0]
         try:
@@ -399,19 +396,23 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({why})")
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
-    folded = fold_following(made, [conv for _, conv, _ in converted], calls) if fold else {}
+    plain = {names[0]: conv for names, conv, _ in converted if not isinstance(conv, NormalisedConv)}
+    folded = fold_following(made, [*plain.values()], calls) if fold else {}
     layers = []
     for names, conv, certificate in converted:
         notes = [folded[conv]] if conv in folded else []
         notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
-        kernel = tuple(conv.kernel_size)
-        layers.append(LayerCertificate.of(certificate, names, kernel_size=kernel, path="convolution", notes=notes))
+        kernel, path = tuple(conv.kernel_size), "convolution"
+        if isinstance(conv, NormalisedConv):
+            kernel, path = conv.taps, "normalised convolution"
+            notes.append(f"exact at borders; kernels cut off at most {certificate.leak:.1e} of a query's attention")
+        layers.append(LayerCertificate.of(certificate, names, kernel_size=kernel, path=path, notes=notes))
     comparison, not_covered = None, ["training: attention weights are no longer dropped out"]
     if images is None:
         not_covered.insert(0, "the whole network: no images were given")
     else:
         given, copied = Arguments((images,), {}, "the images given"), copy_module(made).eval()
-        convolutions: Any = {names[0]: (copied.get_submodule(names[0]), False) for names, _, _ in converted}
+        convolutions: Any = {name: (copied.get_submodule(name), False) for name in plain}
         comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
         if not all(layer.exact for layer in layers):
             not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
@@ -419,6 +420,18 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return made, certify_network(
         "network_to_conv", (model, made), layers, left, comparison, tolerance=limit, not_covered=not_covered
     )
+
+
+def _sizes_and_calls(
+    model: nn.Module, names: Sequence[str], images: Tensor
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """Returns the largest size that each layer receives, and how often it and each `nn.Sequential` runs."""
+    places = {name: type(module) for name, module in model.named_modules()}
+    sequences = [name for name, kind in places.items() if nn.Sequential in (kind, places[name.rpartition(".")[0]])]
+    shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences})
+    spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
+    sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
+    return sizes, {name: len(several) for name, several in shapes.items()}
 
 
 def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:
@@ -443,8 +456,10 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
 
 
 def _convert_layer(
-    convert: partial[tuple[AnyConvolution, Certificate]], layer: RelativeAttention, sizes: tuple[int, ...] | None
-) -> tuple[AnyConvolution, Certificate]:
+    convert: partial[tuple[AnyConvolution | NormalisedConv, Certificate]],
+    layer: RelativeAttention,
+    sizes: tuple[int, ...] | None,
+) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
     if sizes is None:
         return convert(layer)

@@ -25,13 +25,13 @@ from convattn.errors import (
     without_trace,
 )
 from convattn.files import as_path, new_folder
-from convattn.layers import Content, RelativeAttention
+from convattn.layers import Content, NormalisedConv, RelativeAttention
 from convattn.sealed import CONFIG, is_sealed, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
 
 KINDS = MappingProxyType(
-    {kind.__name__: kind for kind in (*ATTENTION_LAYERS, SamePaddedAttention, *SUPPORTED_CONVOLUTIONS)}
+    {kind.__name__: kind for kind in (*ATTENTION_LAYERS, SamePaddedAttention, NormalisedConv, *SUPPORTED_CONVOLUTIONS)}
 )
 """Classes that can be described, by name."""
 
@@ -46,7 +46,8 @@ def save_layer(
     """Saves one layer as a folder, completely or not at all, with digests by which loading detects changes.
 
     Args:
-        layer: A relative-attention layer, a `SamePaddedAttention`, or a convolution of torch (not a subclass).
+        layer: A relative-attention layer, a `SamePaddedAttention`, a `NormalisedConv`, or a convolution of torch (not a
+            subclass).
         folder: Where to save; it must be new or empty, unless `overwrite`.
         certificate: The certificate that the conversion returned.
         overwrite: Whether to replace a saved layer or network that is there; no other folder is replaced.
@@ -144,6 +145,8 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     kind = type(layer)
     if isinstance(layer, SamePaddedAttention):
         return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
+    if isinstance(layer, NormalisedConv):
+        return {"kind": kind.__name__, "options": layer.options()}
     if kind in SUPPORTED_CONVOLUTIONS:
         options: dict[str, Any] = {name: getattr(layer, name) for name in OPTIONS}
         options |= {"bias": layer.bias is not None, "padding_mode": layer.padding_mode}

@@ -7,7 +7,8 @@ of a kernel, and the conversion.
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ from convattn.errors import (
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import PADDING_MODES, Axis, Geometry, PerAxis, axis_lists
-from convattn.layers import FactoredValues, MergedValues, RelativeAttention
+from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
 
 _MOST_NUMBERS = 1 << 28
 """Numbers of a kernel, which takes 2 GiB in float64."""
@@ -52,6 +53,13 @@ _FARTHEST = 1 << 20
 _MOST_DISPLACEMENTS = 1 << 18
 _LONGEST = 1 << 10
 """Limits of the search for an image size: displacements of a grid, and keys along an axis."""
+
+
+_RANGE = {torch.float32: (100, 60), torch.float64: (600, 600)}
+"""How many powers of e below its maximum a kernel may be at displacement 0, and beyond how many all of it is raised."""
+
+_BORDERS = ("plain", "auto", "exact")
+"""What happens at borders: a plain convolution with padding; a normalised one where that errs; where not, an error."""
 
 
 class Window(NamedTuple):
@@ -206,6 +214,23 @@ class AttentionMap:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
         return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
 
+    def shares(self) -> Float[Tensor, "heads *displacements"]:
+        """Returns max_q A_h[q, q + δ], the largest share that any query gives to the key at each displacement."""
+        least = self.totals  # becomes the smallest Z_h of the queries that see a displacement
+        for dim, axis in enumerate(self.axes, start=1):
+            before, after = least.cummin(dim).values, least.flip(dim).cummin(dim).values.flip(dim)
+            delta, last = axis.displacements(least.device), len(axis.queries) - 1
+            up_to = (axis.keys - 1 - delta - axis.queries[0]).clamp(0, last)
+            from_on = (-delta - axis.queries[0]).clamp(0, last)
+            ahead = (delta >= 0).view(-1, *(1,) * (least.ndim - 1 - dim))
+            least = torch.where(ahead, before.index_select(dim, up_to), after.index_select(dim, from_on))
+        return self.weights / least
+
+    def missed(self, window: Window) -> Float[Tensor, " heads"]:
+        """Returns the largest share of attention outside a window, over all queries, of each head."""
+        outside = _sum_over_keys(self.weights * ~self.mask(window), self.axes)
+        return (outside / self.totals).flatten(1).amax(1)
+
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
         """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
@@ -272,11 +297,15 @@ class AttentionMap:
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
     """Computes the attention of an encoding's heads in float64, for given queries and keys."""
     with torch.no_grad(), without_autocast(device):
-        scores = _scores(encoding, axes, device)
-        heads = (-1, *(1,) * len(axes))
-        table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
-        totals = _sum_over_keys(table, axes)
-        most = totals.flatten(1).amax(1).view(heads)
+        return _map_scores(_scores(encoding, axes, device), axes)
+
+
+def _map_scores(scores: Float[Tensor, "heads *displacements"], axes: tuple[Axis, ...]) -> AttentionMap:
+    """Computes the attention of scores."""
+    heads = (-1, *(1,) * len(axes))
+    table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
+    totals = _sum_over_keys(table, axes)
+    most = totals.flatten(1).amax(1).view(heads)
     return AttentionMap(axes, table / most, totals / most)
 
 
@@ -561,6 +590,81 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     return conv.train(layer.training)
 
 
+class ExactChoice(NamedTuple):
+    """A normalised convolution for an attention layer, and what it misses."""
+
+    conv: NormalisedConv
+    leak: float  # Largest share of attention outside the kernels' box, of any head and query
+    errors: Float[Tensor, " heads"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|, for any query
+    rounded: Float[Tensor, " heads"]  # What rounding of the scores adds to that
+
+
+def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> ExactChoice:
+    """Makes the normalised convolution of heads that need not be hard.
+
+    The box of the kernels leaves at most `mass` of the attention of any query outside. A query at the border may see
+    only the tail of a kernel, of which the displacement 0 is the highest part that it sees in any case; numbers that
+    are too small there for the dtype raise ConversionError.
+    """
+    geometry, encoding, like = layer.geometry, layer.encoding, next(layer.values.parameters())
+    kind = torch.promote_types(like.dtype, torch.float32)
+    axes, separable = unit_steps(geometry, sizes), isinstance(encoding, AxisAdditiveEncoding)
+    with without_autocast(like.device):
+        if isinstance(encoding, AxisAdditiveEncoding):
+            tables, parts = encoding.axis_tables(axes, torch.float64, like.device), [(axis,) for axis in axes]
+        else:
+            tables, parts = [encoding.table(axes, torch.float64, like.device)], [axes]
+    tables = [table - table.flatten(1).amax(1).view(-1, *(1,) * (table.ndim - 1)) for table in tables]
+    here = [table[(..., *(-axis.lowest for axis in part))] for table, part in zip(tables, parts, strict=True)]
+    below, (deepest, free) = -torch.stack(here).sum(0), _RANGE[kind]
+    depth, lift = below.max().item(), (below - free).clamp(min=0)
+    if not depth <= deepest:
+        raise ConversionError(
+            f"cannot convert {type(layer).__name__} exactly at borders: there a head looks so far beyond the image that"
+            f" what it sees has e^-{depth:.4g} of its weight, and {kind} holds e^-{deepest} at least"
+        )
+    box, scores, leak = list[tuple[int, int]](), list[Tensor](), 0.0
+    errors, rounded = (torch.zeros_like(here[0]) for _ in range(2))
+    for table, part in zip(tables, parts, strict=True):
+        attention = _map_scores(table, part)
+        low, high = replace(attention, weights=attention.shares()).trimmed(mass / len(parts))
+        reach = [max(-first, last, 0) for first, last in zip(low, high, strict=True)]
+        ends = [(max(-r, axis.lowest), min(r, axis.highest)) for r, axis in zip(reach, part, strict=True)]
+        window = Window(tuple(a for a, _ in ends), tuple(b - a + 1 for a, b in ends), (1,) * len(ends), "same", None)
+        inside = tuple(slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True))
+        lifted = table + lift.view(-1, *(1,) * len(part)) / len(parts)
+        held = lifted[(slice(None), *inside)].to(kind)
+        off = torch.zeros_like(table)
+        off[(slice(None), *inside)] = (held.double() - lifted[(slice(None), *inside)]).abs().nan_to_num()
+        moved = _sum_over_keys(attention.weights * off, part) / attention.totals
+        missed = attention.missed(window)
+        box, scores, leak = box + ends, [*scores, held], leak + missed.max().item()
+        errors, rounded = errors + 2 * missed, rounded + 2.01 * moved.flatten(1).amax(1)
+    shared = {"head_width": layer.head_width, "groups": layer.groups, "bias": layer.bias is not None}
+    conv = NormalisedConv(
+        layer.in_channels,
+        layer.out_channels,
+        layer.num_heads,
+        box=box,
+        separable=separable,
+        device=like.device,
+        dtype=like.dtype,
+        **shared,
+        **asdict(geometry),
+    )
+    values = layer.values.factors()
+    parameters = [values.value, *([] if values.output is None else [values.output])]
+    with torch.no_grad():
+        for mine, own in zip(conv.values.parameters(), parameters, strict=True):
+            mine.copy_(own).requires_grad_(like.requires_grad)
+        for mine, own in zip(conv.scores, scores, strict=True):
+            mine.copy_(own)
+        if conv.bias is not None and layer.bias is not None:
+            conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    conv.scores.requires_grad_(any(parameter.requires_grad for parameter in encoding.parameters()))
+    return ExactChoice(conv.train(layer.training), leak, errors, rounded)
+
+
 def attention_to_conv(
     layer: nn.Module,
     *,
@@ -568,7 +672,8 @@ def attention_to_conv(
     mass: float | None = None,
     spatial: PerAxis | None = None,
     padding_mode: str | None = None,
-) -> tuple[AnyConvolution, Certificate]:
+    borders: str = "plain",
+) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Makes the convolution that computes an attention layer without content, as exactly as a window allows.
 
     The kernel is `K[δ] = Σ_h ā_h(δ) W_h`, where ā_h is the attention far from borders. Hard heads give the convolution
@@ -592,15 +697,19 @@ def attention_to_conv(
         padding_mode: Padding of the convolution if the layer itself does not pad: "zeros", "reflect", "replicate" or
             "circular". None takes "zeros" or "replicate", whichever is closer to the layer on random pixels of mean 1
             and deviation 1. A layer that pads keeps its own mode.
+        borders: "plain" makes a convolution of torch, which errs at borders unless heads are hard or see zeros around.
+            "exact" makes a `NormalisedConv` where that errs: `y = b + Σ_h W_h (g_h ⋆ x) / (g_h ⋆ 1)` with g_h = exp s_h
+            in a box that leaves at most `mass` / 4 of any query's attention outside. "auto" does so where the dtype
+            allows it. Both choose the window and the padding themselves.
 
     Returns:
-        nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with the layer's dtype, device and mode, and the certificate. A
-        transposed convolution of stride 1 comes back as a plain convolution.
+        nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d, or a `NormalisedConv`, with the layer's dtype, device and mode, and
+        the certificate. A transposed convolution of stride 1 comes back as a plain convolution.
 
     Raises:
         UnsupportedModelError: The layer is of another class, has hooks, or its numbers are not finite.
-        ConversionError: Its scores depend on content, its gate is open, no torch convolution has its geometry, or there
-            is not enough memory to compare the two.
+        ConversionError: Its scores depend on content, its gate is open, no torch convolution has its geometry, there
+            is not enough memory to compare the two, or with "exact" a head looks too far beyond the image.
         ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for an unknown mode.
 
     Example:
@@ -618,11 +727,27 @@ def attention_to_conv(
         raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST_NUMBERS:,} numbers", taps))
     require_share("mass", mass)
     mass = torch.finfo(dtype).eps if mass is None else mass
+    if borders not in _BORDERS:
+        raise UnknownNameError("borders", borders, _BORDERS)
+    if borders != "plain" and not kernel_size is padding_mode is None:
+        raise ArgumentError(must_be("borders", '"plain" with a kernel_size or a padding_mode', borders))
     modes = padding_modes(layer.geometry, padding_mode)
     sizes = choose_sizes(layer, mass, spatial)
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
+            exact = None if borders == "plain" else _exact_choice(layer, sizes, maps, mass, modes, borders)
+            if exact is not None:
+                return exact.conv, certify_convolution(
+                    layer,
+                    exact.conv,
+                    exact.rounded,
+                    maps,
+                    sizes,
+                    leak=exact.leak + content_share,
+                    errors=exact.errors[:, None] + 2 * content_share,
+                    any_size=False,
+                )
             choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
             choice = closest_kernel(layer, sizes, choices)
             conv = make_convolution(layer, choice)
@@ -643,6 +768,26 @@ def attention_to_conv(
             f"cannot convert {type(layer).__name__}: there is not enough memory to compare it with the convolution that"
             " holds its attention; give a kernel_size, a larger mass or a smaller spatial size"
         ) from error
+
+
+def _exact_choice(
+    layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, modes: Sequence[str], borders: str
+) -> ExactChoice | None:
+    """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
+    hard = [find_hard_heads(layer, unit_steps(layer.geometry, sizes), mode) for mode in modes]
+    if any(heads is not None and heads.window(layer.geometry, None) is not None for heads in hard):
+        return None
+    eps = torch.finfo(next(layer.values.parameters()).dtype).eps
+    try:
+        if not layer.geometry.keeps_grid:  # the padding may hold all that heads look at
+            with suppress(ConversionError):
+                if choose_kernel(layer, sizes, maps, None, mass, modes[0]).errors.max().item() <= eps:
+                    return None
+        return normalise(layer, sizes, mass / 4)  # what is missed counts twice
+    except ConversionError:
+        if borders == "exact":
+            raise
+    return None
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:

@@ -9,6 +9,7 @@ from convattn.layers.gated import (
     GatedRelativeAttention2d,
     GatedRelativeAttention3d,
 )
+from convattn.layers.normalised_conv import NormalisedConv
 from convattn.layers.planned_convolution import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
 from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.values import FactoredValues, MergedValues
@@ -25,6 +26,7 @@ __all__ = [
     "LargeKernelConv2d",
     "LargeKernelConv3d",
     "MergedValues",
+    "NormalisedConv",
     "RelativeAttention",
     "RelativeAttention1d",
     "RelativeAttention2d",

@@ -227,7 +227,7 @@ class RelativeAttention(HasKernel, ABC):
             UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
         """
         super().__init__()
-        _require_sizes(
+        require_sizes(
             in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=dropout
         )
         self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
@@ -617,7 +617,7 @@ class RelativeAttention3d(RelativeAttention):
     dims = 3
 
 
-def _require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
+def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
     """Raises ArgumentError if a size is not positive, groups do not divide channels, or dropout is out of range."""
     channels = {"in_channels": in_channels, "out_channels": out_channels}
     for name, value in {**channels, "num_heads": num_heads, "groups": groups}.items():

@@ -140,7 +140,7 @@ def _forecast_layer(
         outputs = [len(axis.queries) for axis in attention.geometry.axes(shape[2:])]
         # Each weight meets every output pixel; transposed, every input pixel.
         pixels = math.prod(shape[2:] if isinstance(conv, nn.modules.conv._ConvTransposeNd) else outputs)
-        convolution = 2 * shape[0] * pixels * conv.weight.numel()
+        convolution = 2 * shape[0] * pixels * (getattr(conv, "multiplications", None) or conv.weight.numel())
         flops = (plan.flops, convolution) if to_conv else (convolution, plan.flops)
         path, working = path if to_conv else plan.path, plan.bytes
     return LayerForecast(
@@ -148,7 +148,7 @@ def _forecast_layer(
         source=type(old).__name__,
         result=type(new).__name__,
         heads=attention.num_heads,
-        kernel_size=tuple(conv.kernel_size),
+        kernel_size=tuple(getattr(conv, "taps", conv.kernel_size)),
         path=path,
         flops_before=flops[0],
         flops_after=flops[1],

@@ -1,0 +1,236 @@
+"""Attention by displacement as a normalised convolution: exact at borders, of stock operations alone.
+
+A head without content gives key k of query q the weight g_h(k − q) / Σ_k' g_h(k' − q), with g_h = exp s_h. So the layer
+is y(q) = b + Σ_h W_h (g_h ⋆ x)(q) / (g_h ⋆ 1)(q): a correlation whose kernel is the same for all channels, a division
+by the correlation of ones, which does not depend on the image, and a 1 × 1 convolution (`theory.md` §4).
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import prod
+from typing import Any, final
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.functional import pad_keys
+from convattn.functional.shift import convolve
+from convattn.functional.torch_modes import without_autocast
+from convattn.grid import Axis, Geometry, PerAxis, axis_lists
+from convattn.layers.relative import HasKernel, require_images, require_sizes
+from convattn.layers.values import make_values
+
+_LAYOUTS = {2: torch.channels_last, 3: torch.channels_last_3d}
+"""Layouts in which torch correlates channel by channel fast: ten times as fast as in its own on 31 x 31 pixels."""
+
+
+@final
+class NormalisedConv(HasKernel):
+    """A convolution of 1 to 3 axes that divides by the weights within the image: y = b + Σ_h W_h (g_h ⋆ x) / (g_h ⋆ 1).
+
+    The kernel g_h = exp s_h, in a box of displacements, is the same for all channels of a head. If the score is a sum
+    of one term per axis, axes are correlated one after the other. Pixels that the padding adds count as pixels of the
+    image. `attention_to_conv(layer, borders="exact")` makes it from attention; it can be trained and saved like any
+    layer. Correlations are in at least float32. Images may have any size.
+
+    Source: Knutsson and Westin, "Normalized and differential convolution", CVPR 1993, with certainty 1 within the
+    image; `theory.md` §4.
+
+    Attributes:
+        scores: s, for a score that is a sum over axes one (heads, taps) per axis, else one (heads, *taps).
+        values: W_h, merged or factored.
+        bias: b, (out_channels,), or None.
+        box: Lowest and highest displacement of the kernel along each axis, in pixels.
+        num_heads, groups: Number of heads, and of blocks of each W_h.
+
+    Example:
+        >>> conv = NormalisedConv(1, 1, num_heads=1, box=[(-1, 1)])  # a mean of three pixels, at the border of two
+        >>> with torch.no_grad():
+        ...     _ = conv.values.weight.fill_(1), conv.bias.fill_(0)
+        >>> conv(torch.tensor([[3.0, 5.0, 10.0, 0.0]])).tolist()
+        [[4.0, 6.0, 5.0, 5.0]]
+    """
+
+    shares: Tensor | None
+
+    def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of heads
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_heads: int,
+        *,
+        box: Sequence[tuple[int, int]],
+        separable: bool = True,
+        head_width: int | None = None,
+        groups: int = 1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **window: Any,
+    ) -> None:
+        """Builds the layer; all taps of a kernel are equal at first.
+
+        Args:
+            in_channels: D_in ≥ 1.
+            out_channels: D_out ≥ 1.
+            num_heads: N_h ≥ 1.
+            box: Lowest and highest displacement of the kernel along each of one to three axes; 0 lies between.
+            separable: Whether the score is a sum of one term per axis.
+            head_width: D_h ≥ 1 of narrow heads; None holds each W_h whole.
+            groups: Number of blocks of each W_h.
+            bias: Whether there is a bias b.
+            device: Where to put the parameters.
+            dtype: Dtype of W_h and b; the scores have at least float32.
+            **window: `kernel_size`, `stride`, `padding`, `padding_mode`, `dilation` and `input_dilation`, as for
+                attention: they set the output's size. Pixels that are padded count as pixels of the image.
+
+        Raises:
+            ArgumentError: An argument is out of range.
+            UnknownNameError: The padding mode is unknown.
+        """
+        super().__init__()
+        self.box = tuple((int(low), int(high)) for low, high in box)
+        if not 1 <= len(self.box) <= 3 or not all(low <= 0 <= high for low, high in self.box):
+            raise ArgumentError(must_be("box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box))
+        require_sizes(
+            in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=0.0
+        )
+        self._geometry = Geometry.parse(self.dims, **window)
+        self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
+        self.separable, self.head_width = separable, head_width
+        self.values = make_values(num_heads, in_channels, out_channels, groups, head_width, None)
+        bound = (num_heads * in_channels // groups) ** -0.5
+        self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        self.to(device=device, dtype=dtype)
+        like = {"device": device, "dtype": torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)}
+        shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
+        self.scores = nn.ParameterList(torch.zeros(num_heads, *shape, **like) for shape in shapes)
+        self.register_buffer("shares", None, persistent=False)
+        self._size: tuple[int, ...] | None = None
+
+    @property
+    def dims(self) -> int:
+        """Number of spatial axes."""
+        return len(self.box)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Taps of the kernel along each axis."""
+        return tuple(high - low + 1 for low, high in self.box)
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications for one pixel of the output."""
+        taps = (sum if self.separable else prod)(self.taps)
+        return self.num_heads * self.in_channels * taps + sum(value.numel() for value in self.values.parameters())
+
+    def freeze(self, spatial: PerAxis) -> "NormalisedConv":
+        """Copies the layer for inference on images of one size, with its divisors stored.
+
+        Args:
+            spatial: Pixels of the images, along all axes or along each.
+
+        Returns:
+            The copy, in evaluation mode; its parameters do not learn, and it refuses images of another size.
+
+        Raises:
+            ArgumentError: The size is not one or several integers of at least 1.
+            ShapeError: The image would be smaller than the window.
+        """
+        sizes = axis_lists("spatial", spatial, self.dims, least=1)
+        made = copy.deepcopy(self).eval().requires_grad_(False)
+        with torch.no_grad(), without_autocast(self.scores[0].device):
+            made.shares = self._shares(self.geometry.axes(sizes))
+        made._size = sizes
+        return made
+
+    def options(self) -> dict[str, Any]:
+        """Returns the arguments that rebuild the layer, as JSON types; parameters are not included."""
+        names = ("in_channels", "out_channels", "num_heads", "box", "separable", "head_width", "groups")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "bias": self.bias is not None,
+            **asdict(self.geometry),
+        }
+
+    def extra_repr(self) -> str:
+        """Returns the arguments for printing, without those at their defaults."""
+        plain = {"head_width": None, "groups": 1, "bias": True, "separable": True, **asdict(Geometry.parse(self.dims))}
+        given = self.options()
+        shown = [f"{name}={given[name]!r}" for name, value in plain.items() if given[name] != value]
+        taps = " x ".join(map(str, self.taps))
+        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}", f"taps={taps}"]
+        return ", ".join(sizes + shown)
+
+    def _run(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+        """Applies the layer to a batch of images."""
+        require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
+        if self._size not in (None, tuple(x.shape[2:])):
+            raise ShapeError(must_be("x", f"of the spatial size {self._size} of this frozen layer", tuple(x.shape)))
+        axes, keys = self.geometry.axes(x.shape[2:]), pad_keys(x, self.geometry)
+        with without_autocast(x.device):
+            means = self._means(keys.to(self.scores[0].dtype), axes).to(x.dtype)
+        maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
+        ones = (1,) * self.dims
+        y = convolve(means, maps.view(*maps.shape, *ones), self.bias, ones, (0,) * self.dims, ones, self.groups)
+        return y.contiguous()
+
+    def _means(self, keys: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "batch groups_heads_channels *queries"]:
+        """Returns each head's weighted means of the keys, channels of a group by head."""
+        shares = self._shares(axes) if self.shares is None else self.shares
+        keys = keys[..., None] if self.dims == 1 else keys  # torch correlates planes faster than lines
+        keys = keys.contiguous(memory_format=_LAYOUTS[keys.ndim - 2])
+        kernels, means = self._kernels(), []
+        for head in range(self.num_heads):
+            y = keys
+            for kernel, along in kernels:
+                same = kernel[head : head + 1].expand(self.in_channels, *kernel.shape[1:])
+                y = self._correlate(y, same, axes, along, self.in_channels)
+            means.append(y * shares[:, head : head + 1])
+        if self.groups > 1:
+            split = [y.unflatten(1, (self.groups, -1)) for y in means]
+            y = torch.cat(split, dim=2).flatten(1, 2)
+        else:
+            y = torch.cat(means, dim=1)
+        return y[..., 0] if self.dims == 1 else y
+
+    def _shares(self, axes: Sequence[Axis]) -> Float[Tensor, "1 heads *queries"]:
+        """Returns 1 / (g_h ⋆ 1) at every query; 1 along a line's second axis."""
+        shares = self.scores[0].new_ones(())
+        for kernel, along in self._kernels():
+            sizes = [axis.keys if number in along else 1 for number, axis in enumerate(axes)]
+            ones = kernel.new_ones(1, 1, *sizes, *(1,) * (self.dims == 1))
+            shares = shares / self._correlate(ones, kernel, axes, along, 1)
+        return shares
+
+    def _kernels(self) -> list[tuple[Float[Tensor, "heads 1 *taps"], tuple[int, ...]]]:
+        """Returns the kernels to correlate with in turn, and the axes along which each does so."""
+        every = tuple(range(self.dims))
+        kernels = []
+        for number, scores in enumerate(self.scores):
+            along = (number,) if self.separable else every
+            shape = [taps if axis in along else 1 for axis, taps in enumerate(self.taps)]
+            kernels.append((scores.exp().view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along))
+        return kernels
+
+    def _correlate(
+        self, y: Tensor, kernel: Tensor, axes: Sequence[Axis], along: Sequence[int], groups: int
+    ) -> Float[Tensor, "..."]:
+        """Correlates along some axes, with nothing around the keys."""
+        pads, stride = [(0, 0)] * (y.ndim - 2), [1] * (y.ndim - 2)
+        for number in along:
+            axis, (low, high) = axes[number], self.box[number]
+            pads[number] = (-axis.queries[0] - low, axis.queries[-1] + high - axis.keys + 1)
+            stride[number] = axis.queries.step
+        both = [max(0, min(pair)) for pair in pads]
+        rest = [n - shared for pair, shared in zip(pads[::-1], both[::-1], strict=True) for n in pair]
+        y = functional.pad(y, rest) if any(rest) else y
+        return convolve(y, kernel, None, stride, both, (1,) * len(both), groups)
+
+    def _maps(self) -> Tensor:
+        return self.values.maps()

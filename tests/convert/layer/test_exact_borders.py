@@ -1,0 +1,152 @@
+"""Normalised convolutions: what attention computes, borders included."""
+
+import copy
+from random import Random
+
+import pytest
+import torch
+from tests.convert.layer.promise_cases import random_images, random_layer, random_sizes
+from tests.convert.layer.test_promises import real_attention, require_promise
+from torch import nn
+
+from convattn.convert import attention_to_conv, load_layer, save_layer
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.layers.normalised_conv import NormalisedConv
+from convattn.testing.budget import assert_within_budget, references
+
+GEOMETRIES = {
+    "none": {},
+    "stride": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "reflect": {"kernel_size": 3, "dilation": 2, "padding": 2, "padding_mode": "reflect"},
+    "cropped": {"padding": [(-1, 0), (0, -2)]},
+    "transposed": {"kernel_size": 3, "input_dilation": 2, "padding": [(1, 2), (1, 1)]},
+    "narrow groups": {"groups": 2, "head_width": 1},
+}
+
+
+def seeded(kind, *arguments, **options):
+    torch.manual_seed(0)
+    return kind(*arguments, **options)
+
+
+def exact(layer, spatial):
+    return attention_to_conv(layer, spatial=spatial, borders="exact")
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "distance", "learned_axial"])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_every_geometry_is_within_rounding_of_the_definition(geometry, encoding):
+    layer = seeded(RelativeAttention2d, 4, 6, 3, encoding, **GEOMETRIES[geometry])
+    conv, certificate = exact(layer, (7, 11))
+    assert certificate.verdict == "exact"
+    assert type(conv) is NormalisedConv
+    layer.impl = "reference"
+    x = torch.randn(2, 4, 7, 11)
+    hi, lows = references(lambda layer, x: layer(x), layer, x)
+    assert_within_budget(conv(x), hi, lows)
+
+
+def layer_is_exact(random):
+    """Holds one random layer to what its certificate promises; returns what came of it."""
+    layer, sizes = random_layer(random), None
+    sizes = random_sizes(random, layer.dims)
+    try:
+        conv, certificate = exact(layer, sizes)
+    except (ArgumentError, ConversionError, ShapeError) as error:
+        return "too far" if "so far beyond" in str(error) else "refused"
+    if type(conv) is not NormalisedConv:
+        return type(conv).__name__
+    assert certificate.exact, (layer, certificate)
+    assert certificate.verdict == "exact", (layer, certificate)
+    x = random_images(random, layer.in_channels, sizes, next(layer.values.parameters()).dtype)
+    return type(conv).__name__ if require_promise(certificate, conv, real_attention(layer), x) else "overflow"
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_layers_are_exact(count):
+    found = [layer_is_exact(Random(seed)) for seed in range(count)]
+    assert found.count("NormalisedConv") >= count // 3, {kind: found.count(kind) for kind in set(found)}
+
+
+def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
+    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    conv, _ = exact(layer, (7, 11))
+    x = torch.randn(2, 3, 7, 11)
+    hi, lows = references(lambda layer, x: layer(x), layer, x)
+    plain, _ = attention_to_conv(layer, spatial=(7, 11))
+    assert (plain(x) - conv(x)).abs().max() > 1e-2
+    with torch.no_grad():
+        conv.scores[0][:, conv.taps[0] // 2] += 1e-4
+    with pytest.raises(AssertionError):
+        assert_within_budget(conv(x), hi, lows)
+
+
+def test_images_of_other_sizes():
+    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    conv, _ = exact(layer, (21, 23))
+    for size in [(1, 1), (2, 5), (29, 31)]:
+        x = torch.randn(2, 3, *size)
+        hi, lows = references(lambda layer, x: layer(x), layer, x)
+        assert_within_budget(conv(x), hi, lows)
+
+
+def test_hard_heads_stay_plain_and_far_ones_are_refused():
+    hard = RelativeAttention1d(2, 3, 3, Quadratic(3, 1, sharpness=200.0))
+    assert type(exact(hard, 9)[0]) is nn.Conv1d
+    far = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[15.5]], sharpness=0.6))
+    with pytest.raises(ConversionError, match=r"looks so far beyond the image that what it sees has e\^-110.4"):
+        exact(far, 9)
+    assert type(attention_to_conv(far, spatial=9, borders="auto")[0]) is nn.Conv1d
+    padded = RelativeAttention2d(2, 3, 4, Quadratic(4, 2, centres=[[0.0, 0.0]] * 4, sharpness=5.0), padding=4)
+    assert type(exact(padded, 9)[0]) is nn.Conv2d  # with zeros around, a plain convolution is exact, too
+
+
+def test_arguments_are_checked():
+    layer = RelativeAttention1d(2, 3, 2, "quadratic")
+    with pytest.raises(UnknownNameError, match="borders"):
+        attention_to_conv(layer, borders="zeros")
+    with pytest.raises(ArgumentError, match='borders must be "plain" with a kernel_size'):
+        attention_to_conv(layer, borders="exact", kernel_size=3)
+    with pytest.raises(ArgumentError, match="box must be"):
+        NormalisedConv(2, 3, 2, box=[(1, 2)])
+
+
+@pytest.mark.parametrize("narrow", [None, 1])
+def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
+    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic", head_width=narrow)
+    conv, certificate = exact(layer, (7, 11))
+    x = torch.randn(2, 3, 7, 11)
+    loaded = load_layer(save_layer(conv, tmp_path / "layer", certificate=certificate))
+    assert torch.equal(loaded(x), conv(x))
+    assert torch.equal(copy.deepcopy(conv)(x[0]), conv(x)[0])
+
+    def gradients(module, x):
+        return torch.autograd.grad(module(x).square().mean(), next(module.values.parameters()))[0]
+
+    hi, lows = references(gradients, layer, x)
+    assert_within_budget(gradients(conv, x), hi, lows)
+    conv(x).square().mean().backward()
+    optimiser, before = torch.optim.SGD(conv.parameters(), lr=0.1), conv(x).square().mean().item()
+    optimiser.step()
+    assert conv(x).square().mean().item() < before
+
+
+def test_gradients_of_every_input():
+    layer = seeded(RelativeAttention1d, 2, 2, 2, "quadratic", dtype=torch.float64)
+    conv, _ = exact(layer, 5)
+    x = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))
+    assert torch.autograd.gradgradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))
+
+
+def test_a_frozen_copy_holds_its_divisors():
+    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    conv, _ = exact(layer, (7, 11))
+    frozen, x = conv.freeze((7, 11)), torch.randn(2, 3, 7, 11)
+    assert torch.equal(frozen(x), conv(x))
+    assert frozen.shares.shape == (1, 4, 7, 11)
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    with pytest.raises(ShapeError, match=r"spatial size \(7, 11\)"):
+        frozen(torch.zeros(1, 3, 7, 7))
