@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convattn.lab.loop import train
+    from convattn.lab.pruning import degenerate_heads, prune_heads
     from convattn.lab.recipe import Recipe, load_recipe, recipe_names, recipe_to_toml
     from convattn.lab.studies import study
 
-__all__ = ["Recipe", "load_recipe", "recipe_names", "recipe_to_toml", "study", "train"]
+__all__ = [
+    "Recipe",
+    "degenerate_heads",
+    "load_recipe",
+    "prune_heads",
+    "recipe_names",
+    "recipe_to_toml",
+    "study",
+    "train",
+]
 
-_HOMES = {"study": "studies", "train": "loop"}
+_HOMES = {"degenerate_heads": "pruning", "prune_heads": "pruning", "study": "studies", "train": "loop"}
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
 

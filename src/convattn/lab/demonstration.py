@@ -20,7 +20,7 @@ from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
-from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, SampleImages, class_scores, load_samples, normalise
+from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, class_scores, load_samples, normalise
 from convattn.record import Record
 from convattn.viewer import build_scene, write_page
 from convattn.viewer.exhibition import UNTRAINED, gather
@@ -99,7 +99,8 @@ class Demonstration(Record):
         rounding = hard.exact_difference / hard.unit
         own, softness = hard.rounding / hard.unit, soft.certificate.sharpness
         seen = "as" if network.as_on_card else "NOT what"
-        windows = [f"                   {_in_words(item)}" for item in network.conversions]
+        found = [(item.words, item.certificate) for item in network.conversions]
+        windows = [f"{words}: {made.top1_changed} of {made.top1_total}, {made.verdict}" for words, made in found]
         return "\n".join(
             [
                 hard.certificate.summary(),
@@ -110,16 +111,11 @@ class Demonstration(Record):
                 f"trained network    {seen} its card says; right on {network.right} of {len(network.seen)} images",
                 f"                   {network.card.summary()}",
                 "to convolutions    windows, predictions that changed, and verdicts:",
-                *windows,
+                *(f"                   {line}" for line in windows),
                 f"to attention       {network.back.verdict}: the first of these, to hard heads",
                 f"time               {self.seconds:.1f} s in all",
             ]
         )
-
-
-def _in_words(conversion: NetworkConversion) -> str:
-    found = conversion.certificate
-    return f"{conversion.words}: {found.top1_changed} of {found.top1_total}, {found.verdict}"
 
 
 SOFT_SHARPNESS = 3.0
@@ -207,7 +203,9 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     network, samples = load_network(source), load_samples()
     images = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
     seen = class_scores(network, images).argmax(1).tolist()
-    pictures = _draw_images(folder / "images.png", samples, seen)
+    pixels = rearrange(samples.split.images, "images channels rows cols -> images rows cols channels").numpy()
+    right = [samples.classes[label] for label in samples.split.labels.tolist()]
+    pictures = classified_images(folder / "images.png", pixels, right, [samples.classes[number] for number in seen])
     heads = head_moves(folder / "heads.png", read_heads(source))
     words = f"{counted(len(images), 'test image')} of CIFAR-10"
     made = []
@@ -232,13 +230,6 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     )
 
 
-def _draw_images(path: Path, samples: SampleImages, seen: list[int]) -> Path:
-    """Draws the images with their classes, and with those that the network gives them."""
-    pixels = rearrange(samples.split.images, "images channels rows cols -> images rows cols channels").numpy()
-    shown = [samples.classes[label] for label in samples.split.labels.tolist()]
-    return classified_images(path, pixels, shown, [samples.classes[number] for number in seen])
-
-
 def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> Demonstration:
     """Makes everything that the demo shows in an empty folder, and returns it; it is in demo.json there as well.
 
@@ -250,7 +241,8 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
     tell("2/3  converting a trained network of attention to convolutions and back")
     trained = show_network(folder, network)
     tell("3/3  writing the interactive page of the trained network")
-    show_view(folder / "view", network)
+    pair = gather(str(network), compare=[UNTRAINED])
+    write_page(build_scene(pair.exhibits, names=pair.names, labels=pair.labels), folder / "view")
     held = all(item.certificate.verdict != "failed" for item in (*conversions, *trained.conversions))
     shown = Demonstration(
         conversions=tuple(conversions),
@@ -262,9 +254,3 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
     shown.save(folder / "demo.json")
     write_html("demo_page.html", folder, shown=shown)
     return shown
-
-
-def show_view(page: Path, source: Path) -> None:
-    """Writes an interactive page of the trained network in a folder and of an untrained copy, on embedded images."""
-    shown = gather(str(source), compare=[UNTRAINED])
-    write_page(build_scene(shown.exhibits, names=shown.names, labels=shown.labels), page)

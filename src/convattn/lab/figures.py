@@ -69,20 +69,6 @@ def add_ellipse(panel: Any, centre: tuple[float, float], axes: tuple[float, floa
     panel.add_patch(Ellipse(centre, *axes, **style))
 
 
-def line_key(label: str, **style: Any) -> Any:
-    """Makes the handle of a legend's entry that shows a line or a marker, as `matplotlib.lines.Line2D` draws it."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], label=label, **style)
-
-
-def patch_key(label: str, **style: Any) -> Any:
-    """Makes the handle of a legend's entry that shows a coloured box, as `matplotlib.patches.Patch` draws it."""
-    from matplotlib.patches import Patch
-
-    return Patch(label=label, **style)
-
-
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """A convolution and the attention layer made from it, on one photograph."""
@@ -340,8 +326,11 @@ def _sharpness_range(snapshot: HeadSnapshot) -> str:
 
 
 def _legend() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     return [
-        line_key("centre, with the head's number", linestyle="none", marker="$1$", color="black"),
-        patch_key("holds 50 % of its attention", facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0]),
-        patch_key("90 %", facecolor="none", edgecolor=COLOURS[0], linestyle="--"),
+        Line2D([], [], label="centre, with the head's number", linestyle="none", marker="$1$", color="black"),
+        Patch(label="holds 50 % of its attention", facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0]),
+        Patch(label="90 %", facecolor="none", edgecolor=COLOURS[0], linestyle="--"),
     ]

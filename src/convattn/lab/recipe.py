@@ -353,7 +353,7 @@ def command_for(recipe: Recipe) -> str:
     if recipe.name not in recipe_names():
         return "convattn train recipe.toml"
     try:
-        original, wanted = (_flatten(item.to_dict()) for item in (load_recipe(recipe.name, scale=recipe.scale), recipe))
+        original, wanted = (flatten(item.to_dict()) for item in (load_recipe(recipe.name, scale=recipe.scale), recipe))
     except RecipeError:
         return "convattn train recipe.toml"
     if original.keys() - wanted.keys():
@@ -374,7 +374,7 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
         ["data.name is 'digits', not 'cifar10'"]
     """
-    one, other = _flatten(first), _flatten(second)
+    one, other = flatten(first), flatten(second)
     for flat in (one, other):
         if flat.get("training.reinitialise") == []:  # of earlier versions, without effect
             del flat["training.reinitialise"]
@@ -385,15 +385,15 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 def flat_values(recipe: Recipe) -> dict[str, Any]:
     """Returns a recipe's values by dotted key; lists become text separated by commas."""
     return {
-        key: _as_text(value) if isinstance(value, list) else value for key, value in _flatten(recipe.to_dict()).items()
+        key: _as_text(value) if isinstance(value, list) else value for key, value in flatten(recipe.to_dict()).items()
     }
 
 
-def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from convattn.errors import optional_module
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport, LayerStatistics, mean_of
-from convattn.lab.figures import COLOURS, add_ellipse, figure_files, line_key
+from convattn.lab.figures import COLOURS, add_ellipse, figure_files
 
 CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
 """Line and marker of what was measured and of each control."""
@@ -31,11 +31,12 @@ def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
             _draw_map(panel, layer)
         for panel in list(axes.flat)[len(layers) :]:
             panel.set_visible(False)
-        handles = [
-            line_key("mean shift, by head", linestyle="none", marker="$1$", color="black"),
-            line_key("spread", linestyle="none", marker="o", markersize=11, markerfacecolor="none", color="black"),
-            line_key("query", linestyle="none", marker="+", color="0.5"),
-        ]
+        styles = {
+            "mean shift, by head": {"marker": "$1$", "color": "black"},
+            "spread": {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": "black"},
+            "query": {"marker": "+", "color": "0.5"},
+        }
+        handles = [axes[0, 0].plot([], [], linestyle="none", label=name, **style)[0] for name, style in styles.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
         figure.suptitle("where heads look: shifts in cells; bold: more than half of the attention at one displacement")
     return Path(path)

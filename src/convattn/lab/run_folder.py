@@ -26,7 +26,7 @@ from convattn.files import (
     sole_use,
     write_atomically,
 )
-from convattn.lab.recipe import Recipe, differing_keys, load_recipe, recipe_to_toml
+from convattn.lab.recipe import Recipe, differing_keys, flatten, load_recipe, recipe_to_toml
 from convattn.lab.run_setup import Network, quadratic_encodings
 from convattn.lab.tables import markdown_table, write_parquet
 from convattn.lab.trainer import EpochResult
@@ -79,6 +79,7 @@ def model_card(record: RunRecord) -> str:
             )
         ],
     )
+    setup = flatten(record.recipe)
     sections = [
         f"---\n{data.to_yaml()}\n---",
         f"# {record.name}{scale}, seed {record.seed}",
@@ -86,7 +87,7 @@ def model_card(record: RunRecord) -> str:
         f"{measured.capitalize()} accuracy **{accuracy:.2%}** ({right}), n = 1 seed.",
         _table("Model", _model(record)),
         _table("Data", _data(record)),
-        _table("Setup", _settings(record.recipe)),
+        _table("Setup", {key: str(value) for key, value in setup.items() if key not in ("name", "claim")}),
         _table("Computation", _computation(record)),
         _table("Results of the last epoch", _results(record)),
         "## What the run says nothing about\n\n" + "\n".join(f"- {item}" for item in record.not_covered),
@@ -139,17 +140,6 @@ def _computation(record: RunRecord) -> dict[str, str]:
         **record.hardware,
         **{f"version of {name}": value for name, value in record.versions.items()},
     }
-
-
-def _settings(recipe: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Flattens the resolved recipe to one level."""
-    rows: dict[str, str] = {}
-    for key, value in recipe.items():
-        if isinstance(value, Mapping):
-            rows |= _settings(value, f"{prefix}{key}.")
-        elif prefix + key not in ("name", "claim"):
-            rows[prefix + key] = str(value)
-    return rows
 
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
