@@ -33,12 +33,12 @@ TOLERANCE = 1.1
 ABOVE = {
     ROOT: 1_550,
     "convert": 4_648,
-    "models": 1_065,
+    "models": 1_049,
     "networks": 1_896,
     "heads": 5_503,
     "viewer": 1_737,
     "cli": 1_394,
-    "lab": 5_721,
+    "lab": 5_697,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""
 
