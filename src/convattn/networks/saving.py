@@ -41,17 +41,10 @@ _REST = (
 )
 
 
-def network_card(
-    config: Mapping[str, Any],
-    network: nn.Module,
-    certificate: AnyCertificate | None,
-    *,
-    of_other_weights: bool = False,
-) -> str:
+def network_card(config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None) -> str:
     """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
-    Unknown facts are left out or called unknown. `of_other_weights` tells that the network has other weights than
-    those of the certificate.
+    Unknown facts are left out or called unknown.
     """
     attention = any("Attention" in layer["kind"] for layer in config["layers"])
     tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
@@ -60,9 +53,7 @@ def network_card(
     proof = "No certificate was saved with it."
     if certificate is not None:
         limit = ""
-        if of_other_weights:
-            limit = "**This certificate is of other weights**: the network was changed after its conversion.\n\n"
-        elif certificate.weights is None:
+        if certificate.weights is None:
             limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
         proof = f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
     use = 'load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
@@ -111,7 +102,6 @@ def save_network(
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     certificate: AnyCertificate | None = None,
-    same_weights: bool = True,
     overwrite: bool = False,
 ) -> Path:
     """Saves a whole network, converted or not, as a folder that is whole or not there.
@@ -131,8 +121,6 @@ def save_network(
             this library's, which knows, or for one that only the caller can build.
         options: Further arguments that it was built with, as JSON types, for instance {"num_classes": 10}.
         certificate: What the conversion returned.
-        same_weights: Whether to raise an error if the weights are no longer those that the certificate is of, for
-            instance because the network was trained on. False saves them, and the model card says so.
         overwrite: Whether to replace a saved network or layer that is there; a folder with other files is never
             replaced.
 
@@ -169,11 +157,10 @@ def save_network(
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
     _require_layers(network, certificate)
-    same = _same_weights(network, certificate)
-    if same_weights and same is False:
+    if not _may_be_of(certificate, network):
         raise ArgumentError(
             f"certificate must be that of the weights that this {kind} has now, but is of other weights. Convert again,"
-            " or leave it out; same_weights=False saves it as a certificate of other weights"
+            " or leave it out"
         )
     built = own_source(network) if source is None else (source, _json_options(options))
     home, built_with = built or (None, {})
@@ -202,7 +189,7 @@ def save_network(
             write_sealed(temporary, config, tensors, certificate, metadata=tied)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"cannot save this {kind}: {error}") from None
-        card = network_card(config, network, certificate, of_other_weights=same is False)
+        card = network_card(config, network, certificate)
         write_atomically(temporary / "README.md", card)
     return Path(folder)
 
@@ -214,7 +201,6 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     source: str | None = None,
     options: Mapping[str, Any] | None = None,
     certificate: AnyCertificate | None = None,
-    same_weights: bool = True,
     commit_message: str = "Upload network by convattn",
     private: bool | None = None,
     token: str | None = None,
@@ -229,7 +215,6 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         source: As in `save_network`.
         options: As in `save_network`.
         certificate: As in `save_network`.
-        same_weights: As in `save_network`.
         commit_message: Message of the commit.
         private: Whether a new repository is private; None takes the owner's default.
         token: Token for the Hub; None takes the one stored by `hf auth login`.
@@ -259,7 +244,6 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
                 source=source,
                 options=options,
                 certificate=certificate,
-                same_weights=same_weights,
             )
         else:
             folder = as_path(network, "network")
@@ -307,10 +291,10 @@ def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> N
             raise ArgumentError(f"certificate must be {wanted}, but is that of {certificate.direction}")
 
 
-def _same_weights(network: nn.Module, certificate: AnyCertificate | None) -> bool | None:
-    """Tells whether a certificate is of the weights that a network, or a layer of it, has; None if that is unknown."""
+def _may_be_of(certificate: AnyCertificate | None, network: nn.Module) -> bool:
+    """Tells whether a certificate is of the weights that a network, or a layer of it, has, or does not say of which."""
     if certificate is None or certificate.weights is None:
-        return None
+        return True
     if isinstance(certificate, NetworkCertificate):
         return weights_digest(network) == certificate.weights
     layers = (module for module in network.modules() if type(module) in KINDS.values())
