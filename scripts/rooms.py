@@ -34,7 +34,7 @@ ABOVE = {
     ROOT: 1_550,
     "convert": 4_648,
     "models": 1_049,
-    "networks": 1_896,
+    "networks": 1_880,
     "heads": 5_503,
     "viewer": 1_737,
     "cli": 1_394,
