@@ -155,7 +155,7 @@ def page(content: Mapping[str, Any]) -> str:
         "",
         (
             '*exact*: `borders="exact"`. *zeros*, *replicate*: plain ones, as wide as heads need, with that padding.'
-            " *changed*: decisions other than those of attention; the gap is between attention's two largest scores there."
+            " *changed*: decisions other than those of attention; the gap is between its two largest scores there."
         ),
     ]
     for name, rows in content["runtimes"].items():
@@ -178,8 +178,8 @@ def page(content: Mapping[str, Any]) -> str:
     lines += [
         "",
         (
-            "All operators of the files are of the standard set of ONNX. What this cannot say: other data and processors,"
-            " several threads, the spread over seeds."
+            "All operators of the files are of the standard set of ONNX. What this cannot say: other data and"
+            " processors, several threads, the spread over seeds."
         ),
         "",
         f"Command: `{content['command']}`. Record: [borders.json](borders.json).",

@@ -34,6 +34,17 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_borders_are_exact_on_request(capsys):
+    torch.manual_seed(0)
+    save_network(AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8), "small")
+    command = ["convert", "small", "--to", "conv", "--borders", "exact", "--shape", "3,16,16"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "to NormalisedConv, 4 heads" in capsys.readouterr().out
+    assert main([*command, "-o", "made"]) == 0
+    assert "1 normalised convolution" in capsys.readouterr().out
+    assert NetworkCertificate.load("made/certificate.json").verdict == "exact"
+
+
 @pytest.fixture
 def weights():
     """A network of timm, and files with its weights."""
