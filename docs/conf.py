@@ -32,7 +32,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 6
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
-nb_execution_timeout = 120
+nb_execution_timeout = 300  # seconds for a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True  # what a cell prints is one block
 
