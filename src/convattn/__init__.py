@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
+    from convattn.convert import accelerate_large_kernels as accelerate_large_kernels
     from convattn.convert import attention_to_conv as attention_to_conv
     from convattn.convert import certify as certify
     from convattn.convert import conv_to_attention as conv_to_attention
@@ -73,8 +74,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "convattn.__about__": "__version__",
     "convattn.convert": (
-        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention network_to_conv "
-        "patch_convolution refine save_layer"
+        "accelerate_large_kernels attention_to_conv certify conv_to_attention freeze load_layer network_to_attention "
+        "network_to_conv patch_convolution refine save_layer"
     ),
     "convattn.convert.certificate": "Certificate NetworkCertificate",
     "convattn.convert.agreement": "AgreementCertificate",

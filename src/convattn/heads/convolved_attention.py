@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.errors import ShapeError
+from convattn.functional.large_kernel import convolve_large
 from convattn.functional.torch_modes import without_autocast
 from convattn.heads.families.attention_class import TokenAttention, linear
 
@@ -101,9 +102,8 @@ class KernelMeans(nn.Module):
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
         heads, width, convolve = values.shape[1], values.shape[3], _CONVOLVE[len(sizes)]
-        pads = [
-            n for size, first in zip(self.box[::-1], self.first[::-1], strict=True) for n in (-first, size - 1 + first)
-        ]
+        ends = zip(self.box[::-1], self.first[::-1], strict=True)
+        pads = [n for size, first in ends for n in (-first, size - 1 + first)]
         kernel = self.kernel[:, None]
         if present is None:
             ones = self.kernel.new_ones(1, 1, *sizes)
@@ -112,11 +112,11 @@ class KernelMeans(nn.Module):
             values = values * present[:, None, :, None]
         with without_autocast(values.device):
             total = convolve(functional.pad(ones, pads), kernel).flatten(2)
-        images = rearrange(values, "batch heads positions width -> batch (heads width) positions").unflatten(
-            2, tuple(sizes)
-        )
+        images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
         depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
-        sums = convolve(functional.pad(images, pads), depthwise, groups=heads * width)
+        geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
+        padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
+        sums = convolve_large(padded, depthwise, None, geometry, heads * width)
         y = rearrange(sums.flatten(2), "batch (heads width) positions -> batch heads positions width", width=width)
         return y / _divisor(total).to(y.dtype)[..., None]
 

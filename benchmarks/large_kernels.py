@@ -1,0 +1,336 @@
+"""Convolutions with large kernels: the planned layers against torch's layouts and other libraries, on a CPU.
+
+Every contender is first compared with float64; what is wrong gets no time. Then all take turns in one process. Writes
+large-kernels.json and the page large-kernels.md:
+
+    python -m benchmarks.large_kernels --output docs/results
+
+Peers that are not installed are left out: scipy, julius, fft-conv-pytorch, torchaudio. `--other FILE` adds the record
+of another run to the page, for instance one kept to AVX2.
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn import accelerate_large_kernels
+from convattn.files import write_atomically
+from convattn.functional.large_kernel import Sizes, plan_convolution
+from convattn.layers import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
+from convattn.provenance import describe_hardware, describe_versions, find_revision
+
+OWN = {1: LargeKernelConv1d, 2: LargeKernelConv2d, 3: LargeKernelConv3d}
+PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+LAYOUTS = {2: torch.channels_last, 3: torch.channels_last_3d}
+SLOW = 0.5
+"""Seconds of a call from which a contender runs once."""
+
+FEW = 1.05
+"""Largest ratio to the better layout of torch that is aimed at."""
+
+WRONG = 1e-4
+"""Largest error that is timed, as a share of the largest value: 100 times what rounding does in float32."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution with padding that keeps the size."""
+
+    batch: int
+    channels: int
+    groups: int
+    image: tuple[int, ...]
+    kernel: int
+
+    @property
+    def name(self) -> str:
+        """The sizes in words."""
+        kinds = {1: "dense", self.channels: "depthwise" if self.channels > 1 else "dense"}
+        kind = kinds.get(self.groups, f"{self.groups} groups")
+        image, kernel = (" × ".join(map(str, n)) for n in (self.image, (self.kernel,) * len(self.image)))
+        return f"{self.batch} × {self.channels} channels, {image}, {kernel}, {kind}"
+
+    def layers(self) -> tuple[nn.Module, nn.Module]:
+        """Makes torch's convolution and the planned layer with the same parameters."""
+        torch.manual_seed(0)
+        dims, options = len(self.image), {"padding": self.kernel // 2, "groups": self.groups}
+        plain = PLAIN[dims](self.channels, self.channels, self.kernel, **options)
+        return plain, OWN[dims].of(plain)
+
+
+def grid() -> list[Case]:
+    """Returns the cases: two, one and three axes; depthwise, grouped and dense."""
+    cases = [Case(1, 128, 128, (56, 56), k) for k in (3, 5, 7, 9, 11, 13, 15, 21, 31, 47, 63)]
+    cases += [Case(8, 64, 64, (28, 28), k) for k in (7, 15, 31)]
+    cases += [Case(16, 128, 128, (14, 14), k) for k in (7, 15, 31)]
+    cases += [Case(1, 16, 16, (224, 224), k) for k in (7, 15, 31, 63)]
+    cases += [Case(1, 32, 1, (56, 56), k) for k in (7, 15, 31)]
+    cases += [Case(4, 64, 4, (28, 28), k) for k in (7, 15)]
+    cases += [Case(1, 1, 1, (256, 256), k) for k in (7, 15, 31, 63)]
+    cases += [Case(1, 64, 64, (16000,), k) for k in (15, 65, 257, 1025, 4095, 16383)]
+    cases += [Case(1, 1, 1, (64000,), k) for k in (65, 1025, 16383)]
+    cases += [Case(4, 16, 1, (4000,), k) for k in (33, 129, 1025)]
+    return cases + [Case(1, 16, 16, (16, 16, 16), k) for k in (3, 5, 9)]
+
+
+def channels_last(conv: Any, x: Tensor) -> Tensor:
+    """Computes in torch's other layout, from and to the default one; a sequence is an image of one row."""
+    weight = conv.weight
+    if x.ndim == 3:
+        x, weight = (t[:, :, None].contiguous(memory_format=torch.channels_last) for t in (x, weight))
+        y = nn.functional.conv2d(x, weight, conv.bias, padding=(0, *conv.padding), groups=conv.groups)
+        return y[:, :, 0].contiguous()
+    x, weight = (t.contiguous(memory_format=LAYOUTS[x.ndim - 2]) for t in (x, weight))
+    return conv._conv_forward(x, weight, conv.bias).contiguous()
+
+
+def oaconvolve(signal: Any, conv: Any, x: Tensor) -> Tensor:
+    """Computes a depthwise convolution by `scipy.signal.oaconvolve`."""
+    axes = tuple(range(2, x.ndim))
+    padded = nn.functional.pad(x, [conv.kernel_size[0] // 2] * (2 * len(axes)))
+    kernel = conv.weight.detach().flip(axes).movedim(1, 0)
+    y = torch.from_numpy(signal.oaconvolve(padded.numpy(), kernel.numpy(), mode="valid", axes=axes))
+    return y + conv.bias.detach().view(-1, *(1,) * len(axes))
+
+
+def contenders(case: Case, plain: Any, own: nn.Module, *, training: bool) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Returns what computes a case, by name; peers without gradients only where none are asked for."""
+    calls: dict[str, Callable[[Tensor], Tensor]] = {"planned": own, "default": plain}
+    calls["channels-last"] = partial(channels_last, plain)
+    line, pad = len(case.image) == 1, plain.padding
+    with suppress(ImportError):
+        fft_conv = import_module("fft_conv_pytorch").fft_conv
+        calls["fft-conv-pytorch"] = lambda x: fft_conv(x, plain.weight, plain.bias, padding=pad, groups=case.groups)
+    with suppress(ImportError):
+        julius = import_module("julius")
+        if line and case.groups == 1:
+            calls["julius"] = lambda x: julius.fft_conv1d(x, plain.weight, plain.bias, padding=pad[0])
+    if not training and case.groups == case.channels:
+        with suppress(ImportError):
+            calls["oaconvolve"] = partial(oaconvolve, import_module("scipy.signal"), plain)
+        with suppress(ImportError):
+            audio = import_module("torchaudio.functional")
+            if line:
+                turned = plain.weight.detach().flip(2).movedim(1, 0)
+                calls["torchaudio"] = lambda x: audio.fftconvolve(x, turned, mode="same") + plain.bias[:, None]
+    return calls
+
+
+def call_of(compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *, training: bool) -> Callable[[], Any]:
+    """Makes the call that is timed: the result, or the result and the gradients of images and parameters."""
+    if not training:
+        return torch.no_grad()(lambda: compute(x))
+    leaf, upstream = x.clone().requires_grad_(), torch.randn_like(x)
+    return lambda: torch.autograd.grad(compute(leaf), [leaf, *plain.parameters()], upstream)
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Returns the least seconds of each call, for other programs only add to them; what is slow runs once."""
+    seconds: dict[str, list[float]] = {}
+    for name, call in calls.items():
+        seconds[name] = [_seconds(call)]
+    fast = [name for name, first in seconds.items() if first[0] < SLOW]
+    for name in fast:  # the first call prepared
+        seconds[name].clear()
+    for number in range(rounds):
+        for name in fast[number % len(fast) :] + fast[: number % len(fast)] if fast else ():
+            seconds[name].append(_seconds(calls[name]))
+    return {name: min(several) for name, several in seconds.items()}
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
+    """Checks and times all contenders, for the result alone and with gradients."""
+    plain, own = case.layers()
+    x = torch.randn(case.batch, case.channels, *case.image)
+    zeros, ones = (case.kernel // 2,) * len(case.image), (1,) * len(case.image)
+    kernel = (case.kernel,) * len(case.image)
+    plan = plan_convolution(
+        Sizes(case.batch, case.channels, case.channels, case.groups, case.image, kernel, ones, zeros, ones, x.dtype)
+    )
+    exact = OWN[len(case.image)].of(plain).double()(x.double()).detach()
+    plain.float()
+    slow = set[str]()
+    for training in (False, True):
+        calls, wrong = {}, {}
+        for name, compute in contenders(case, plain, own, training=training).items():
+            if name in slow:
+                continue
+            start = time.perf_counter()
+            with torch.no_grad():
+                error = ((compute(x) - exact).abs().max() / exact.abs().max()).item()
+            if time.perf_counter() - start > SLOW:
+                slow.add(name)
+            if error <= WRONG:
+                calls[name] = call_of(compute, plain, x, training=training)
+            else:
+                wrong[name] = error
+        yield {
+            "case": asdict(case),
+            "name": case.name,
+            "training": training,
+            "paths": [plan.forward.path, plan.input_gradient.path, plan.weight_gradient.path],
+            "seconds": in_turns(calls, rounds),
+            "wrong": wrong,
+        }
+
+
+class Block(nn.Module):
+    """A block of a network with large kernels: a depthwise convolution and two products, with a shortcut."""
+
+    def __init__(self, dims: int, channels: int, kernel: int) -> None:
+        """Makes the three convolutions."""
+        super().__init__()
+        conv = PLAIN[dims]
+        self.mix = conv(channels, channels, kernel, padding=kernel // 2, groups=channels)
+        self.wide, self.narrow = conv(channels, 4 * channels, 1), conv(4 * channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes the block."""
+        return x + self.narrow(nn.functional.gelu(self.wide(self.mix(x))))
+
+
+def networks() -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Yields a network like RepLKNet and one for sound, with images."""
+    torch.manual_seed(0)
+    blocks = [Block(2, 64, 31) for _ in range(4)]
+    stem, head = nn.Conv2d(3, 64, 4, 4), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    yield "2-D, 4 blocks of 31 × 31, 64 channels", nn.Sequential(stem, *blocks, *head), torch.randn(2, 3, 224, 224)
+    blocks = [Block(1, 32, 1023) for _ in range(4)]
+    stem, head = nn.Conv1d(1, 32, 16, 4), [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 10)]
+    yield "1-D, 4 blocks of 1,023 taps, 32 channels", nn.Sequential(stem, *blocks, *head), torch.randn(2, 1, 32000)
+
+
+def measure_network(name: str, network: nn.Module, x: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
+    """Times a network as it is, in torch's other layout, and accelerated."""
+    made, certificate = accelerate_large_kernels(network, x)
+    nets = {"planned": made, "default": network}
+    if x.ndim == 4:
+        nets["channels-last"] = copy.deepcopy(network).to(memory_format=torch.channels_last)
+    for training in (False, True):
+        calls: dict[str, Callable[[], Any]] = {}
+        for kind, net in nets.items():
+            images = x.contiguous(memory_format=torch.channels_last) if kind == "channels-last" else x
+            calls[kind] = _step(net, images) if training else torch.no_grad()(partial(net, images))
+        yield {"name": name, "training": training, "verdict": certificate.verdict, "seconds": in_turns(calls, rounds)}
+
+
+def _step(network: nn.Module, x: Tensor) -> Callable[[], Any]:
+    parameters = list(network.parameters())
+    return lambda: torch.autograd.grad(network(x).square().sum(), parameters)
+
+
+def page(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
+    """Returns the page: findings, the reproduction, and a table for each record."""
+    text = Path(__file__).with_name("large_kernels_page.txt").read_text(encoding="utf-8")
+    tables = "\n\n".join(_tables(one) for one in (record, *others))
+    return text.replace("{tables}", tables)
+
+
+def _tables(record: dict[str, Any]) -> str:
+    """Returns the tables of a record: cases, and whole networks."""
+    rows, hardware = record["cases"], record["hardware"]
+    within, ratios = sum(_ratio(row) <= FEW for row in rows), sorted(map(_ratio, rows))
+    about = [
+        f"{hardware['processor']}; {len(rows) // 2} of {len(grid())} cases; the best of {record['rounds']} rounds",
+        f"(what takes more than {SLOW:g} s runs once, and no gradients), revision {str(record['revision'])[:12]}.",
+        record["note"],
+    ]
+    found = [
+        f"In {within} of {len(rows)} rows the planned layer is at most 5 % slower than the better layout of torch.",
+        f"The ratio to it is {ratios[0]:.2g} to {ratios[-1]:.2g}, with a median of {median(ratios):.2g}.",
+    ]
+    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] != '1')}"
+    lines = [f"### {record['instructions']}, {threads}", "", " ".join(about), "", " ".join(found), ""]
+    lines.append(
+        "| convolution | | plan | planned, ms | ÷ better layout | default, ms | channels-last, ms | others, ms |"
+    )
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
+        planned, default, last = (ms.pop(name, "–") for name in ("planned", "default", "channels-last"))
+        kind, paths = ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
+        cells = [row["name"], kind, ", ".join(dict.fromkeys(paths)), planned, f"{_ratio(row):.2g}", default, last]
+        cells.append(", ".join(f"{name} {time}" for name, time in ms.items()) or "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| network | | planned, ms | default, ms | channels-last, ms | same function |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in record["networks"]:
+        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
+        kind = "training" if row["training"] else "forward"
+        last = ms.get("channels-last", "–")
+        lines.append(f"| {row['name']} | {kind} | {ms['planned']} | {ms['default']} | {last} | {row['verdict']} |")
+    return "\n".join(lines)
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    """Returns the time of the planned layer over that of the better layout of torch."""
+    seconds = row["seconds"]
+    layouts = [seconds[name] for name in ("default", "channels-last") if name in seconds]
+    return seconds["planned"] / min(layouts) if layouts else 0.0
+
+
+def main() -> None:
+    """Measures, and writes the record and the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder of record and page")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many")
+    parser.add_argument("--note", default="Nothing else ran on the machine.", help="what the page says of the setting")
+    parser.add_argument("--other", type=Path, action="append", default=[], help="record of another run, for the page")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    begun = time.perf_counter()
+    record: dict[str, Any] = {
+        "command": "python -m benchmarks.large_kernels --output docs/results",
+        "hardware": describe_hardware(torch.device("cpu")),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "versions": describe_versions(),
+        "revision": find_revision(),
+        "rounds": given.rounds,
+        "note": given.note,
+        "cases": [],
+        "networks": [],
+    }
+    others = [json.loads(path.read_text(encoding="utf-8")) for path in given.other]
+    order = [case.name for case in grid()]
+    given.output.mkdir(parents=True, exist_ok=True)
+    list(measure(Case(1, 2, 2, (9, 9), 3), 1))  # what is loaded when it is first used takes no time below
+    for case in (case for first in range(3) for case in grid()[first::3]):
+        if time.perf_counter() - begun > given.seconds:
+            break
+        rows = [*record["cases"], *measure(case, given.rounds)]
+        record["cases"] = sorted(rows, key=lambda row: order.index(row["name"]))
+        _save(given.output, record, others)
+    for network in networks():
+        record["networks"] += measure_network(*network, given.rounds)
+        _save(given.output, record, others)
+
+
+def _save(folder: Path, record: dict[str, Any], others: Sequence[dict[str, Any]]) -> None:
+    """Writes what there is, so that a run that is stopped leaves what it measured."""
+    write_atomically(folder / "large-kernels.json", json.dumps(record, indent=2) + "\n")
+    write_atomically(folder / "large-kernels.md", page(record, others))
+
+
+if __name__ == "__main__":
+    main()

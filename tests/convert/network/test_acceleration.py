@@ -1,0 +1,58 @@
+"""Networks whose large kernels follow a plan: what is replaced, what stays, and the certificate."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from convattn.convert import accelerate_large_kernels
+from convattn.errors import ArgumentError, ConversionError
+from convattn.layers import LargeKernelConv1d, LargeKernelConv2d
+
+
+def network():
+    torch.manual_seed(0)
+    large = nn.Conv2d(8, 8, 31, padding=15, groups=8)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), large, nn.ReLU(), large, nn.Conv2d(8, 5, 1), nn.Flatten(), nn.LazyLinear(7)
+    )
+
+
+def test_slow_convolutions_are_replaced_on_a_copy():
+    net, images = network(), torch.randn(2, 3, 40, 40)
+    net(images)
+    calls = []
+    net[1].register_forward_hook(lambda *_: calls.append(1))
+    before = copy.deepcopy(net.state_dict())
+    made, certificate = accelerate_large_kernels(net, images)
+    assert certificate.verdict == "exact"
+    assert certificate.decisions == 2
+    assert [type(part) for part in made[:5]] == [nn.Conv2d, LargeKernelConv2d, nn.ReLU, LargeKernelConv2d, nn.Conv2d]
+    assert made[1] is made[3]
+    assert type(net[1]) is nn.Conv2d
+    assert list(made.state_dict()) == list(before)
+    assert all(torch.equal(one, other) for one, other in zip(made.state_dict().values(), before.values(), strict=True))
+    calls.clear()
+    made(images)
+    assert len(calls) == 2
+    assert made.training
+
+
+def test_one_sequence_without_a_batch():
+    net = nn.Sequential(nn.Conv1d(2, 2, 2001, padding=1000, groups=2))
+    made, certificate = accelerate_large_kernels(net, torch.randn(2, 8000))
+    assert certificate.verdict == "exact"
+    assert type(made[0]) is LargeKernelConv1d
+
+
+def test_nothing_to_gain():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3))
+    with pytest.raises(ConversionError, match="torch's own way is as fast as any"):
+        accelerate_large_kernels(net, torch.randn(1, 3, 9, 9))
+    with pytest.raises(ConversionError, match="torch's own way is as fast as any"):
+        accelerate_large_kernels(
+            nn.Conv2d(8, 8, 31, padding=15, groups=8).bfloat16(), torch.randn(1, 8, 40, 40).bfloat16()
+        )
+    with pytest.raises(ArgumentError, match="images must fit the network"):
+        accelerate_large_kernels(net, torch.randn(1, 4, 9, 9))
