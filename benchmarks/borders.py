@@ -62,7 +62,7 @@ def borders(network: nn.Module, images: Tensor, labels: Tensor, plain_tests: int
     made, certificate = network_to_conv(network, borders="exact", images=images[:CERTIFIED])
     content = json.loads(certificate.to_json())
     rows = {"exact": {**compared(attention, scores(freeze(made, images[:1]), images), labels), "certificate": content}}
-    for padding in PADDINGS:
+    for padding in PADDINGS if plain_tests else ():
         some = slice(plain_tests)
         made, certificate = network_to_conv(network, padding_mode=padding, images=images[:CERTIFIED])
         rows[padding] = {
@@ -163,8 +163,12 @@ def page(content: Mapping[str, Any]) -> str:
             "",
             f"## `{name}` in runtimes",
             "",
-            f"Batches of {BATCH}, by turns, medians of {content['rounds']} rounds."
-            + (" Other programs ran at the same time: read ratios only." if content["busy"] else ""),
+            f"Batches of {BATCH}, by turns; turns: {content['rounds']}."
+            + (
+                " Other programs ran at the same time: single times say little, and so do ratios of one turn."
+                if content["busy"]
+                else ""
+            ),
             "",
             "| as | n | accuracy | changed | time | beside attention in torch | file |",
             "| --- | --- | --- | --- | --- | --- | --- |",
@@ -193,13 +197,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sources", nargs="*", help="networks, as for load_network; default: all of this repository")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--tests", type=int, default=10_000, help="test images for exact convolutions")
-    parser.add_argument("--plain-tests", type=int, default=10_000, help="test images for plain ones and for runtimes")
+    parser.add_argument("--plain-tests", type=int, default=10_000, help="test images for plain ones, or 0")
+    parser.add_argument("--runtime-tests", type=int, default=10_000, help="test images for runtimes, or 0")
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
     parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
     given = parser.parse_args(arguments)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
     images, labels = normalise(data.test.images[: given.tests], data.mean, data.std), data.test.labels[: given.tests]
-    words = [f"--tests {given.tests}", f"--plain-tests {given.plain_tests}", f"--rounds {given.rounds}"]
+    words = [
+        f"--tests {given.tests}",
+        f"--plain-tests {given.plain_tests}",
+        f"--runtime-tests {given.runtime_tests}",
+        f"--rounds {given.rounds}",
+    ]
     words = [*given.sources, "--output", portable_path(given.output), *words, *(["--busy"] if given.busy else [])]
     content: dict[str, Any] = {
         "command": " ".join(["CONVATTN_CIFAR10=FOLDER", "python -m benchmarks.borders", *words]),
@@ -217,8 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not convertible(network):
             continue
         content["networks"][name] = borders(network, images, labels, given.plain_tests)
-        if name in EXPORTED:
-            some = slice(given.plain_tests)
+        if name in EXPORTED and given.runtime_tests:
+            some = slice(given.runtime_tests)
             content["runtimes"][name] = runtimes(network, images[some], labels[some], given.rounds)
         given.output.mkdir(parents=True, exist_ok=True)
         write_atomically(given.output / "borders.json", json.dumps(content, indent=1) + "\n")
