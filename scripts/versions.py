@@ -123,7 +123,10 @@ def check(place: Path, wheel: Path, python: str, end: str) -> dict[str, Any]:
 
 def as_table(record: dict[str, Any]) -> str:
     """Returns the rows as a Markdown table, followed by what they were measured with."""
-    lines = [f"| Python | packages | {' | '.join(SHOWN)} | example and tests | number | MB |", "|---" * 7 + "|"]
+    lines = [
+        f"| Python | packages | {' | '.join(SHOWN)} | example and tests | number | MB |",
+        "|---" * (5 + len(SHOWN)) + "|",
+    ]
     for row in record["rows"]:
         told = ", ".join(f"{number} {kind}" for kind, number in row["tests"].items())
         result = f"{'✓' if row['green'] else '✗'} {told}"
@@ -142,7 +145,7 @@ def write(record: dict[str, Any], folder: Path) -> None:
     page = folder / "versions.md"
     text = page.read_text(encoding="utf-8") if page.exists() else "<!-- table -->\n<!-- end -->\n"
     between = re.compile(r"(<!-- table -->\n).*(<!-- end -->)", re.DOTALL)
-    page.write_text(between.sub(lambda found: f"{found[1]}{as_table(record)}\n{found[2]}", text), encoding="utf-8")
+    page.write_text(between.sub(lambda found: f"{found[1]}\n{as_table(record)}\n\n{found[2]}", text), encoding="utf-8")
 
 
 def main() -> int:

@@ -29,7 +29,8 @@ def test_the_page_shows_its_record(script):
 
 
 def test_a_row_that_fails_is_seen(script):
-    (line,) = script["as_table"]({"rows": [row("3.11.7", green=False)]}).splitlines()[2:]
+    head, rule, line = script["as_table"]({"rows": [row("3.11.7", green=False)]}).splitlines()
+    assert head.count("|") == rule.count("|") == line.count("|")
     assert line == "| 3.11.7 | lowest | 2.11.0 | 1.0.28 | – | ✗ 7 passed | 116 | 7,566 |"
 
 
@@ -40,8 +41,8 @@ def test_rows_of_other_pythons_stay(script, tmp_path):
     kept = json.loads((tmp_path / "versions.json").read_text())["rows"]
     assert [(item["python"], item["green"]) for item in kept] == [("3.11.7", True), ("3.12.1", True)]
     page = (tmp_path / "versions.md").read_text()
-    assert page.startswith("# Title\n<!-- table -->\n| Python |")
-    assert page.endswith("|\n<!-- end -->\nEnd\n")
+    assert page.startswith("# Title\n<!-- table -->\n\n| Python |")
+    assert page.endswith("|\n\n<!-- end -->\nEnd\n")
     assert "old" not in page
 
 
