@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +38,14 @@ from convattn.convert.surgery import layer_outputs, read_arguments
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
-BUILT = {
+BUILT: dict[str, tuple[Callable[..., nn.Module], int]] = {
     "resnet18": (torchvision.models.resnet18, 48),
-    "mobilenet_v3_small": (torchvision.models.mobilenet_v3_small, 64),
-    "shufflenet_v2_x0_5": (torchvision.models.shufflenet_v2_x0_5, 64),
-    "squeezenet1_1": (torchvision.models.squeezenet1_1, 48),
-    "mnasnet0_5": (torchvision.models.mnasnet0_5, 64),
-    "regnet_y_400mf": (torchvision.models.regnet_y_400mf, 48),
-    **{
-        name: (lambda name=name, **options: timm.create_model(name, **options), size)
-        for name, size in {
-            "resnet10t": 48,
-            "convnext_atto": 64,
-            "lcnet_050": 64,
-            "ghostnet_050": 64,
-            "regnetx_002": 48,
-            "mobilenetv2_050": 64,
-        }.items()
-    },
+    "regnetx_002": (partial(timm.create_model, "regnetx_002"), 48),
+    "mobilenetv2_050": (partial(timm.create_model, "mobilenetv2_050"), 64),
 }
 """Networks of torchvision and timm, with random weights, and the size of their images."""
 
-RANDOM_CNNS, RANDOM_VITS = 32, 16
+RANDOM_CNNS, RANDOM_VITS = 41, 16
 IMAGES, CLASSES = 6, 10
 CHANGES = (1e-3, 1e-4, 1e-5, 1e-6)
 CHOSEN = (1e-3, 1e-5)
@@ -144,15 +131,15 @@ def filled(network: nn.Module) -> nn.Module:
     return network.eval()
 
 
-def networks() -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Yields the 60 networks with images."""
+def networks() -> Iterator[tuple[int, str, nn.Module, Tensor]]:
+    """Yields the 60 networks, each with its place in its family and its images."""
     for kind, make, count in (("cnn", random_cnn, RANDOM_CNNS), ("vit", random_vit, RANDOM_VITS)):
         for seed in range(count):
             torch.manual_seed(seed)
-            yield f"{kind}-{seed}", filled(make(random.Random(seed))), torch.randn(IMAGES, 3, 24, 24)
-    for name, (build, size) in BUILT.items():
+            yield seed, f"{kind}-{seed}", filled(make(random.Random(seed))), torch.randn(IMAGES, 3, 24, 24)
+    for place, (name, (build, size)) in enumerate(BUILT.items()):
         torch.manual_seed(0)
-        yield name, filled(build(num_classes=CLASSES)), torch.randn(IMAGES, 3, size, size)
+        yield place, name, filled(build(num_classes=CLASSES)), torch.randn(IMAGES, 3, size, size)
 
 
 # --- Right conversions ------------------------------------------------------------------------------------------------
@@ -350,6 +337,15 @@ def in_runtime(runtime: str, path: Path, images: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: images.numpy()})[0])
 
 
+WHY = {
+    (
+        "cnn-23",
+        "onnxruntime",
+    ): "The runtime's group normalisation, the layer before, is 4.4 times as far from float64 as"
+    " torch's (4.3e-6 and 9.9e-7 of 5.8). It sums 3,456 numbers in an order that the reference never takes."
+}
+"""Causes of false alarms."""
+
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 PAGE = """\
@@ -371,7 +367,8 @@ A false alarm is a right conversion that is not called exact, or whose outputs a
 
 - **Found**: not called exact. **Named**: the layer that is named is the damaged one, of those found.
 - **Hidden**: not found, and in float64 no output changes by more than the last digit of the largest output in float32.
-  Most of these weights meet few or no numbers but zero on these images. **Missed**: not found, and larger than that.
+  Such weights meet hardly anything but zeros on these images, or their channel is closed by an activation. **Missed**:
+  not found, and larger than that. In files neither was measured.
 - **allclose**: the outputs differ by more than t + t · |output| somewhere, t = 1e-3 or 1e-5.
 
 {missed}
@@ -426,6 +423,7 @@ def page(cases: Sequence[Case], setting: dict[str, Any]) -> str:
     alarms = "\n".join(
         f"- {case.network}, {case.conversion}: off by {case.measured_error:.2g} of {case.largest:.2g}, where rounding"
         f" explains {case.rounding:.2g}; first layer {case.first or 'none'}."
+        f" {WHY.get((case.network, case.conversion), '')}".rstrip()
         for case in wrong
     )
     missed = [case for case in planted if case.verdict == "exact" and case.effect is not None and not case.hidden]
@@ -464,8 +462,8 @@ def main() -> None:
         made.mkdir(parents=True, exist_ok=True)  # before anything is measured
     warnings.simplefilter("ignore")  # of exporters
     logging.disable(logging.WARNING)
-    every = [*enumerate(networks())]
-    for place, (name, network, images) in reversed(every) if arguments.reverse else every:
+    every = [*networks()]
+    for place, name, network, images in reversed(every) if arguments.reverse else every:
         if not (work / f"{name}.json").exists():
             before = time.process_time()
             with tempfile.TemporaryDirectory() as files:
@@ -473,7 +471,7 @@ def main() -> None:
             seconds = time.process_time() - before
             write_atomically(work / f"{name}.json", json.dumps({"seconds": seconds, "cases": cases}))
             print(f"{name}: {len(cases)} comparisons, {seconds:.0f} s", flush=True)  # noqa: T201
-    measured = [json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for _, (name, *_) in every]
+    measured = [json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for _, name, *_ in every]
     cases = [Case(**{**case, "allclose": tuple(case["allclose"])}) for one in measured for case in one["cases"]]
     setting = {
         "command": f"python benchmarks/certify.py --work WORK --output {portable_path(folder)}",
