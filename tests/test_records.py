@@ -291,7 +291,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "top-1 changed 1 of 2",
         "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
         "accuracy 50.00% before, 100.00% after",
-        "made smaller by a larger window, or none; at borders by layers that pad with zeros as far as their heads look",
+        'made smaller by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
         "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2, bound 2.5",
         "note Linear folded in (blocks.0.mixer)",
         "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",

@@ -208,7 +208,7 @@ def test_a_network_that_is_different_is_written_only_if_asked_for(asked, written
         "network to conv: different (by 0.73 of the largest output, 3 of 16 decisions changed, 6 layers"
     )
     assert out.count("\n  layer           stages.") == 6
-    assert "made smaller    by a larger window, or none; at borders by layers that pad with zeros" in out
+    assert 'made smaller    by a larger window, or none; at borders by borders="exact"' in out
     assert [path.name for path in place.iterdir()] == (["k3"] if written else [])
     if written:
         assert out.endswith("wrote k3\n")
