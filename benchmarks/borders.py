@@ -186,7 +186,11 @@ def page(content: Mapping[str, Any]) -> str:
             " processors, several threads, the spread over seeds."
         ),
         "",
-        f"Command: `{content['command']}`. Record: [borders.json](borders.json).",
+        "Record: [borders.json](borders.json). Commands:",
+        "",
+        "```sh",
+        *content["command"].split("; "),
+        "```",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Recomputes the numbers on the pages of results from the committed records, and fails on a difference.
 
-    python scripts/claims.py            # exit code 1 if a page says something else than its records
-    python scripts/claims.py --rest     # also lists the numbers on these pages that no claim holds
+    python -m scripts.claims            # exit code 1 if a page says something else than its records
+    python -m scripts.claims --rest     # also lists the numbers on these pages that no claim holds
 
 A claim is a page and a piece of its text, with every number in it computed here. Tables of a whole record are made
 anew by the code that wrote them, and compared as they are. Times, ratios and percentages of the README must stand on

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError, must_be
-from convattn.files import as_path, new_file, write_atomically
+from convattn.files import as_path, new_file, require_new_folder, write_atomically
 from convattn.record import Record
 from convattn.wording import some
 
@@ -90,6 +90,14 @@ def is_sealed(folder: str | os.PathLike[str]) -> bool:
         return found and not (folder.is_symlink() or folder.samefile("."))
     except CheckpointError:
         return False
+
+
+def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
+    """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
+    if overwrite and is_sealed(folder):
+        return True
+    require_new_folder(folder, "folder (only a saved network or layer is overwritten)" if overwrite else "folder")
+    return False
 
 
 def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Random changes to saved folders, and what loading makes of them: `python tests/networks/tampering.py 1000`."""
+"""Random changes to saved folders, and what loading makes of them: `python -m tests.networks.tampering 1000`."""
 
 import argparse
 import random

@@ -68,7 +68,9 @@ def test_no_other_folder_is_replaced(tmp_path, save):
 
     def refused(folder):
         before = sorted(folder.iterdir())
-        with pytest.raises(ArgumentError, match=r"folder must be new or empty"):
+        with pytest.raises(
+            ArgumentError, match=r"folder \(only a saved network or layer is overwritten\) must be new or empty"
+        ):
             save(made, folder, overwrite=True)
         assert sorted(folder.iterdir()) == before
 

@@ -57,7 +57,7 @@ def new_app(name: str, summary: str | None) -> App:
     return App(
         name=name,
         help=summary,
-        help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 130 interrupted.",
+        help_epilogue="Exit codes: 0 done, 1 a check failed, 2 a mistake, 3 different outputs, 130 interrupted.",
         version=__version__,
         help_format="markdown",
         default_parameter=Parameter(negative="", show_default=_shown_default),

@@ -92,7 +92,8 @@ class AgreementCertificate(VerdictRecord):
             numbers = f"off by {self.first_error:.3g}, where rounding explains {self.first_rounding:.3g}"
             lines.append(f"  The first layer outside its tolerance is {self.first}: {numbers}.")
         elif self.layers:
-            lines.append(f"  {counted(self.layers, 'layer')} could be compared; none is outside its tolerance.")
+            found = counted(self.layers, "layer")
+            lines.append(f"  {found} could be compared, on the first images; none is outside its tolerance.")
         return "\n".join([*lines, *(f"  Not covered: {item}." for item in self.not_covered)])
 
 

@@ -407,7 +407,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
             kernel, path = conv.taps, "normalised convolution"
             notes.append(f"exact at borders; kernels cut off at most {certificate.leak:.1e} of a query's attention")
         layers.append(LayerCertificate.of(certificate, names, kernel_size=kernel, path=path, notes=notes))
-    comparison, not_covered = None, ["training: attention weights are no longer dropped out"]
+    dropped = any("dropout" in item for _, _, certificate in converted for item in certificate.not_covered)
+    comparison, not_covered = None, ["training: attention weights are no longer dropped out"] if dropped else []
     if images is None:
         not_covered.insert(0, "the whole network: no images were given")
     else:

@@ -26,7 +26,7 @@ from convattn.errors import (
 )
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, NormalisedConv, RelativeAttention
-from convattn.sealed import CONFIG, is_sealed, read_sealed, weights_digest, write_sealed
+from convattn.sealed import CONFIG, may_replace, read_sealed, weights_digest, write_sealed
 
 _SCHEMA = 1
 
@@ -75,7 +75,7 @@ def save_layer(
         raise ArgumentError("certificate must be that of the weights that this layer has now, but is of other weights")
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
-    with new_folder(folder, replace=overwrite and is_sealed(folder)) as temporary:
+    with new_folder(folder, replace=may_replace(folder, overwrite=overwrite)) as temporary:
         try:
             write_sealed(temporary, config, layer.state_dict(), certificate)
         except UnsupportedModelError as error:

@@ -17,7 +17,7 @@ from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved_layers import KINDS
 from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, optional_module
-from convattn.files import as_path, new_folder, require_new_folder, write_atomically
+from convattn.files import as_path, new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
@@ -29,7 +29,7 @@ from convattn.networks.tensors import (
     file_tensors,
     put_layers,
 )
-from convattn.sealed import is_sealed, weights_digest, write_sealed
+from convattn.sealed import may_replace, weights_digest, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
@@ -150,9 +150,7 @@ def save_network(
         raise ArgumentError(must_be_a("network", "an nn.Module", network))
     if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
-    replace = overwrite and is_sealed(folder)
-    if not replace:
-        require_new_folder(folder)
+    replace = may_replace(folder, overwrite=overwrite)
     if certificate is not None and not isinstance(certificate, AnyCertificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     kind = type(network).__name__
