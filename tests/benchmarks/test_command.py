@@ -191,7 +191,7 @@ def test_suite_must_be_known(capsys):
 def test_help_says_what_can_be_measured(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("python -m benchmarks ")
+    assert out.startswith("Usage: python -m benchmarks ")
     assert {"layers", "networks", "sequences"} <= set(out.replace(",", " ").split())
     assert "Exit codes: 0 done, 1 a check failed" in out
 

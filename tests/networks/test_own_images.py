@@ -120,8 +120,6 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
     np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
     shown = gather(str(digits_run), tmp_path / "images.npy")
     assert shown.exhibits[0].mean == ()
-    with pytest.raises(MissingDependencyError, match="needs scikit-learn"):  # once a picture is dropped on the page
-        shown.exhibits[0].prepare(Image.new("RGB", (8, 8)))
 
 
 def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, no_scikit_learn):

@@ -2,7 +2,9 @@
 
 A head without content gives key k of query q the weight g_h(k − q) / Σ_k' g_h(k' − q), with g_h = exp s_h. So the layer
 is y(q) = b + Σ_h W_h (g_h ⋆ x)(q) / (g_h ⋆ 1)(q): a correlation whose kernel is the same for all channels, a division
-by the correlation of ones, which does not depend on the image, and a 1 × 1 convolution (`theory.md` §4).
+by the correlation of ones, which does not depend on the image, and a 1 × 1 convolution.
+
+See `docs/explanation/theory.md` §4.
 """
 
 import copy
@@ -39,10 +41,10 @@ class NormalisedConv(HasKernel):
     layer. Correlations are in at least float32. Images may have any size.
 
     Source: Knutsson and Westin, "Normalized and differential convolution", CVPR 1993, with certainty 1 within the
-    image; `theory.md` §4.
+    image; `docs/explanation/theory.md` §4.
 
     Attributes:
-        scores: s, for a score that is a sum over axes one (heads, taps) per axis, else one (heads, *taps).
+        scores: s, for a score that is a sum over axes one `(heads, taps)` per axis, else one `(heads, *taps)`.
         values: W_h, merged or factored.
         bias: b, (out_channels,), or None.
         box: Lowest and highest displacement of the kernel along each axis, in pixels.

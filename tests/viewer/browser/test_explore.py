@@ -128,7 +128,8 @@ def test_the_theme_is_the_systems(opened, folder_page, dark):
     for night in (dark, not dark):
         page.emulate_media(color_scheme="dark" if night else "light")
         assert page.evaluate(paper).strip() == ("#141619" if night else "#ffffff")
-        assert ramp.first.evaluate(weak) == ([18, 22, 38, 255] if night else [250, 250, 240, 255])
+        colour = "18,22,38,255" if night else "250,250,240,255"  # it is drawn again in the next frame
+        page.wait_for_function(f"canvas => ({weak})(canvas).join() === '{colour}'", arg=ramp.first.element_handle())
 
 
 def test_it_fits_a_phone(opened, folder_page):
