@@ -130,6 +130,7 @@ def serve(scene: Scene, opened: socket.socket) -> None:
         http="h11",
         ws="none",
         lifespan="off",
+        log_config=None,  # uvicorn's own closes every handler of the process
         log_level="error",
         access_log=False,
         server_header=False,
