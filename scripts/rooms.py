@@ -36,7 +36,7 @@ ABOVE = {
     "models": 1_049,
     "networks": 1_880,
     "heads": 5_503,
-    "viewer": 1_737,
+    "viewer": 1_738,
     "cli": 1_394,
     "lab": 5_697,
 }
