@@ -15,7 +15,7 @@ BUDGETS = {
     ROOT: 1_200,
     "encodings": 1_300,
     "functional": 3_200,
-    "layers": 1_710,
+    "layers": 1_660,
     "convert": 3_100,
     "models": 750,
     "networks": 1_050,
@@ -32,7 +32,7 @@ TOLERANCE = 1.1
 
 ABOVE = {
     ROOT: 1_559,
-    "convert": 4_710,
+    "convert": 4_714,
     "models": 1_049,
     "networks": 1_880,
     "heads": 5_503,

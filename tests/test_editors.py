@@ -97,7 +97,14 @@ def test_hovering_a_layer_shows_its_arguments_and_errors(place):
     assert "ArgumentError: An argument is out of range" in shown.partition("Raises:")[2]
 
 
-@pytest.mark.parametrize("name", [name for name in convattn.__all__ if "RelativeAttention" in name])
+@pytest.mark.parametrize(
+    "name", [name for name in convattn.__all__ if "RelativeAttention" in name and "2d" not in name]
+)
+def test_layers_of_other_axes_name_the_class_that_lists_their_arguments(name):
+    assert f"`{name[:-2]}2d`" in getattr(convattn, name).__doc__
+
+
+@pytest.mark.parametrize("name", ["RelativeAttention2d", "GatedRelativeAttention2d"])
 def test_the_name_of_a_layer_alone_shows_every_argument(name):
     layer = getattr(convattn, name)
     listed = layer.__doc__.partition("Args:")[2].partition("Example:")[0]

@@ -29,7 +29,7 @@ def accelerate_large_kernels(
         The copy, and whether it computes the same on these images, in evaluation mode.
 
     Raises:
-        ConversionError: Torch's own way is as fast as any for all convolutions that the images reach.
+        ConversionError: Nothing can be replaced: torch's own way is the fastest for each convolution at these sizes.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 31, padding=15, groups=8))
@@ -44,7 +44,7 @@ def accelerate_large_kernels(
     chosen = [name for name, several in shapes.items() if any(_gains(layers[name], shape) for shape in several)]
     replaced: dict[nn.Module, nn.Module] = {places[name]: layers[name] for name in chosen}
     if not replaced:
-        raise ConversionError("torch's own way is as fast as any for all convolutions that the images reach")
+        raise ConversionError("nothing to replace: at these sizes torch's own way is the fastest for each convolution")
     made = graft(made, replaced)
     return made, certify(network, made, images)
 

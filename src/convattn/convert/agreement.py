@@ -79,9 +79,12 @@ class AgreementCertificate(VerdictRecord):
         lines = [
             f"certify: {self.verdict}",
             f"  {self.other} {says[self.verdict].format(self.reference)}.",
-            f"  The largest difference is {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}.",
-            f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.",
         ]
+        if math.isfinite(self.largest):  # outputs of other shapes have no difference
+            lines += [
+                f"  The largest difference is {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}.",
+                f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.",
+            ]
         if self.quantised:
             lines.append("  It is quantised, so nothing is called exact.")
         if self.decisions and self.changed is not None and self.interval is not None:

@@ -187,7 +187,8 @@ def compare_networks(
         with watch or nullcontext():
             results, made_parts = _run(made, batches)
     except Exception as error:  # a foreign network may look at its layers in any way
-        raise ConversionError(f"the converted network does not run: {type(error).__name__}: {error}") from error
+        network = "other" if rounded else "the converted network"
+        raise ConversionError(f"{network} does not run: {type(error).__name__}: {error}") from error
     if not to_conv and high is not None:
         convolved, _ = _run(  # without a name for the copy, which would keep it in memory
             _with_convolutions(source, convolutions, _compute_in_float64).double(), batches, torch.float64

@@ -83,17 +83,7 @@ class GatedRelativeAttention1d(GatedRelativeAttention):
 
     The share s_h of position is learned.
 
-    Args:
-        in_channels: Channels of the input, D_in ≥ 1.
-        out_channels: Channels of the output, D_out ≥ 1.
-        num_heads: Number of heads, N_h ≥ 1.
-        encoding: Name of an encoding, an `Encoding` for as many heads, or a function of displacements.
-        gate: "sigmoid", where s starts at 0.73, or "tanh", where it starts at exactly 1: without content.
-        content: Terms of the content distribution; by default content–content alone.
-        device: Where to put the parameters.
-        dtype: Dtype of the parameters.
-        **options: head_width, kernel_size, stride, padding, padding_mode, dilation, input_dilation, groups, bias,
-            dropout, impl ("auto", "content" or "reference") and kernel_values, as in `RelativeAttention1d`.
+    Its arguments are those of `GatedRelativeAttention2d`, with one axis.
 
     Example:
         >>> layer = GatedRelativeAttention1d(4, 6, 3, "sinusoidal", gate="tanh")
@@ -137,17 +127,7 @@ class GatedRelativeAttention3d(GatedRelativeAttention):
 
     The share s_h of position is learned.
 
-    Args:
-        in_channels: Channels of the input, D_in ≥ 1.
-        out_channels: Channels of the output, D_out ≥ 1.
-        num_heads: Number of heads, N_h ≥ 1.
-        encoding: Name of an encoding, an `Encoding` for as many heads, or a function of displacements.
-        gate: "sigmoid", where s starts at 0.73, or "tanh", where it starts at exactly 1: without content.
-        content: Terms of the content distribution; by default content–content alone.
-        device: Where to put the parameters.
-        dtype: Dtype of the parameters.
-        **options: head_width, kernel_size, stride, padding, padding_mode, dilation, input_dilation, groups, bias,
-            dropout, impl ("auto", "content" or "reference") and kernel_values, as in `RelativeAttention3d`.
+    Its arguments are those of `GatedRelativeAttention2d`, with three axes.
 
     Example:
         >>> layer = GatedRelativeAttention3d(2, 3, 2, "distance", gate="tanh")

@@ -509,27 +509,7 @@ class RelativeAttention1d(RelativeAttention):
     Its output is y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k], where A_h[q, k] is the softmax over all positions k of a score
     of k − q.
 
-    Args:
-        in_channels: Channels of the input, D_in ≥ 1.
-        out_channels: Channels of the output, D_out ≥ 1.
-        num_heads: Number of heads, N_h ≥ 1.
-        encoding: Name of an encoding, as "sinusoidal", an `Encoding`, or a function of displacements,
-            (…, 1) in pixels → (heads, …).
-        head_width: D_h ≥ 1; None holds each W_h whole.
-        content: Whether scores depend on the input, or, as a `Content`, which of their terms do.
-        kernel_size: Window that gives the output its size; it does not limit what is attended to.
-        stride: Step of the queries, ≥ 1.
-        padding: An integer, a pair (before, after), "same" or "valid".
-        padding_mode: "zeros", "reflect", "replicate" or "circular"; padded positions are keys as well.
-        dilation: Step of the window's taps, ≥ 1; it enters the output's size only.
-        input_dilation: Step of the input's positions among the keys, ≥ 1; above 1 as in a transposed convolution.
-        groups: Number of blocks of each W_h, dividing in_channels and out_channels.
-        bias: Whether there is a bias b.
-        dropout: Probability in [0, 1) with which an attention weight is dropped in training.
-        impl: "auto", or what computes: "reference", "content", "dense", "flex", "fourier", "separable" or "shift".
-        kernel_values: Whether the W_h are held as the kernel of a convolution; None does so for the heads of a `Shift`.
-        device: Where to put the parameters.
-        dtype: Dtype of the parameters, the encoding's included.
+    Its arguments are those of `RelativeAttention2d`, with one axis.
 
     Example:
         >>> import torch
@@ -586,27 +566,7 @@ class RelativeAttention3d(RelativeAttention):
     Its output is y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k], where A_h[q, k] is the softmax over all pixels k of a score of
     k − q.
 
-    Args:
-        in_channels: Channels of the input, D_in ≥ 1.
-        out_channels: Channels of the output, D_out ≥ 1.
-        num_heads: Number of heads, N_h ≥ 1.
-        encoding: Name of an encoding, as "distance", an `Encoding`, or a function of displacements,
-            (…, 3) in pixels → (heads, …).
-        head_width: D_h ≥ 1; None holds each W_h whole.
-        content: Whether scores depend on the input, or, as a `Content`, which of their terms do.
-        kernel_size: Window that gives the output its size; it does not limit what is attended to.
-        stride: Step of the queries, ≥ 1.
-        padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
-        padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
-        dilation: Step of the window's taps, ≥ 1; it enters the output's size only.
-        input_dilation: Step of the input's pixels among the keys, ≥ 1; above 1 as in a transposed convolution.
-        groups: Number of blocks of each W_h, dividing in_channels and out_channels.
-        bias: Whether there is a bias b.
-        dropout: Probability in [0, 1) with which an attention weight is dropped in training.
-        impl: "auto", or what computes: "reference", "content", "dense", "flex", "fourier", "separable" or "shift".
-        kernel_values: Whether the W_h are held as the kernel of a convolution; None does so for the heads of a `Shift`.
-        device: Where to put the parameters.
-        dtype: Dtype of the parameters, the encoding's included.
+    Its arguments are those of `RelativeAttention2d`, with three axes.
 
     Example:
         >>> import torch
