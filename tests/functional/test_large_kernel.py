@@ -233,7 +233,8 @@ def test_the_border_of_the_fast_default_layout_depends_on_the_processor(monkeypa
         assert paths(wide(kernel=11))[0] == fast
 
 
-def test_a_reason_names_the_layout_that_is_left():
+def test_a_reason_names_the_layout_that_is_left(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     choice = plan_convolution(wide(kernel=31, image=(14, 14))).forward
     assert (choice.path, choice.blocks) == ("channels-last", ())
     assert "torch's default layout is slow" in choice.reason

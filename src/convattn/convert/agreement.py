@@ -30,6 +30,11 @@ _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
 
 
+_FARTHER = 4
+"""How many times as far from float64 as the reference's own roundings a layer may be. A folded normalisation puts a
+large bias first: with AVX2 the sum is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
+
+
 @dataclass(frozen=True)
 class AgreementCertificate(VerdictRecord):
     """Whether another network computes what a network of torch computes, measured on some images.
@@ -112,8 +117,8 @@ def certify(
     """Says whether another network computes what a network of torch computes, and where it begins not to.
 
     The tolerance is derived: the reference runs in float64, and in its own dtype with other last digits of images and
-    weights and in another order of summation; the other may be twice as far from float64 as the farthest of these, and
-    so may layers whose names can be matched.
+    weights and in another order of summation; the other may be twice as far from float64 as the farthest of these.
+    Layers whose names can be matched may be four times as far: a conversion that merges layers sums in a new order.
 
     Args:
         reference: The network of torch; it is not changed, and runs in evaluation mode.
@@ -236,7 +241,7 @@ def _first_outside(source: nn.Module, rounded: list[nn.Module], made: _Listed, g
         for name, low in layer_outputs(network, images)[0].items():
             if name in high:
                 spread = largest(low.double() - high[name]) + torch.finfo(low.dtype).eps * largest(high[name])
-                rounding[name] = max(rounding[name], 2 * spread)
+                rounding[name] = max(rounding[name], _FARTHER * spread)
     error = {name: largest(values[name].double() - x) for name, x in high.items()}
     for name in high:
         after = [error[one] <= rounding[one] for one in takers.get(name, [name.rpartition(".")[0]]) if one in high]
