@@ -93,7 +93,7 @@ class LocalEngine(Engine):
             stop_runs(list(running))
 
     def _threads(self, run: PlannedRun, workers: int) -> int:
-        """Returns the threads of a run: as requested, as the environment says, or by the size of its images."""
+        """Returns the threads of a run: as the caller says, as the environment says, or by the size of its images."""
         return self.threads or threads_given() or (1 if run.recipe.is_small else max(1, _cores() // workers))
 
 

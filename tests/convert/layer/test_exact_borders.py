@@ -93,7 +93,7 @@ def test_images_of_other_sizes():
 
 
 def test_hard_heads_stay_plain_and_far_ones_are_refused():
-    hard = RelativeAttention1d(2, 3, 3, Quadratic(3, 1, sharpness=200.0))
+    hard = RelativeAttention1d(2, 3, 3, Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0))
     assert type(exact(hard, 9)[0]) is nn.Conv1d
     far = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[15.5]], sharpness=0.6))
     with pytest.raises(ConversionError, match=r"looks so far beyond the image that what it sees has e\^-110.4"):
