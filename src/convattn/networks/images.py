@@ -46,7 +46,7 @@ class PictureError(DataError):
         return type(self), (self.reason, str(self))
 
 
-def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int = PIXELS) -> Any:
+def decode_picture(file: Any) -> Any:
     """Returns the first picture of a file, as an RGB picture of pillow.
 
     It is upright where the file says how it was held, and transparent parts are white. The size is read from the file's
@@ -57,13 +57,13 @@ def decode_picture(file: Any, *, formats: tuple[str, ...] = FORMATS, pixels: int
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pillow, about large pictures and about odd but readable files
         try:
-            with pil.Image.open(file, formats=formats) as picture:
-                _require_size(picture, pixels)
+            with pil.Image.open(file, formats=FORMATS) as picture:
+                _require_size(picture, PIXELS)
                 return _colours(pil.ImageOps.exif_transpose(picture))
         except pil.UnidentifiedImageError:
-            raise PictureError("none", f"this is no picture that can be read ({', '.join(formats)})") from None
+            raise PictureError("none", f"this is no picture that can be read ({', '.join(FORMATS)})") from None
         except pil.Image.DecompressionBombError:
-            raise PictureError("large", f"the picture has more than {pixels:,} pixels") from None
+            raise PictureError("large", f"the picture has more than {PIXELS:,} pixels") from None
         except (PictureError, FileNotFoundError, PermissionError):
             raise
         except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
