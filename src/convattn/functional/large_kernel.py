@@ -139,16 +139,32 @@ class ConvolutionPlan:
 
 def plan_convolution(sizes: Sizes) -> ConvolutionPlan:
     """Chooses how a convolution of these sizes and its gradients are computed on a CPU."""
-    speed = _AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else _OTHER
-    back = sizes.backwards()
-    if sizes.dtype == torch.float64:
-        path = "channels-last" if sizes.channels_last and sizes.groups == 1 else "default"
-        every = [Choice(path, "torch unfolds images in float64", _direct(sizes, speed))] * 3
-    else:
-        every = [_layout(sizes, speed), _input_layout(sizes, speed), _weight_layout(sizes, speed)]
-    forward, by_weight = _with_transforms(sizes, every[0]), _with_transforms(sizes, every[2], of_weights=True)
-    by_input = _with_transforms(back, every[1]) if min(back.padding) >= 0 else every[1]  # no more padding than kernel
-    return ConvolutionPlan(forward, by_input, by_weight)
+    return ConvolutionPlan(_plan_result(sizes), _plan_input_gradient(sizes), _plan_weight_gradient(sizes))
+
+
+def _plan_result(sizes: Sizes) -> Choice:
+    return _with_transforms(sizes, _unfolded(sizes) or _layout(sizes, _speed()))
+
+
+def _plan_input_gradient(sizes: Sizes) -> Choice:
+    back, direct = sizes.backwards(), _unfolded(sizes) or _input_layout(sizes, _speed())
+    return _with_transforms(back, direct) if min(back.padding) >= 0 else direct  # no more padding than kernel
+
+
+def _plan_weight_gradient(sizes: Sizes) -> Choice:
+    return _with_transforms(sizes, _unfolded(sizes) or _weight_layout(sizes, _speed()), of_weights=True)
+
+
+def _speed() -> Speed:
+    return _AVX512 if torch.backends.cpu.get_cpu_capability() == "AVX512" else _OTHER
+
+
+def _unfolded(sizes: Sizes) -> Choice | None:
+    """Returns how torch computes in float64, the same for the result and gradients; None for other dtypes."""
+    if sizes.dtype != torch.float64:
+        return None
+    path = "channels-last" if sizes.channels_last and sizes.groups == 1 else "default"
+    return Choice(path, "torch unfolds images in float64", _direct(sizes, _speed()))
 
 
 def _direct(sizes: Sizes, speed: Speed, depthwise: float | None = None, *, gradient: bool = False) -> float:
@@ -276,10 +292,9 @@ def convolve_large(
     sizes = sizes_of(x, kernel, geometry, groups)
     if not _is_own(x, kernel, bias, sizes):
         return _by_torch(sizes, x, kernel, bias)
-    plan = plan_convolution(sizes)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, kernel, bias)):
-        return cast(Tensor, _Convolution.apply(x, kernel, bias, sizes, plan))
-    return _forward(x, kernel, bias, sizes, plan.forward)
+        return cast(Tensor, _Convolution.apply(x, kernel, bias, sizes, None))
+    return _forward(x, kernel, bias, sizes, _plan_result(sizes))
 
 
 def _is_own(x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes) -> bool:
@@ -300,15 +315,15 @@ def _by_torch(sizes: Sizes, x: Tensor, kernel: Tensor, bias: Tensor | None = Non
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose result and gradients follow a plan."""
+    """A convolution whose result and gradients follow a plan; None plans each of them when it is computed."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes, plan: ConvolutionPlan
+        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes, plan: ConvolutionPlan | None
     ) -> Tensor:
         ctx.save_for_backward(x, kernel, bias)
         ctx.sizes, ctx.plan = sizes, plan
-        return _forward(x, kernel, bias, sizes, plan.forward)
+        return _forward(x, kernel, bias, sizes, plan.forward if plan else _plan_result(sizes))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -319,8 +334,13 @@ class _Convolution(torch.autograd.Function):
             found = differentiable(partial(_by_torch, sizes), inputs, wanted[: len(inputs)], gradient)
             return *found, *[None] * (5 - len(found))
         with without_autocast(x.device):
-            by_x = _input_gradient(gradient, x, kernel, sizes, plan.input_gradient) if wanted[0] else None
-            by_kernel = _weight_gradient(gradient, x, kernel, sizes, plan.weight_gradient) if wanted[1] else None
+            by_x = by_kernel = None
+            if wanted[0]:
+                choice = plan.input_gradient if plan else _plan_input_gradient(sizes)
+                by_x = _input_gradient(gradient, x, kernel, sizes, choice)
+            if wanted[1]:
+                choice = plan.weight_gradient if plan else _plan_weight_gradient(sizes)
+                by_kernel = _weight_gradient(gradient, x, kernel, sizes, choice)
         by_bias = gradient.sum((0, *range(2, gradient.ndim))) if wanted[2] else None
         return by_x, by_kernel, by_bias, None, None
 
