@@ -233,6 +233,21 @@ def test_the_border_of_the_fast_default_layout_depends_on_the_processor(monkeypa
         assert paths(wide(kernel=11))[0] == fast
 
 
+@pytest.mark.parametrize(("n", "taps"), [(7, 3), (7, 7), (14, 31), (5, 9), (28, 31), (3, 13)])
+def test_taps_that_meet_padding_are_not_counted(n, taps):
+    pad = taps // 2
+    met = sum(0 <= q - pad + tap < n for q in range(n) for tap in range(taps))
+    sizes = replace(DEPTHWISE, image=(n, n), kernel=(taps, taps), padding=(pad, pad))
+    assert sizes.inside == pytest.approx((met / (n * taps)) ** 2)
+
+
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
+def test_kernels_wider_than_the_image_are_left_to_torch(capability, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    for taps in (15, 31):
+        assert paths(wide(kernel=taps, image=(14, 14), batch=16))[0] == "channels-last"
+
+
 def test_a_reason_names_the_layout_that_is_left(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     choice = plan_convolution(wide(kernel=31, image=(14, 14))).forward

@@ -102,6 +102,15 @@ class Sizes:
         """Multiplications of the convolution."""
         return self.batch * self.outputs * math.prod((*self.result, self.channels // self.groups, *self.kernel))
 
+    @property
+    def inside(self) -> float:
+        """Share of the multiplications that meet a pixel of the image, with a stride of one; the others meet padding."""
+        share = 1.0
+        for n, pad, taps, step in zip(self.dense, self.padding, self.kernel, self.dilation, strict=True):
+            near = min(n, max(0, pad))  # taps that look past one end for some outputs; farther ones do for all
+            share *= 1 - 2 * (near * (near + step) / (2 * step) + max(0, pad - n) // step * n) / (n * taps)
+        return share
+
     def backwards(self) -> "Sizes":
         """Returns the convolution of upstream gradients, spread by the stride, that the gradient of images is."""
         padding = tuple(span - 1 - pad for span, pad in zip(self.extent, self.padding, strict=True))
@@ -172,7 +181,7 @@ def _direct(sizes: Sizes, speed: Speed, depthwise: float | None = None, *, gradi
     if sizes.dtype == torch.float64:
         return sizes.products * min(_DOUBLE_NARROW, _DOUBLE * 16 / min(16, sizes.width))
     if sizes.depthwise:
-        return sizes.products * (depthwise or speed.depthwise)
+        return sizes.products * sizes.inside * (depthwise or speed.depthwise)
     narrow = _NARROW if gradient and sizes.width < 8 else 1
     return sizes.products * narrow * speed.dense * 16 / min(16, sizes.width)
 
