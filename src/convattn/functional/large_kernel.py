@@ -104,7 +104,7 @@ class Sizes:
 
     @property
     def inside(self) -> float:
-        """Share of the multiplications that meet a pixel of the image, with a stride of one; the others meet padding."""
+        """Share of the multiplications that meet the image, at a stride of one; the others meet padding."""
         share = 1.0
         for n, pad, taps, step in zip(self.dense, self.padding, self.kernel, self.dilation, strict=True):
             near = min(n, max(0, pad))  # taps that look past one end for some outputs; farther ones do for all
