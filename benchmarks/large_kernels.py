@@ -1,12 +1,12 @@
 """Convolutions with large kernels: the planned layers against torch's layouts and other libraries, on a CPU.
 
 Every contender is first compared with float64; what is wrong gets no time. Then all take turns in one process. Writes
-large-kernels.json and the page large-kernels.md:
+large-kernels.json, the page large-kernels.md and all rows as large-kernels-tables.md:
 
     python -m benchmarks.large_kernels --output docs/results
 
 Peers that are not installed are left out: scipy, julius, fft-conv-pytorch, torchaudio. `--other FILE` adds the record
-of another run to the page, for instance one kept to AVX2.
+of another run to the page, for instance one with two threads.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure import extra_memory, in_a_process_of_its_own
 from convattn import accelerate_large_kernels
 from convattn.files import write_atomically
 from convattn.functional.large_kernel import Sizes, plan_convolution
@@ -219,73 +220,111 @@ def networks() -> Iterator[tuple[str, nn.Module, Tensor]]:
     yield "1-D, 4 blocks of 1,023 taps, 32 channels", nn.Sequential(stem, *blocks, *head), torch.randn(2, 1, 32000)
 
 
-def measure_network(name: str, network: nn.Module, x: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
-    """Times a network as it is, in torch's other layout, and accelerated."""
+def measure_network(number: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Times a network as it is, in torch's other layout, and accelerated; memory is that of a process for each."""
+    name, network, x = list(networks())[number]
     made, certificate = accelerate_large_kernels(network, x)
     nets = {"planned": made, "default": network}
     if x.ndim == 4:
         nets["channels-last"] = copy.deepcopy(network).to(memory_format=torch.channels_last)
     for training in (False, True):
-        calls: dict[str, Callable[[], Any]] = {}
-        for kind, net in nets.items():
-            images = x.contiguous(memory_format=torch.channels_last) if kind == "channels-last" else x
-            calls[kind] = _step(net, images) if training else torch.no_grad()(partial(net, images))
-        yield {"name": name, "training": training, "verdict": certificate.verdict, "seconds": in_turns(calls, rounds)}
+        calls = {kind: network_call(net, x, kind, training=training) for kind, net in nets.items()}
+        asked = {kind: (number, kind, training, torch.get_num_threads()) for kind in nets}
+        memory = {kind: in_a_process_of_its_own(network_memory, *arguments) for kind, arguments in asked.items()}
+        row = {"name": name, "training": training, "verdict": certificate.verdict, "seconds": in_turns(calls, rounds)}
+        yield {**row, "bytes": memory}
 
 
-def _step(network: nn.Module, x: Tensor) -> Callable[[], Any]:
+def network_call(network: nn.Module, x: Tensor, kind: str, *, training: bool) -> Callable[[], Any]:
+    """Makes the call that is timed: scores, or the gradients of all parameters."""
+    images = x.contiguous(memory_format=torch.channels_last) if kind == "channels-last" else x
+    if not training:
+        return torch.no_grad()(partial(network, images))
     parameters = list(network.parameters())
-    return lambda: torch.autograd.grad(network(x).square().sum(), parameters)
+    return lambda: torch.autograd.grad(network(images).square().sum(), parameters)
+
+
+def network_memory(number: int, kind: str, training: bool, threads: int) -> int | None:
+    """Measures the memory of one call beyond what is held before it, in bytes; meant for a process of its own."""
+    torch.set_num_threads(threads)
+    _, network, x = list(networks())[number]
+    if kind == "planned":
+        network = accelerate_large_kernels(network, x)[0]
+    elif kind == "channels-last":
+        network = network.to(memory_format=torch.channels_last)
+    network_call(network, x[:1, ..., : x.shape[-1] // 4], kind, training=training)()  # which loads all code
+    return extra_memory(network_call(network, x, kind, training=training), torch.device("cpu"))
 
 
 def page(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
-    """Returns the page: findings, the reproduction, and a table for each record."""
+    """Returns the page: findings, the reproduction, and for each record a summary and the networks."""
     text = Path(__file__).with_name("large_kernels_page.txt").read_text(encoding="utf-8")
-    tables = "\n\n".join(_tables(one) for one in (record, *others))
-    return text.replace("{tables}", tables)
+    return text.replace("{summaries}", "\n\n".join(map(_summary, (record, *others))))
 
 
-def _tables(record: dict[str, Any]) -> str:
-    """Returns the tables of a record: cases, and whole networks."""
-    rows, hardware = record["cases"], record["hardware"]
-    within, ratios = sum(_ratio(row) <= FEW for row in rows), sorted(map(_ratio, rows))
-    about = [
-        f"{hardware['processor']}; {len(rows) // 2} of {len(grid())} cases; the best of {record['rounds']} rounds",
-        f"(what takes more than {SLOW:g} s runs once, and no gradients), revision {str(record['revision'])[:12]}.",
-        record["note"],
-    ]
-    found = [
-        f"In {within} of {len(rows)} rows the planned layer is at most 5 % slower than the better layout of torch.",
-        f"The ratio to it is {ratios[0]:.2g} to {ratios[-1]:.2g}, with a median of {median(ratios):.2g}.",
-    ]
-    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] != '1')}"
-    lines = [f"### {record['instructions']}, {threads}", "", " ".join(about), "", " ".join(found), ""]
-    lines.append(
-        "| convolution | | plan | planned, ms | ÷ better layout | default, ms | channels-last, ms | others, ms |"
+def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
+    """Returns the page of all rows."""
+    parts = ["# Large kernels: all rows", "What they say, and how to read them: [large kernels](large-kernels.md)."]
+    for one in (record, *others):
+        parts += [f"## {_setting(one)}", "\n".join(_rows(one))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting(record: dict[str, Any]) -> str:
+    """Names the instructions and the number of threads."""
+    threads = record["hardware"]["threads"]
+    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}"
+
+
+def _summary(record: dict[str, Any]) -> str:
+    """Sums a record up, and gives the whole networks."""
+    compared = [(ratio, row["seconds"]["planned"]) for row in record["cases"] if (ratio := _ratio(row)) is not None]
+    ratios = sorted(ratio for ratio, _ in compared)
+    within, lost = sum(ratio <= FEW for ratio in ratios), [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared]
+    about = (
+        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; the best of"
+        f" {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
+        f" {str(record['revision'])[:12]}. {record['note']}"
     )
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
-        planned, default, last = (ms.pop(name, "–") for name in ("planned", "default", "channels-last"))
-        kind, paths = ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
-        cells = [row["name"], kind, ", ".join(dict.fromkeys(paths)), planned, f"{_ratio(row):.2g}", default, last]
-        cells.append(", ".join(f"{name} {time}" for name, time in ms.items()) or "–")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| network | | planned, ms | default, ms | channels-last, ms | same function |"]
-    lines.append("|---|---|---|---|---|---|")
+    found = "No row."
+    if ratios:
+        found = (
+            f"In {within} of {len(ratios)} rows the planned layer is at most 5 % slower than the better layout of"
+            f" torch; in the others it loses at most {1e3 * max(lost):.2g} ms. The ratio is {ratios[0]:.2g} to"
+            f" {ratios[-1]:.2g}, with a median of {median(ratios):.2g}."
+        )
+    lines = [f"### {_setting(record)}", "", about, "", found, ""]
+    kinds = ("planned", "default", "channels-last")
+    lines.append(f"| network | | {', '.join(kinds)}: ms | the same: MB beyond what is held before | same function |")
+    lines.append("|---|---|---|---|---|")
     for row in record["networks"]:
-        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
-        kind = "training" if row["training"] else "forward"
-        last = ms.get("channels-last", "–")
-        lines.append(f"| {row['name']} | {kind} | {ms['planned']} | {ms['default']} | {last} | {row['verdict']} |")
+        task = "training" if row["training"] else "forward"
+        ms = " / ".join(f"{1e3 * row['seconds'][kind]:.3g}" if kind in row["seconds"] else "–" for kind in kinds)
+        held = row.get("bytes", {})
+        megabytes = " / ".join(f"{held[kind] / 1e6:.3g}" if held.get(kind) is not None else "–" for kind in kinds)
+        lines.append(f"| {row['name']} | {task} | {ms} | {megabytes} | {row['verdict']} |")
     return "\n".join(lines)
 
 
-def _ratio(row: dict[str, Any]) -> float:
-    """Returns the time of the planned layer over that of the better layout of torch."""
-    seconds = row["seconds"]
-    layouts = [seconds[name] for name in ("default", "channels-last") if name in seconds]
-    return seconds["planned"] / min(layouts) if layouts else 0.0
+def _rows(record: dict[str, Any]) -> Iterator[str]:
+    """Yields the table of all cases."""
+    yield "| convolution | | plan | planned, ms | ÷ better layout | default, ms | channels-last, ms | others, ms |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in record["cases"]:
+        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
+        planned, default, last = (ms.pop(name, "–") for name in ("planned", "default", "channels-last"))
+        kind, paths = ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
+        ratio = _ratio(row)
+        cells = [row["name"], kind, ", ".join(dict.fromkeys(paths)), planned]
+        cells += ["–" if ratio is None else f"{ratio:.2g}", default, last]
+        cells.append(", ".join(f"{name} {time}" for name, time in ms.items()) or "–")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _ratio(row: dict[str, Any]) -> float | None:
+    """Returns the time of the planned layer over that of the better layout of torch; None if neither was timed."""
+    layouts = [row["seconds"][name] for name in ("default", "channels-last") if name in row["seconds"]]
+    return row["seconds"]["planned"] / min(layouts) if layouts else None
 
 
 def main() -> None:
@@ -321,8 +360,8 @@ def main() -> None:
         rows = [*record["cases"], *measure(case, given.rounds)]
         record["cases"] = sorted(rows, key=lambda row: order.index(row["name"]))
         _save(given.output, record, others)
-    for network in networks():
-        record["networks"] += measure_network(*network, given.rounds)
+    for number in range(len(list(networks()))):
+        record["networks"] += measure_network(number, given.rounds)
         _save(given.output, record, others)
 
 
@@ -330,6 +369,7 @@ def _save(folder: Path, record: dict[str, Any], others: Sequence[dict[str, Any]]
     """Writes what there is, so that a run that is stopped leaves what it measured."""
     write_atomically(folder / "large-kernels.json", json.dumps(record, indent=2) + "\n")
     write_atomically(folder / "large-kernels.md", page(record, others))
+    write_atomically(folder / "large-kernels-tables.md", tables(record, others))
 
 
 if __name__ == "__main__":

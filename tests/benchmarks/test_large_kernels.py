@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import large_kernels
-from benchmarks.large_kernels import Case, channels_last, grid, measure, page
+from benchmarks.large_kernels import Case, channels_last, grid, measure, network_memory, page, tables
 
 CASES = [Case(1, 4, 4, (11, 13), 5), Case(2, 4, 1, (31,), 9), Case(1, 4, 2, (5, 6, 7), 3)]
 
@@ -36,7 +36,18 @@ def test_the_page_has_a_row_for_each_measurement():
     row = {"name": CASES[0].name, "training": False, "paths": ["fft"] * 3, "seconds": seconds}
     record = {"cases": [row, {**row, "training": True}], "networks": [], "rounds": 1, "note": "", "revision": "a"}
     record |= {"hardware": {"processor": "P", "threads": "1"}, "instructions": "AVX2"}
+    network = {"name": "N", "training": True, "verdict": "exact", "seconds": seconds, "bytes": {"planned": 3_000_000}}
+    record["networks"] = [network]
     text = page(record, [])
-    assert "In 0 of 2 rows" in text
-    assert re.search(r"\| forward \| fft \| 2 \| 2 \| 4 \| 1 \| – \|", text)
+    assert "In 0 of 2 rows the planned layer is at most 5 % slower" in text
+    assert "loses at most 1 ms" in text
+    assert "| N | training | 2 / 4 / 1 | 3 / – / – | exact |" in text
+    assert re.search(r"\| forward \| fft \| 2 \| 2 \| 4 \| 1 \| – \|", tables(record, []))
     assert len({case.name for case in grid()}) == len(grid())
+
+
+def test_the_memory_of_a_network_is_that_of_a_process_of_its_own(monkeypatch):
+    small = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 31, padding=15), torch.nn.AdaptiveAvgPool2d(1))
+    monkeypatch.setattr(large_kernels, "networks", lambda: [("small", small, torch.zeros(2, 3, 64, 64))])
+    held = network_memory(0, "default", False, 1)
+    assert held is None or held >= 0

@@ -136,6 +136,11 @@ class Choice:
     blocks: tuple[Block, ...] = ()  # how each axis is transformed; none without transforms
     as_convolution: bool = False  # whether a gradient without transforms is computed as a convolution
 
+    @property
+    def by_torch(self) -> bool:
+        """Whether a gradient is torch's own."""
+        return not self.blocks and not self.as_convolution
+
 
 @dataclass(frozen=True)
 class ConvolutionPlan:
@@ -343,13 +348,13 @@ class _Convolution(torch.autograd.Function):
             found = differentiable(partial(_by_torch, sizes), inputs, wanted[: len(inputs)], gradient)
             return *found, *[None] * (5 - len(found))
         with without_autocast(x.device):
-            by_x = by_kernel = None
-            if wanted[0]:
-                choice = plan.input_gradient if plan else _plan_input_gradient(sizes)
-                by_x = _input_gradient(gradient, x, kernel, sizes, choice)
-            if wanted[1]:
-                choice = plan.weight_gradient if plan else _plan_weight_gradient(sizes)
-                by_kernel = _weight_gradient(gradient, x, kernel, sizes, choice)
+            by_input = (plan.input_gradient if plan else _plan_input_gradient(sizes)) if wanted[0] else None
+            by_weight = (plan.weight_gradient if plan else _plan_weight_gradient(sizes)) if wanted[1] else None
+            if by_input and by_weight and by_input.by_torch and by_weight.by_torch and by_input.path == by_weight.path:
+                by_x, by_kernel = _gradients_by_torch(gradient, x, kernel, sizes, by_input.path, (True, True))
+            else:
+                by_x = _input_gradient(gradient, x, kernel, sizes, by_input) if by_input else None
+                by_kernel = _weight_gradient(gradient, x, kernel, sizes, by_weight) if by_weight else None
         by_bias = gradient.sum((0, *range(2, gradient.ndim))) if wanted[2] else None
         return by_x, by_kernel, by_bias, None, None
 
@@ -391,15 +396,15 @@ def _in_layout(x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes, lay
 
 def _input_gradient(gradient: Tensor, x: Tensor, kernel: Tensor, sizes: Sizes, choice: Choice) -> Tensor:
     """Computes the gradient of the images: a convolution of upstream gradients with the kernel turned round."""
-    if not choice.blocks and not choice.as_convolution:
-        return _gradient_by_torch(gradient, x, kernel, sizes, choice.path, 0)
+    if choice.by_torch:
+        return _gradients_by_torch(gradient, x, kernel, sizes, choice.path, (True, False))[0]
     back = sizes.backwards()
     turned = kernel.unflatten(0, (sizes.groups, -1)).transpose(1, 2).flatten(0, 1).flip(*range(2, kernel.ndim))
     if choice.as_convolution:
         return _in_layout(gradient, turned, None, back, choice.path).contiguous(memory_format=_format(sizes))
     found = _correlate(dilate(gradient, sizes.stride), turned, back, choice.blocks)
     for image in _not_finite(found):
-        found[image] = _gradient_by_torch(gradient[image], x[image], kernel, sizes, "default", 0)
+        found[image] = _gradients_by_torch(gradient[image], x[image], kernel, sizes, "default", (True, False))[0]
     return found
 
 
@@ -407,23 +412,27 @@ def _weight_gradient(gradient: Tensor, x: Tensor, kernel: Tensor, sizes: Sizes, 
     """Computes the gradient of the kernel: a convolution of the images with upstream gradients."""
     if choice.blocks:
         found = _correlate_images(gradient, x, sizes, choice.blocks)
-        return found if found.sum().isfinite() else _gradient_by_torch(gradient, x, kernel, sizes, "default", 1)
-    if not choice.as_convolution:
-        return _gradient_by_torch(gradient, x, kernel, sizes, choice.path, 1)
+        if found.sum().isfinite():
+            return found
+        return _gradients_by_torch(gradient, x, kernel, sizes, "default", (False, True))[0]
+    if choice.by_torch:
+        return _gradients_by_torch(gradient, x, kernel, sizes, choice.path, (False, True))[0]
     every = sizes.batch * sizes.channels
     images, upstream = x.reshape(1, every, *sizes.image), gradient.reshape(every, 1, *sizes.result)
     found = _in_layout(images, upstream, None, replace(sizes, groups=every), choice.path)
     return found.reshape(sizes.batch, sizes.channels, 1, *sizes.kernel).sum(0)
 
 
-def _gradient_by_torch(gradient: Tensor, x: Tensor, kernel: Tensor, sizes: Sizes, layout: str, which: int) -> Tensor:
-    """Computes torch's gradient of the images (0) or of the kernel (1), in one of its layouts."""
+def _gradients_by_torch(
+    gradient: Tensor, x: Tensor, kernel: Tensor, sizes: Sizes, layout: str, wanted: tuple[bool, bool]
+) -> list[Tensor]:
+    """Computes torch's gradients of the images and of the kernel in one of its layouts; lists those that are wanted."""
     dims = len(sizes.image)
     form = _CHANNELS_LAST[dims] if layout == "channels-last" else torch.contiguous_format
-    given, mask = [t.contiguous(memory_format=form) for t in (gradient, x, kernel)], [which == 0, which == 1, False]
+    given = [t.contiguous(memory_format=form) for t in (gradient, x, kernel)]
     geometry = (sizes.stride, sizes.padding, sizes.dilation, False, [0] * dims, sizes.groups)
-    found = torch.ops.aten.convolution_backward(*given, None, *geometry, mask)[which]
-    return found.contiguous(memory_format=_format(sizes))
+    found = torch.ops.aten.convolution_backward(*given, None, *geometry, [*wanted, False])
+    return [found[place].contiguous(memory_format=_format(sizes)) for place in range(2) if wanted[place]]
 
 
 def _parts(sizes: Sizes, blocks: Sequence[Block]) -> Iterator[tuple[slice, slice, list[slice]]]:
