@@ -13,6 +13,7 @@ import argparse
 import copy
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 OWN = {1: LargeKernelConv1d, 2: LargeKernelConv2d, 3: LargeKernelConv3d}
 PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 LAYOUTS = {2: torch.channels_last, 3: torch.channels_last_3d}
+LAYOUT_NAMES = ("default", "channels-last")
 SLOW = 0.5
 """Seconds of a call from which a contender runs once."""
 
@@ -259,7 +261,27 @@ def network_memory(number: int, kind: str, training: bool, threads: int) -> int 
 def page(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
     """Returns the page: findings, the reproduction, and for each record a summary and the networks."""
     text = Path(__file__).with_name("large_kernels_page.txt").read_text(encoding="utf-8")
-    return text.replace("{summaries}", "\n\n".join(map(_summary, (record, *others))))
+    gains = {
+        (kind, task): f"{gain(record, kind, training=task):.2g}" for kind in LAYOUT_NAMES for task in (False, True)
+    }
+    words = {"{forward}": ("default", False), "{training}": ("default", True)}
+    words |= {"{forward last}": ("channels-last", False), "{training last}": ("channels-last", True)}
+    for word, of in words.items():
+        text = text.replace(word, gains[of])
+    return text.replace("{setting}", _setting(record)).replace(
+        "{summaries}", "\n\n".join(map(_summary, (record, *others)))
+    )
+
+
+def gain(record: dict[str, Any], kind: str, *, training: bool) -> float:
+    """Returns how many times as fast the networks are as in a layout of torch, at least."""
+    rows = [row["seconds"] for row in record["networks"] if row["training"] == training and kind in row["seconds"]]
+    return min((seconds[kind] / seconds["planned"] for seconds in rows), default=math.nan)
+
+
+def _number(value: float) -> str:
+    """Writes three digits, without an exponent."""
+    return f"{float(f'{value:.3g}'):,g}"
 
 
 def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
@@ -294,14 +316,16 @@ def _summary(record: dict[str, Any]) -> str:
             f" {ratios[-1]:.2g}, with a median of {median(ratios):.2g}."
         )
     lines = [f"### {_setting(record)}", "", about, "", found, ""]
-    kinds = ("planned", "default", "channels-last")
+    kinds = ("planned", *LAYOUT_NAMES)
+    if not record["networks"]:
+        return "\n".join(lines[:-1])
     lines.append(f"| network | | {', '.join(kinds)}: ms | the same: MB beyond what is held before | same function |")
     lines.append("|---|---|---|---|---|")
     for row in record["networks"]:
         task = "training" if row["training"] else "forward"
-        ms = " / ".join(f"{1e3 * row['seconds'][kind]:.3g}" if kind in row["seconds"] else "–" for kind in kinds)
+        ms = " / ".join(_number(1e3 * row["seconds"][kind]) if kind in row["seconds"] else "–" for kind in kinds)
         held = row.get("bytes", {})
-        megabytes = " / ".join(f"{held[kind] / 1e6:.3g}" if held.get(kind) is not None else "–" for kind in kinds)
+        megabytes = " / ".join(_number(held[kind] / 1e6) if held.get(kind) is not None else "–" for kind in kinds)
         lines.append(f"| {row['name']} | {task} | {ms} | {megabytes} | {row['verdict']} |")
     return "\n".join(lines)
 
@@ -311,8 +335,8 @@ def _rows(record: dict[str, Any]) -> Iterator[str]:
     yield "| convolution | | plan | planned, ms | ÷ better layout | default, ms | channels-last, ms | others, ms |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in record["cases"]:
-        ms = {name: f"{1e3 * seconds:.3g}" for name, seconds in row["seconds"].items()}
-        planned, default, last = (ms.pop(name, "–") for name in ("planned", "default", "channels-last"))
+        ms = {name: _number(1e3 * seconds) for name, seconds in row["seconds"].items()}
+        planned, default, last = (ms.pop(name, "–") for name in ("planned", *LAYOUT_NAMES))
         kind, paths = ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
         ratio = _ratio(row)
         cells = [row["name"], kind, ", ".join(dict.fromkeys(paths)), planned]
@@ -323,7 +347,7 @@ def _rows(record: dict[str, Any]) -> Iterator[str]:
 
 def _ratio(row: dict[str, Any]) -> float | None:
     """Returns the time of the planned layer over that of the better layout of torch; None if neither was timed."""
-    layouts = [row["seconds"][name] for name in ("default", "channels-last") if name in row["seconds"]]
+    layouts = [row["seconds"][name] for name in LAYOUT_NAMES if name in row["seconds"]]
     return row["seconds"]["planned"] / min(layouts) if layouts else None
 
 
@@ -340,7 +364,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     begun = time.perf_counter()
     record: dict[str, Any] = {
-        "command": "python -m benchmarks.large_kernels --output docs/results",
+        "command": f"python -m benchmarks.large_kernels {' '.join(sys.argv[1:])}",
         "hardware": describe_hardware(torch.device("cpu")),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "versions": describe_versions(),

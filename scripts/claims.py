@@ -19,7 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.borders import page as borders_page
 from benchmarks.head_replacement.page import page as head_replacement_page
+from benchmarks.large_kernels import gain as large_kernels_gain
+from benchmarks.large_kernels import page as large_kernels_page
+from benchmarks.large_kernels import tables as large_kernels_tables
 from benchmarks.page import suite_page
 from benchmarks.pretrained.__main__ import padding
 from benchmarks.pretrained.__main__ import page as pretrained_page
@@ -70,6 +74,10 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     }
     for name, made in words.items():
         yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
+    kernels = [_json(folder / f"large-kernels{name}.json") for name in ("", "-two-threads", "-avx512")]
+    yield "large-kernels.md", large_kernels_page(kernels[0], kernels[1:])
+    yield "large-kernels-tables.md", large_kernels_tables(kernels[0], kernels[1:])
+    yield "borders.md", borders_page(_json(folder / "borders.json"))
     yield "real-weights-tables.md", real_weights_page(RealWeightsRecord.load(folder / "real-weights.json"))
     yield "networks-tables.md", networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl")
 
@@ -327,6 +335,10 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
                 opening = f"at a loss of {lost} points ({fitted} after a fit) and {faster} times the speed"
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
+    kernels = _json(folder / "large-kernels.json")
+    faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
+    ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
+    yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
     runs = _json(folder / "convolutional-init.json")["runs"]
     early = [spread([run["accuracy"]["5"] for run in runs[name]], 1) for name in ("as it is", "gated, hard heads")]
     yield "index.md", f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}"
