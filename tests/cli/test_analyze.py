@@ -133,6 +133,7 @@ def test_page_answers_in_a_line_and_gives_each_head_a_verdict(made, tmp_path, po
     assert ("(mine). Of 6 it is not known." in words) == (verdict == "unknown")
     alternatives = [attrs["alt"] for tag, attrs in Page(text).tags if tag == "img"]
     assert sum(one.endswith(f": {verdict}") for one in alternatives) == 6
+    assert "Which heads of a are convolutions?" in words
     assert "convattn view timm:a --report" in words
     assert "undecided" in words
     assert "0.96" not in words

@@ -39,5 +39,6 @@ def write_report(report: HeadReport, folder: Path, *, source: str, images: str) 
     write_table(report, folder / "report.parquet")
     figures.head_map(folder / "head-map.png", report)
     figures.distance_by_depth(folder / "distance.png", report)
-    shown = {"report": report, "source": source, "images": images, "picture": figures.head_picture}
+    name = Path(source.partition(":")[2] or source).name or report.model
+    shown = {"report": report, "name": name, "source": source, "images": images, "picture": figures.head_picture}
     return write_html("analyze_page.html", folder, **shown)
