@@ -335,6 +335,10 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
                 opening = f"at a loss of {lost} points ({fitted} after a fit) and {faster} times the speed"
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
+    exact = [rows["exact"] for rows in _json(folder / "borders.json")["networks"].values()]
+    (tests,) = {row["tests"] for row in exact}
+    changed = max(row["changed"] for row in exact)
+    yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
     kernels = _json(folder / "large-kernels.json")
     faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
     ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
