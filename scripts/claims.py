@@ -57,6 +57,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _layers,
         _networks_speed,
         _sequences,
+        _as_convolutions,
         _others,
     ):
         yield from made(folder)
@@ -302,6 +303,18 @@ def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"soft heads {ends[0]} to {ends[-1]} times `nn.Conv1d`"
 
 
+def _as_convolutions(folder: Path) -> Iterator[tuple[str, str]]:
+    """Exact borders, and networks with large kernels."""
+    exact = [rows["exact"] for rows in _json(folder / "borders.json")["networks"].values()]
+    (tests,) = {row["tests"] for row in exact}
+    changed = max(row["changed"] for row in exact)
+    yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
+    kernels = _json(folder / "large-kernels.json")
+    faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
+    ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
+    yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
+
+
 def _others(folder: Path) -> Iterator[tuple[str, str]]:
     """Sums over networks, tasks and heads."""
     lines = families(read_sweep(folder / "networks.jsonl"))
@@ -335,14 +348,6 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
                 opening = f"at a loss of {lost} points ({fitted} after a fit) and {faster} times the speed"
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
-    exact = [rows["exact"] for rows in _json(folder / "borders.json")["networks"].values()]
-    (tests,) = {row["tests"] for row in exact}
-    changed = max(row["changed"] for row in exact)
-    yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
-    kernels = _json(folder / "large-kernels.json")
-    faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
-    ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
-    yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
     runs = _json(folder / "convolutional-init.json")["runs"]
     early = [spread([run["accuracy"]["5"] for run in runs[name]], 1) for name in ("as it is", "gated, hard heads")]
     yield "index.md", f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}"
