@@ -32,13 +32,12 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
 def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
     """Writes report.json, report.parquet, the figures and the page into an existing folder, and returns the page.
 
-    The page shows `source`, what the network was built from, and `images`, the folder, file or test set that they are
-    from.
+    The page shows `source`, what the network was built from, and `images`, the name of their folder, file or test set.
     """
     report.save(folder / "report.json")
     write_table(report, folder / "report.parquet")
     figures.head_map(folder / "head-map.png", report)
     figures.distance_by_depth(folder / "distance.png", report)
-    name = Path(source.partition(":")[2] or source).name or report.model
-    shown = {"report": report, "name": name, "source": source, "images": images, "picture": figures.head_picture}
-    return write_html("analyze_page.html", folder, **shown)
+    name = Path(source.partition(":")[2] or source).resolve().name
+    words = {"name": name, "source": source, "images": images}
+    return write_html("analyze_page.html", folder, report=report, picture=figures.head_picture, **words)
