@@ -184,6 +184,7 @@ def test_a_link_says_what_it_leaves_out(opened, folder_page):
     link.click()
     expect(said).to_have_text("The link to this view is on the clipboard.")
     page.get_by_test_id("handle").press("ArrowRight")
+    expect(page.get_by_role("button", name="Put heads back")).to_be_visible()  # it moves what is below it
     link.click()
     expect(said).to_have_text("The link to this view is on the clipboard, without own images and moved heads.")
 
