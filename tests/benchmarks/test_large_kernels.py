@@ -1,6 +1,7 @@
 """The benchmark of large kernels: what it holds against float64, what it times, what its page says."""
 
 import re
+import sys
 
 import pytest
 import torch
@@ -46,8 +47,8 @@ def test_the_page_has_a_row_for_each_measurement():
     assert len({case.name for case in grid()}) == len(grid())
 
 
-def test_the_memory_of_a_network_is_that_of_a_process_of_its_own(monkeypatch):
-    small = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 31, padding=15), torch.nn.AdaptiveAvgPool2d(1))
-    monkeypatch.setattr(large_kernels, "networks", lambda: [("small", small, torch.zeros(2, 3, 64, 64))])
-    held = network_memory(0, "default", False, 1)
-    assert held is None or held >= 0
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
+def test_the_memory_of_a_network_holds_its_output(monkeypatch):
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1))
+    monkeypatch.setattr(large_kernels, "networks", lambda: [("small", network, torch.zeros(3, 3, 256, 256))])
+    assert network_memory(0, "default", False, 1) >= 3 * 64 * 256 * 256 * 4
