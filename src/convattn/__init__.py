@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from convattn.convert.agreement import AgreementCertificate as AgreementCertificate
     from convattn.convert.certificate import Certificate as Certificate
     from convattn.convert.certificate import NetworkCertificate as NetworkCertificate
+    from convattn.encodings import AxialDistance as AxialDistance
     from convattn.encodings import AxisAdditiveEncoding as AxisAdditiveEncoding
     from convattn.encodings import Distance as Distance
     from convattn.encodings import Encoding as Encoding
@@ -80,8 +81,8 @@ _NAMES = {
     "convattn.convert.certificate": "Certificate NetworkCertificate",
     "convattn.convert.agreement": "AgreementCertificate",
     "convattn.encodings": (
-        "AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable LinearDistance "
-        "Quadratic Shift Sinusoidal register_encoding"
+        "AxialDistance AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable "
+        "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
     "convattn.heads": "analyze convolutional_init random_heads replace_convolutional_heads",

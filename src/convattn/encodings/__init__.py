@@ -1,6 +1,6 @@
 """Relative positional encodings: each is a function from a displacement to one score per head."""
 
-from convattn.encodings.distance import Distance
+from convattn.encodings.distance import AxialDistance, Distance
 from convattn.encodings.encoding import AxisAdditiveEncoding, Encoding
 from convattn.encodings.fixed_shift import Shift
 from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
@@ -14,6 +14,7 @@ from convattn.encodings.sinusoidal import Sinusoidal
 
 __all__ = [
     "ENCODINGS",
+    "AxialDistance",
     "AxisAdditiveEncoding",
     "Distance",
     "Encoding",

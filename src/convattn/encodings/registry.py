@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from convattn.encodings.distance import Distance
+from convattn.encodings.distance import AxialDistance, Distance
 from convattn.encodings.encoding import Encoding
 from convattn.encodings.fixed_shift import Shift
 from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
@@ -26,6 +26,7 @@ _OWN: Mapping[str, type[Encoding]] = MappingProxyType(
         "learned_table": LearnedTable,
         "sinusoidal": Sinusoidal,
         "distance": Distance,
+        "axial_distance": AxialDistance,
         "linear_distance": LinearDistance,
         "shift": Shift,
     }

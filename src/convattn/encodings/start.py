@@ -4,11 +4,12 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from convattn.encodings.distance import Distance
+from convattn.encodings.distance import AxialDistance, Distance
 from convattn.encodings.encoding import Encoding
 from convattn.encodings.learned_axial import LearnedAxial
+from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.grid import Axis
 
@@ -31,18 +32,18 @@ def attended_keys(encoding: Encoding, size: int) -> float:
 
 
 @torch.no_grad()
-def start_like_table(encoding: Distance | Sinusoidal, *, size: int, width: int) -> None:
+def start_like_table(encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int) -> None:
     """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
 
-    The linear maps of a `Distance` are drawn as PyTorch draws them. One factor for all heads then multiplies the
-    weights in which the scores are linear, so that the shape of the scores is the encoding's own. The table is drawn
-    for this, with vectors of the given width. All is drawn from torch's global random numbers.
+    The linear maps of a `Distance` or an `AxialDistance` are drawn as PyTorch draws them. One factor for all heads then
+    multiplies the weights in which the scores are linear, so that the shape of the scores is the encoding's own. The
+    table is drawn for this, with vectors of the given width. All is drawn from torch's global random numbers.
     """
     if next(encoding.parameters()).is_meta:
         return
-    if isinstance(encoding, Distance):
-        encoding.inner.reset_parameters()
-        encoding.outer.reset_parameters()
+    for module in encoding.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
     like = LearnedAxial(encoding.num_heads, encoding.dims, extent=size, width=width)
     wanted, scores = attended_keys(like, size), _scores(encoding, size)
     low, high = 0.0, 1.0
@@ -51,7 +52,13 @@ def start_like_table(encoding: Distance | Sinusoidal, *, size: int, width: int) 
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if _keys(middle * scores) > wanted else (low, middle)
-    (encoding.outer.weight if isinstance(encoding, Distance) else encoding.head_vectors).mul_(high)
+    if isinstance(encoding, LearnedTable):
+        encoding.scores.mul_(high)
+    elif isinstance(encoding, Sinusoidal):
+        encoding.head_vectors.mul_(high)
+    else:
+        for weight in encoding.outer.parameters():
+            weight.mul_(high)
 
 
 @torch.no_grad()

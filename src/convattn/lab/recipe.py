@@ -35,6 +35,15 @@ class Section:
 
 
 @dataclass(frozen=True)
+class EncodingRecipe(Section):
+    """Further arguments of an encoding; None leaves its default."""
+
+    hidden: Count | None = None  # Hidden units of "distance", or of each axis of "axial_distance"
+    frequencies: Count | None = None  # Waves per axis of "sinusoidal"
+    max_period: Annotated[float, Range(1, without_low=True)] | None = None  # Its fastest to its slowest frequency
+
+
+@dataclass(frozen=True)
 class AttentionNetRecipe(Section):
     """An `AttentionNet`; its fields are that network's arguments."""
 
@@ -51,6 +60,7 @@ class AttentionNetRecipe(Section):
     dropout: Share = 0.1
     initializer_range: Annotated[float, Range(0, without_low=True)] = 0.02
     position_start: Literal["network", "table"] | None = None  # None is "network"
+    encoding_options: EncodingRecipe | None = None
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,9 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind" and value is not None}
     fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
     if isinstance(recipe, AttentionNetRecipe):
+        if recipe.encoding_options is not None:
+            options = vars(recipe.encoding_options).items()
+            chosen["encoding_options"] = {key: value for key, value in options if value is not None}
         return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
     if isinstance(recipe, ConvNetRecipe):
         return ConvNet(**chosen, **fitted)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast, final
 
@@ -11,7 +11,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Distance, Encoding, Sinusoidal, create_encoding
+from convattn.encodings import AxialDistance, Distance, Encoding, LearnedTable, Sinusoidal, create_encoding
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError, must_be
@@ -157,6 +157,7 @@ class AttentionNet(MixingNet):
         centres: str = "normal",
         gated: bool = False,
         position_start: str = "network",
+        encoding_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Builds the network and draws its weights.
 
@@ -180,10 +181,11 @@ class AttentionNet(MixingNet):
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
             gated: Whether a gate per head mixes the distributions of content and position; needs content.
-            position_start: How "distance" and "sinusoidal" start. "network": the linear maps of "distance" with the
-                weights of the network's other maps, which makes attention nearly uniform, and "sinusoidal" as it draws
-                itself. "table": drawn by themselves, and scaled until the attention has the entropy of "learned_axial"
-                with these sizes.
+            position_start: How "distance", "axial_distance", "sinusoidal" and "learned_table" start. "network": linear
+                maps of the first two with the weights of the network's other maps, which makes attention nearly
+                uniform, and the last two as they draw themselves. "table": drawn by themselves, and scaled until the
+                attention has the entropy of "learned_axial" with these sizes.
+            encoding_options: Further arguments of the encoding, such as {"hidden": 32} of "distance".
 
         Raises:
             ArgumentError: A size is out of range, or an argument does not fit another.
@@ -197,16 +199,17 @@ class AttentionNet(MixingNet):
             raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
         self_scoring = gated or not content
         extent = -(-image_size // patch)
-        tables: dict[str, Any] = {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
+        options: dict[str, Any] = {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
         if encoding == "learned_axial":
-            tables |= {"width": width if self_scoring else width // 2, "head_vectors": self_scoring}
+            options |= {"width": width if self_scoring else width // 2, "head_vectors": self_scoring}
+        options |= encoding_options or {}
         layer: dict[str, Any] = {"dropout": dropout}
         if content:
             layer["content"] = _content(width, gated=gated, shared_position=encoding == "learned_axial")
         kind = GatedRelativeAttention2d if gated else RelativeAttention2d
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = [
-            kind(width, width, number, _create_encoding(encoding, number, centres, tables), **layer)
+            kind(width, width, number, _create_encoding(encoding, number, centres, options), **layer)
             for number in block_heads
         ]
         super().__init__(
@@ -268,8 +271,8 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
         raise UnknownNameError("position_start", start, _POSITION_STARTS)
     if start == "network":
         return
-    if not isinstance(encoding, Distance | Sinusoidal):
-        expectation = f'"network" with {type(encoding).__name__}, which is neither a Distance nor a Sinusoidal'
+    if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
+        expectation = f'"network" with {type(encoding).__name__}, which has no start like a table'
         raise ArgumentError(must_be("position_start", expectation, start))
     start_like_table(encoding, size=size, width=width)
 
