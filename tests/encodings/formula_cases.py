@@ -89,6 +89,20 @@ def distance(encoding, displacement: Tensor) -> Tensor:
     return encoding.outer.weight.to(displacement.dtype) @ hidden_units(encoding, displacement).mT
 
 
+def axis_units(encoding, displacement: Tensor) -> Tensor:
+    units = []
+    for layer, axis in zip(encoding.inner, displacement.unbind(-1), strict=True):
+        logs = torch.where(axis < 0, -1.0, 1.0) * torch.log(1 + axis.abs())
+        inner = logs[:, None] * layer.weight.to(logs.dtype)[:, 0] + layer.bias.to(logs.dtype)
+        units.append(torch.where(inner > 0, inner, 0.0))
+    return torch.cat(units, dim=-1)
+
+
+def axial_distance(encoding, displacement: Tensor) -> Tensor:
+    weights = torch.cat([layer.weight for layer in encoding.outer], dim=-1).to(displacement.dtype)
+    return weights @ axis_units(encoding, displacement).mT
+
+
 def linear_distance(encoding, displacement: Tensor) -> Tensor:
     kind = displacement.dtype
     return torch.stack(
@@ -111,6 +125,7 @@ FORMULAS = {
     "learned_table": Formula(learned_table),
     "sinusoidal": Formula(sinusoidal, waves),
     "distance": Formula(distance, hidden_units),
+    "axial_distance": Formula(axial_distance, axis_units),
     "linear_distance": Formula(linear_distance),
     "shift": Formula(shift, squares_and_shifts),
 }
@@ -120,6 +135,7 @@ SMALL = {
     "learned_table": {"extent": 16},
     "sinusoidal": {"frequencies": 3},
     "distance": {"hidden": 7},
+    "axial_distance": {"hidden": 7},
 }
 """Options that keep an encoding small; the extent serves every grid of the tests."""
 

@@ -36,14 +36,31 @@ def sinusoidal_numbers(centres):
     return {"head_vectors": vectors}
 
 
+def axial_distance_numbers(centres):
+    """Two units per head and axis, relu(log δ − log Δ) and relu(log Δ − log δ), falling by more than α a pixel."""
+    heads, axes = centres.shape
+    logs, signs = centres.sign() * torch.log1p(centres.abs()), torch.tensor([1.0, -1.0]).repeat(heads)
+    steep = torch.zeros(heads, 2 * heads)
+    for head in range(heads):
+        steep[head, 2 * head : 2 * head + 2] = -1.5e4  # neighbours within 15 pixels differ by 0.06 or more
+    numbers = {}
+    for axis in range(axes):
+        numbers[f"inner.{axis}.weight"] = signs[:, None]
+        numbers[f"inner.{axis}.bias"] = -signs * logs[:, axis].repeat_interleave(2)
+        numbers[f"outer.{axis}.weight"] = steep
+    return numbers
+
+
 HARD_NUMBERS = {
     "quadratic": quadratic_numbers,
     "linear_distance": linear_distance_numbers,
     "learned_axial": learned_axial_numbers,
     "sinusoidal": sinusoidal_numbers,
+    "axial_distance": axial_distance_numbers,
     "shift": lambda _: {},
 }
 """Parameters by name, as functions of the centres: whole displacements, (heads, dims)."""
 
-HARD_OPTIONS = {"sinusoidal": {"max_period": WAVE**-3}}
-"""Options that an encoding needs for its numbers; three frequencies, of which the second is the wave's."""
+HARD_OPTIONS = {"sinusoidal": {"max_period": WAVE**-3}, "axial_distance": {"hidden": 4}}
+"""Options that an encoding needs for its numbers: three frequencies, the second the wave's; two hidden units for each
+of two heads."""

@@ -19,7 +19,9 @@ class TestEveryEncoding(FullEncodingContract):
 
 
 def test_unknown_encoding_is_refused_with_the_nearest_name():
-    with pytest.raises(UnknownNameError, match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: dist"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: axial"
+    ):
         create_encoding("quadratik", 2, 2)
 
 

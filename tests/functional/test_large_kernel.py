@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from convattn.functional import large_kernel
-from convattn.functional.large_kernel import Block, Choice, Sizes, plan_convolution
+from convattn.functional.large_kernel import Block, Choice, Sizes, few_taps, plan_convolution
 from convattn.testing.budget import Sums, assert_within_budget, references
 
 CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -231,6 +231,26 @@ def test_the_border_of_the_fast_default_layout_depends_on_the_processor(monkeypa
     for capability, fast in (("AVX512", "default"), ("AVX2", "channels-last")):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
         assert paths(wide(kernel=11))[0] == fast
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+def test_convolutions_left_to_torch_without_a_plan_are_left_to_it_by_the_plan(capability, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    draw, seen = random.Random(0), 0
+    for _ in range(3000):
+        dims, channels = draw.randint(1, 3), draw.choice([1, 2, 32, 256])
+        kernel, stride, dilation = (tuple(draw.choice([1, 2, 3, 5, 9, 81]) for _ in range(dims)) for _ in range(3))
+        stride, dilation = tuple(min(s, 3) for s in stride), tuple(min(d, 3) for d in dilation)
+        padding = tuple(draw.randint(0, 5) for _ in range(dims))
+        image = tuple(draw.choice([7, 56, 224 if dims < 3 else 28, 4000 if dims == 1 else 14]) for _ in range(dims))
+        weight = torch.empty(channels, 1, *kernel, device="meta", dtype=draw.choice([torch.float32, torch.float64]))
+        layout = {"channels_last": dims > 1 and draw.random() < 0.3, "dtype": weight.dtype}
+        shape = (draw.choice([1, 16]), channels, channels, channels, image, kernel, stride, padding, dilation)
+        sizes = Sizes(*shape, **layout)
+        if min(sizes.dense) > 0 and few_taps(weight, padding[-1], channels):
+            choice, seen = plan_convolution(sizes).forward, seen + 1
+            assert (choice.path, choice.blocks) == ("channels-last" if sizes.channels_last else "default", ())
+    assert seen > 100
 
 
 @pytest.mark.parametrize(("n", "taps"), [(7, 3), (7, 7), (14, 31), (5, 9), (28, 31), (3, 13)])

@@ -240,13 +240,23 @@ def test_wrong_arguments_are_refused(options, error, message):
 def test_distance_starts_nearly_uniform_and_with_the_start_of_a_table_as_a_table_does():
     sizes = {"width": 64, "depth": 2, "heads": 9, "ffn": 5, "patch": 4, "initializer_range": 0.05}
     keys = {}
-    for encoding, start in (("learned_axial", "network"), ("distance", "network"), ("distance", "table")):
+    like_table = ("distance", "axial_distance", "sinusoidal", "learned_table")
+    starts = [*((encoding, "table") for encoding in like_table), ("learned_axial", "network"), ("distance", "network")]
+    for encoding, start in starts:
         torch.manual_seed(0)
         network = AttentionNet(encoding, position_start=start, **sizes)
         keys[encoding, start] = [attended_keys(block.mixer.encoding, 8) for block in network.blocks]
     # Scores of a table have the variance 2 · 64 · 0.02²: about 64 · exp(−0.0512 / 2) = 62.4 keys, between 62 and 63.
-    assert all(62 < number < 63 for number in keys["learned_axial", "network"] + keys["distance", "table"])
+    spread = [number for encoding in like_table for number in keys[encoding, "table"]]
+    assert all(62 < number < 63 for number in keys["learned_axial", "network"] + spread)
     assert all(number > 63.9 for number in keys["distance", "network"])
+
+
+def test_an_encoding_takes_its_options():
+    network = AttentionNet("distance", encoding_options={"hidden": 3}, **SMALL)
+    assert all(block.mixer.encoding.hidden == 3 for block in network.blocks)
+    with pytest.raises(ArgumentError, match=r"option of encoding 'quadratic' must be one of .*, but is 'hidden'"):
+        AttentionNet("quadratic", encoding_options={"hidden": 3}, **SMALL)
 
 
 def test_start_of_a_table_is_drawn_after_everything_else():
@@ -260,7 +270,7 @@ def test_start_of_a_table_is_drawn_after_everything_else():
 
 def test_starts_that_an_encoding_cannot_have_are_refused():
     with pytest.raises(
-        ArgumentError, match=r'position_start must be "network" with Quadratic, which is neither a Dist'
+        ArgumentError, match=r'position_start must be "network" with Quadratic, which has no start like a table'
     ):
         AttentionNet("quadratic", position_start="table", **SMALL)
     with pytest.raises(UnknownNameError, match="unknown position_start 'tabel': did you mean 'table'"):

@@ -11,7 +11,9 @@ from convattn.encodings import ENCODINGS, Encoding, create_encoding
 from convattn.grid import PADDING_MODES
 from convattn.layers import RelativeAttention2d
 
-NAMES = sorted({"distance", "generalized_quadratic", "learned_axial", "learned_table", "linear_distance"})
+NAMES = sorted(
+    {"axial_distance", "distance", "generalized_quadratic", "learned_axial", "learned_table", "linear_distance"}
+)
 NAMES += ["quadratic", "shift", "sinusoidal"]
 assert set(NAMES) <= set(ENCODINGS)
 

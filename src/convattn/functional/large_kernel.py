@@ -53,6 +53,7 @@ _TRANSFORM = {torch.float32: 0.12, torch.float64: 0.22}  # nanoseconds of a tran
 _UNCACHED = 1 << 16  # numbers from which a transform leaves the cache, and takes twice as long
 _START, _CALL = 6.0, 1e5  # nanoseconds to prepare a transform, for each number; of the operations around transforms
 _MIX, _COPY = 1.0, 0.8  # nanoseconds of a complex product and its sum over channels; of a number in another layout
+_FEW = 81  # taps up to which torch's depthwise convolution is the fastest
 _GAIN = 0.75  # share of torch's time below which transforms are taken: estimates are good to about a quarter
 
 
@@ -303,12 +304,22 @@ def convolve_large(
     On other devices than a CPU, in other dtypes than float32 and float64, in compiled graphs, in `torch.func` and for
     derivatives above the first torch computes it. The output has the layout of torch's.
     """
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, kernel, bias))
+    stride, padding, dilation = map(tuple, geometry)
+    if not learns and few_taps(kernel, padding[-1], groups):  # a plan takes 0.1 ms
+        return _CONVOLUTIONS[kernel.ndim - 2](x, kernel, bias, stride, padding, dilation, groups)
     sizes = sizes_of(x, kernel, geometry, groups)
     if not _is_own(x, kernel, bias, sizes):
         return _by_torch(sizes, x, kernel, bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, kernel, bias)):
+    if learns:
         return cast(Tensor, _Convolution.apply(x, kernel, bias, sizes, None))
     return _forward(x, kernel, bias, sizes, _plan_result(sizes))
+
+
+def few_taps(kernel: Tensor, columns: int, groups: int) -> bool:
+    """Tells whether every plan leaves the result of a depthwise convolution that pads so many columns to torch."""
+    depthwise = len(kernel) == groups > 1 == kernel.shape[1] and kernel.dtype == torch.float32
+    return depthwise and math.prod(kernel.shape[2:]) <= _FEW and columns <= _OTHER.padded
 
 
 def _is_own(x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes) -> bool:
