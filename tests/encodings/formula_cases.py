@@ -90,16 +90,11 @@ def distance(encoding, displacement: Tensor) -> Tensor:
 
 
 def axis_units(encoding, displacement: Tensor) -> Tensor:
-    units = []
-    for layer, axis in zip(encoding.inner, displacement.unbind(-1), strict=True):
-        logs = torch.where(axis < 0, -1.0, 1.0) * torch.log(1 + axis.abs())
-        inner = logs[:, None] * layer.weight.to(logs.dtype)[:, 0] + layer.bias.to(logs.dtype)
-        units.append(torch.where(inner > 0, inner, 0.0))
-    return torch.cat(units, dim=-1)
+    return torch.cat([hidden_units(part, displacement[:, a, None]) for a, part in enumerate(encoding.axes)], dim=-1)
 
 
 def axial_distance(encoding, displacement: Tensor) -> Tensor:
-    weights = torch.cat([layer.weight for layer in encoding.outer], dim=-1).to(displacement.dtype)
+    weights = torch.cat([part.outer.weight for part in encoding.axes], dim=-1).to(displacement.dtype)
     return weights @ axis_units(encoding, displacement).mT
 
 

@@ -45,9 +45,9 @@ def axial_distance_numbers(centres):
         steep[head, 2 * head : 2 * head + 2] = -1.5e4  # neighbours within 15 pixels differ by 0.06 or more
     numbers = {}
     for axis in range(axes):
-        numbers[f"inner.{axis}.weight"] = signs[:, None]
-        numbers[f"inner.{axis}.bias"] = -signs * logs[:, axis].repeat_interleave(2)
-        numbers[f"outer.{axis}.weight"] = steep
+        numbers[f"axes.{axis}.inner.weight"] = signs[:, None]
+        numbers[f"axes.{axis}.inner.bias"] = -signs * logs[:, axis].repeat_interleave(2)
+        numbers[f"axes.{axis}.outer.weight"] = steep
     return numbers
 
 

@@ -38,7 +38,7 @@ PLACES = {
     "sinusoidal": ("", "head_vectors"),
     "learned_axial": ("tables", "0"),
     "distance": ("inner", "weight"),
-    "axial_distance": ("inner.0", "weight"),
+    "axial_distance": ("axes.0.outer", "weight"),
 }
 
 

@@ -60,21 +60,18 @@ class Distance(Encoding):
     def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
         """Returns the features of displacements."""
         compute_parameters(self.inner)
-        return _units(self.inner, displacement)
+        logs, kind = displacement.sign() * torch.log1p(displacement.abs()), displacement.dtype
+        return functional.relu(functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind)))
 
 
 @final
 class AxialDistance(AxisAdditiveEncoding):
-    """Score Σ_a V_a·relu(U_a·sign(δ_a)log(1 + abs(δ_a)) + u_a): a `Distance` for each axis alone, and their sum.
+    """Score Σ_a V_a·relu(U_a·sign(δ_a)log(1 + abs(δ_a)) + u_a): a `Distance` for each axis, and their sum.
 
-    It is to `Distance` what `LearnedAxial` is to `LearnedTable`: it cannot tell a corner from what its row and its
-    column say, and layers take one softmax per axis.
-
-    Source: as `Distance`, with one network per axis.
+    Source: as `Distance`; the sum over axes as in `LearnedAxial`.
 
     Attributes:
-        inner: Per axis the linear map from the log-displacement to the hidden units.
-        outer: Per axis the linear map from the hidden units to the heads, without bias.
+        axes: The network of each axis.
 
     Example:
         >>> AxialDistance(9, 2)(torch.zeros(5, 2)).shape
@@ -94,8 +91,7 @@ class AxialDistance(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.hidden = whole_number("hidden", hidden)
-        self.inner = nn.ModuleList(nn.Linear(1, self.hidden) for _ in range(dims))
-        self.outer = nn.ModuleList(nn.Linear(self.hidden, num_heads, bias=False) for _ in range(dims))
+        self.axes = nn.ModuleList(Distance(num_heads, 1, hidden=hidden) for _ in range(dims))
 
     @property
     def feature_width(self) -> int:
@@ -108,22 +104,9 @@ class AxialDistance(AxisAdditiveEncoding):
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
-        compute_parameters(self.inner[axis])
-        compute_parameters(self.outer[axis])
-        weight = cast(Tensor, self.outer[axis].weight).to(displacement.dtype)
-        return functional.linear(self._axis_units(axis, displacement), weight).movedim(-1, 0)
+        return cast(Distance, self.axes[axis]).score(displacement[..., None])
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
-        compute_parameters(self.inner[axis])
-        before, after = axis * self.hidden, (self.dims - 1 - axis) * self.hidden
-        return functional.pad(self._axis_units(axis, displacement), (before, after))
-
-    def _axis_units(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points hidden"]:
-        return _units(cast(nn.Linear, self.inner[axis]), displacement[..., None])
-
-
-def _units(inner: nn.Linear, displacement: Float[Tensor, "*points axes"]) -> Float[Tensor, "*points hidden"]:
-    """Returns the hidden units of displacements."""
-    logs, kind = displacement.sign() * torch.log1p(displacement.abs()), displacement.dtype
-    return functional.relu(functional.linear(logs, inner.weight.to(kind), inner.bias.to(kind)))
+        found, width = cast(Distance, self.axes[axis]).feature_vectors(displacement[..., None]), self.hidden
+        return functional.pad(found, (axis * width, (self.dims - 1 - axis) * width))

@@ -35,9 +35,8 @@ def attended_keys(encoding: Encoding, size: int) -> float:
 def start_like_table(encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int) -> None:
     """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
 
-    The linear maps of a `Distance` or an `AxialDistance` are drawn as PyTorch draws them. One factor for all heads then
-    multiplies the weights in which the scores are linear, so that the shape of the scores is the encoding's own. The
-    table is drawn for this, with vectors of the given width. All is drawn from torch's global random numbers.
+    Linear maps are drawn as PyTorch draws them. One factor for all heads then multiplies the weights in which scores
+    are linear, so that their shape is the encoding's own. The table is drawn for this, with vectors of the given width.
     """
     if next(encoding.parameters()).is_meta:
         return
@@ -52,12 +51,8 @@ def start_like_table(encoding: Distance | AxialDistance | Sinusoidal | LearnedTa
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if _keys(middle * scores) > wanted else (low, middle)
-    if isinstance(encoding, LearnedTable):
-        encoding.scores.mul_(high)
-    elif isinstance(encoding, Sinusoidal):
-        encoding.head_vectors.mul_(high)
-    else:
-        for weight in encoding.outer.parameters():
+    for name, weight in encoding.named_parameters():
+        if name.endswith(("outer.weight", "head_vectors", "scores")):
             weight.mul_(high)
 
 
