@@ -109,8 +109,7 @@ if not TYPE_CHECKING:  # a type checker takes the names imported above; with thi
     def __getattr__(name: str) -> object:
         """Import a public name from its home when it is first used."""
         if name not in _HOMES:
-            message = f"module 'convattn' has no attribute {name!r}"
-            raise AttributeError(message)
+            raise AttributeError(f"module 'convattn' has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)
 
 

@@ -269,9 +269,7 @@ def test_start_of_a_table_is_drawn_after_everything_else():
 
 
 def test_starts_that_an_encoding_cannot_have_are_refused():
-    with pytest.raises(
-        ArgumentError, match=r'position_start must be "network" with Quadratic, which has no start like a table'
-    ):
+    with pytest.raises(ArgumentError, match=r'position_start must be "network" with Quadratic, but is'):
         AttentionNet("quadratic", position_start="table", **SMALL)
     with pytest.raises(UnknownNameError, match="unknown position_start 'tabel': did you mean 'table'"):
         AttentionNet("distance", position_start="tabel", **SMALL)

@@ -14,14 +14,9 @@ from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_b
 from convattn.fields import Range, Text, explain, fits, hints, read
 from convattn.files import as_path
 
-Views = Literal["none", "mirror", "mirror_shift"]
-"""Views of test images whose scores are averaged; see `convattn.lab.augment.views`."""
-
-Count = Annotated[int, Range(1)]
-"""A whole number of at least 1."""
-
-Share = Annotated[float, Range(0, 1, without_high=True)]
-"""A number in [0, 1)."""
+Views = Literal["none", "mirror", "mirror_shift"]  # of test images, with averaged scores; see `lab.augment.views`
+Count = Annotated[int, Range(1)]  # a whole number of at least 1
+Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
 
 
 @dataclass(frozen=True)
@@ -32,6 +27,15 @@ class Section:
         for key, hint in hints(type(self)).items():
             if not fits(getattr(self, key), hint):
                 raise RecipeError(must_be(key, explain(hint), getattr(self, key)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the values as nested plain values; keys without a value are left out."""
+        return dataclasses.asdict(
+            self,
+            dict_factory=lambda items: {
+                key: list(value) if isinstance(value, tuple) else value for key, value in items if value is not None
+            },
+        )
 
 
 @dataclass(frozen=True)
@@ -274,15 +278,6 @@ class Recipe(Section):
     def is_small(self) -> bool:
         """Whether steps take only microseconds, as for 8 x 8 digits, so that more threads would not help."""
         return self.data.name == "digits"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the recipe as nested plain values; keys without a value are left out."""
-        return dataclasses.asdict(
-            self,
-            dict_factory=lambda items: {
-                key: list(value) if isinstance(value, tuple) else value for key, value in items if value is not None
-            },
-        )
 
 
 SCALES = ("paper", "medium", "small", "tiny")

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-_GRACE = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
-
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _POLL = 0.1
 
 

@@ -40,11 +40,8 @@ def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadr
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
 
-_CERTIFIED = 4
-"""Test images on which a conversion is certified."""
-
-_WHITENED = 5000
-"""Training images whose patches are whitened."""
+_CERTIFIED = 4  # test images on which a conversion is certified
+_WHITENED = 5000  # training images whose patches are whitened
 
 
 def load_data(recipe: DataRecipe) -> ImageDataset:
@@ -53,9 +50,8 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
     paths; without either, the files come from the Hub.
     """
-    if recipe.name == "digits":
-        return with_held_out(load_digits(), recipe)
-    return with_held_out(load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10")), recipe)
+    folder = recipe.folder or os.environ.get("CONVATTN_CIFAR10")
+    return with_held_out(load_digits() if recipe.name == "digits" else load_cifar10(folder), recipe)
 
 
 def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
@@ -82,12 +78,10 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
 
 def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     channels, rows, cols = data.image_shape
-    chosen: dict[str, Any] = {key: value for key, value in vars(recipe).items() if key != "kind" and value is not None}
+    chosen = recipe.to_dict()
+    del chosen["kind"]
     fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
     if isinstance(recipe, AttentionNetRecipe):
-        if recipe.encoding_options is not None:
-            options = vars(recipe.encoding_options).items()
-            chosen["encoding_options"] = {key: value for key, value in options if value is not None}
         return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
     if isinstance(recipe, ConvNetRecipe):
         return ConvNet(**chosen, **fitted)

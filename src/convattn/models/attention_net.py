@@ -181,10 +181,8 @@ class AttentionNet(MixingNet):
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
             gated: Whether a gate per head mixes the distributions of content and position; needs content.
-            position_start: How "distance", "axial_distance", "sinusoidal" and "learned_table" start. "network": linear
-                maps of the first two with the weights of the network's other maps, which makes attention nearly
-                uniform, and the last two as they draw themselves. "table": drawn by themselves, and scaled until the
-                attention has the entropy of "learned_axial" with these sizes.
+            position_start: Of "distance", "axial_distance", "sinusoidal" and "learned_table". "network": as drawn,
+                linear maps like the others. "table": scaled to the entropy of attention of "learned_axial".
             encoding_options: Further arguments of the encoding, such as {"hidden": 32} of "distance".
 
         Raises:
@@ -272,8 +270,7 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
     if start == "network":
         return
     if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
-        expectation = f'"network" with {type(encoding).__name__}, which has no start like a table'
-        raise ArgumentError(must_be("position_start", expectation, start))
+        raise ArgumentError(must_be("position_start", f'"network" with {type(encoding).__name__}', start))
     start_like_table(encoding, size=size, width=width)
 
 
@@ -286,8 +283,8 @@ def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
     )
 
 
+# Arguments that `AttentionNet` and `ConvNet` have in common, beside `dense`.
 _SHARED_ARGUMENTS = ("num_classes", "in_channels", "width", "depth", "ffn", "patch", "dropout", "initializer_range")
-"""Arguments that `AttentionNet` and `ConvNet` have in common, beside `dense`."""
 
 
 @final
