@@ -10,6 +10,7 @@ SHELL := /bin/bash
 
 # Many processors have AVX2 and no more, and torch computes with other code there: a training step, the paths of layers and
 # convolutions of every kind are compared with float64 also kept to it, first: the last lines are those of the whole suite.
+# A processor that has no more runs them once.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AGAIN := -k "not compile" $(addprefix tests/,layers/test_execution.py layers/test_fusion.py training/test_trainer.py \
   layers/test_planned_convolution.py functional/test_large_kernel.py convert/certify/test_modules.py \
@@ -43,7 +44,8 @@ demo: $(VENV)/.demo      ## Convert and certify on embedded data, and write a pa
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but the slow ones
-	$(AVX2) $(PYTEST) -m "not slow" $(WORKERS) $(AGAIN)
+	[ "$$($(PY) -c 'import torch; print(torch.backends.cpu.get_cpu_capability())')" = AVX2 ] || \
+	  $(AVX2) $(PYTEST) -m "not slow" $(WORKERS) $(AGAIN)
 	$(PYTEST) -m "not slow" $(WORKERS)
 
 test-cuda: $(VENV)/.dev  ## Run the tests that need a CUDA device, which make test leaves out

@@ -23,15 +23,15 @@ def test_every_page_says_what_its_records_say():
     assert SCRIPT["wrong"]() == []
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in SCRIPT["claims"]()}))
-def test_a_changed_number_is_found(name, copied):
-    text = next(text for page, text in SCRIPT["claims"](copied) if page == name)
-    digit = next(place for place, sign in enumerate(text) if sign.isdigit())
-    other = text[:digit] + str(9 - int(text[digit])) + text[digit + 1 :]
-    lines = (copied / name).read_text(encoding="utf-8").replace("|  |", "| |")
-    assert text in lines
-    (copied / name).write_text(lines.replace(text, other), encoding="utf-8")
-    assert f"{name} must say: {text}" in SCRIPT["wrong"](copied)
+def test_a_changed_number_is_found_on_every_page(copied):
+    claimed = dict(reversed([*SCRIPT["claims"](copied)]))  # the first claim of each page
+    for name, text in claimed.items():
+        digit = next(place for place, sign in enumerate(text) if sign.isdigit())
+        other = text[:digit] + str(9 - int(text[digit])) + text[digit + 1 :]
+        lines = (copied / name).read_text(encoding="utf-8").replace("|  |", "| |")
+        assert text in lines
+        (copied / name).write_text(lines.replace(text, other), encoding="utf-8")
+    assert {f"{name} must say: {text}" for name, text in claimed.items()} <= set(SCRIPT["wrong"](copied))
 
 
 def test_a_changed_record_is_found(copied):
