@@ -147,7 +147,9 @@ class Certificate(LayerMeasurement):
             where = "off the tap" if to_attention else "outside the window"
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
         elif to_attention:
-            lines.append("  heads           hard: all attention of each at one displacement")
+            hard = not self.source.startswith(NormalisedConv.__name__)
+            heads = "hard: all attention of each at one displacement" if hard else "with the kernels' scores in tables"
+            lines.append(f"  heads           {heads}")
         if any(self.discarded):
             worst = max(values[0] for values in self.discarded if values)
             lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
@@ -410,7 +412,7 @@ def _least_rounding(exact_conv: torch.nn.Module, x: Tensor) -> float:
     return torch.finfo(x.dtype).eps * math.sqrt(terms) * largest(absolute(x.double().abs()))
 
 
-def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> tuple[float, float]:
+def attention_rounding(layer: RelativeAttention, conv: AnyConvolution | NormalisedConv) -> tuple[float, float]:
     """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
@@ -419,7 +421,11 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution) -> tuple[
     keys, width, alpha = 1, next(layer.values.parameters()).shape[1], lowest_sharpness(layer)
     if alpha is not None:
         keys += 2 * math.isqrt(math.ceil(_EXPONENT.get(conv.weight.dtype, 104.0) / alpha)) + 2
+    scores = 0.0  # a score s is subtracted from others; what that rounds moves weights by shares of it
+    if isinstance(conv, NormalisedConv):
+        keys, scores = (sum if conv.separable else math.prod)(conv.taps), max(largest(s) for s in conv.scores)
     terms = layer.num_heads * (layer.in_channels // layer.groups + width) + 2 * layer.dims * keys + _STEPS
+    terms += math.ceil(8 * layer.dims * scores)
     values = copy.deepcopy(layer.values).double()
     with torch.no_grad():
         for parameter in values.parameters():
@@ -502,31 +508,43 @@ def describe_layer(layer: torch.nn.Module) -> str:
 
 
 def certify_attention(
-    conv: AnyConvolution,
+    conv: AnyConvolution | NormalisedConv,
     layer: RelativeAttention,
     *,
     leak: float,
     per_unit: float,
     discarded: tuple[tuple[float, ...], ...] = (),
+    sizes: Sequence[int] | None = None,
 ) -> Certificate:
     """Runs a convolution and the layer made from it on random images, and records how much they differ.
 
     The layer runs twice: as a real softmax, and by the path that it takes by itself. `leak` bounds the attention off
     the taps, and `per_unit` the error for inputs of absolute value ≤ 1. `discarded` holds the singular values left out,
-    per head.
+    per head. A normalised convolution is run on images of `sizes`; there the layer must also be right in float64, and
+    rounding of its scores counts.
     """
-    sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
+    if sizes is None:
+        sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
     attention = softmax_copy(layer, x.dtype)
     if attention.content is not None:
         attention.impl = "reference"
     with torch.no_grad(), without_autocast(x.device):
-        high = copy.deepcopy(conv).double().cpu()(x.double().cpu())
-        made, by_itself, taps = attention(x), layer(x), read_taps(conv)
-        lows = [tap_by_tap(taps, x), term_by_term(taps, x), conv(x), *(conv(other) for other in _moved(x))]
+        exact_conv = copy.deepcopy(conv).double().cpu()
+        high = exact_conv(x.double().cpu())
+        made, by_itself, lows = attention(x), layer(x), [conv(x), *(conv(other) for other in _moved(x))]
+        bounds, same, not_covered = attention_rounding(layer, conv), True, []
+        if isinstance(conv, NormalisedConv):
+            precise = softmax_copy(layer, torch.float64)
+            of_layer, (share, at_zero) = precise(x.double()).cpu(), attention_rounding(precise, exact_conv)
+            same = largest(of_layer - high) <= share * largest(x) + at_zero
+            allowed = rounding_budget(of_layer, [made, *(attention(other) for other in _moved(x))])
+            not_covered.append("images with displacements that its table does not hold, which it refuses")
+        else:
+            taps, allowed = read_taps(conv), 0.0
+            lows += [tap_by_tap(taps, x), term_by_term(taps, x)]
     measured_error = max(largest(y.double().cpu() - high) for y in (made, by_itself))
-    allowed, bounds = rounding_budget(high, lows), attention_rounding(layer, conv)
-    exact, not_covered = leak == 0 and not any(discarded), []
+    allowed, exact = max(allowed, rounding_budget(high, lows)), leak == 0 and not any(discarded)
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
     if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
@@ -537,8 +555,9 @@ def certify_attention(
         per_unit,
         bounds,
         allowed,
+        same=same,
         direction="conv_to_attention",
-        source=repr(conv),
+        source=describe_layer(conv),
         result=describe_layer(layer),
         leak=leak,
         exact=exact,

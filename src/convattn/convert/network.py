@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -97,6 +98,8 @@ def network_to_attention(
     If the network calls a torch convolution as a function, the certificate names the module that did. Convolutions made
     of other operations (unfolding and a product, a Fourier transform) are not detected.
 
+    A `NormalisedConv` becomes attention again, with tables that hold the images given, whatever the other arguments.
+
     Source: `docs/explanation/theory.md` §3.
 
     Args:
@@ -142,10 +145,15 @@ def network_to_attention(
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        made, certificates = with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
+        normalised = {plain.names[0] for plain in found if isinstance(plain.conv, NormalisedConv)}
+        shapes = input_shapes(model, given, normalised) if normalised else {}
+        spatial = {name: [max(along) for along in zip(*shape, strict=True)][2:] for name, shape in shapes.items()}
+        made, certificates = with_attention(model, found, spatial, sharpness=sharpness, content=content, impl=impl)
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
-        convolutions = {plain.names[0]: (plain.conv, plain.same) for plain in found}
+        convolutions = {
+            plain.names[0]: (plain.conv, plain.same) for plain in found if not isinstance(plain.conv, NormalisedConv)
+        }
         comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
     lost = _lost_ties(model, found)
     layers = []
@@ -156,7 +164,8 @@ def network_to_attention(
         size = watch.content_bytes.get(layer)
         if size is not None:
             notes.append(f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB")
-        kernel, path = tuple(plain.conv.kernel_size), watch.paths.get(layer)
+        kernel = plain.conv.taps if isinstance(plain.conv, NormalisedConv) else tuple(plain.conv.kernel_size)
+        path = watch.paths.get(layer)
         layers.append(LayerCertificate.of(certificate, plain.names, kernel_size=kernel, path=path, notes=notes))
     for name, operation in watch.calls.items():
         kind = type(copied.get_submodule(name)).__name__
@@ -178,7 +187,8 @@ def find_convolutions(
     Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
     convert, ConversionError says why.
     """
-    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, _ConvNd) or _refusal(m)}
+    kinds = (_ConvNd, NormalisedConv)
+    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, kinds) or _refusal(m)}
     chosen, left = _select(named, "convolutions", include, exclude)
     found, refused = [], []
     for module in chosen:
@@ -186,7 +196,10 @@ def find_convolutions(
             reason = _refusal(module)
             if reason is not None:
                 raise UnsupportedModelError(reason)
-            plain = read_plain(module, named[module])
+            if isinstance(module, NormalisedConv):
+                plain = PlainConvolution(tuple(named[module]), module, False, None, True, ())
+            else:
+                plain = read_plain(module, named[module])
             found.append(plain._replace(notes=(*plain.notes, *_hook_notes(module))))
         except UnsupportedModelError as error:
             refused.append(f"  {named[module][0] or ITSELF} ({type(module).__name__}): {error}")
@@ -261,17 +274,30 @@ def _hook_notes(module: nn.Module) -> list[str]:
 
 
 def with_attention(
-    model: nn.Module, found: Sequence[PlainConvolution], **options: Any
+    model: nn.Module,
+    found: Sequence[PlainConvolution],
+    spatial: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    **options: Any,
 ) -> tuple[nn.Module, list[Certificate]]:
-    """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
+    """Copies a network with attention layers in the places of convolutions; returns it and their certificates.
+
+    `spatial` holds the sizes of the images of normalised convolutions, by name.
+    """
     made = copy_network(model)
     places = dict(made.named_modules(remove_duplicate=False))
     replaced: dict[nn.Module, nn.Module] = {}
     weights: dict[Any, nn.Parameter] = {}  # One for all layers that hold a shared weight in the same layout
     certificates = []
     for plain in found:
-        layer, certificate = conv_to_attention(plain.conv, **options)
         old = places[plain.names[0]]
+        if isinstance(plain.conv, NormalisedConv):
+            layer, certificate = conv_to_attention(
+                plain.conv, impl=options["impl"], spatial=spatial.get(plain.names[0])
+            )
+            replaced[old] = layer.train(old.training)
+            certificates.append(certificate)
+            continue
+        layer, certificate = conv_to_attention(plain.conv, **options)
         assert isinstance(layer.values, MergedValues)
         if plain.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]

@@ -21,6 +21,7 @@ from convattn.errors import UnsupportedModelError
 from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.functional.reference import rounded_differently
 from convattn.grid import Axis, Geometry
+from convattn.layers import NormalisedConv
 from convattn.wording import counted
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -252,7 +253,7 @@ class PlainConvolution(NamedTuple):
     """The plain convolution that computes what a module of a network computes."""
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
-    conv: AnyConvolution  # A convolution of torch itself, no subclass; it may share memory with the module
+    conv: AnyConvolution | NormalisedConv  # No subclass; it may share memory with the module
     same: bool  # Whether the image is first padded by its size, as `SamePaddedAttention` does
     weight: nn.Parameter | None  # The module's own parameter, if it is the kernel; None if the kernel is computed
     bias_is_own: bool  # Whether the bias is the module's parameter `bias` itself, or missing

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import final
 
 import torch
@@ -14,14 +15,16 @@ from convattn.convert.certificate import (
     Certificate,
     certify_attention,
     off_centre_mass,
+    smallest_image,
     underflows,
 )
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import AnyConvolution, Taps, read_taps, require_supported
-from convattn.encodings import Encoding, Quadratic, Shift
+from convattn.convert.taps import AnyConvolution, Taps, read_taps, require_supported, why_not_numbers
+from convattn.encodings import Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
+from convattn.encodings.learned_table import chosen_extent
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
-from convattn.grid import Geometry, whole_number
+from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
 from convattn.layers import (
     Content,
     FactoredValues,
@@ -29,6 +32,7 @@ from convattn.layers import (
     GatedRelativeAttention2d,
     GatedRelativeAttention3d,
     MergedValues,
+    NormalisedConv,
     RelativeAttention,
     RelativeAttention1d,
     RelativeAttention2d,
@@ -44,14 +48,18 @@ _GATED: dict[int, type[RelativeAttention]] = {
 ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(), *_GATED.values())
 """The attention layers of this library. Subclasses may compute something else."""
 
+_OUTSIDE = 800.0
+"""How far the scores outside a kernel are below those inside: e^-800 is 0 in float64, too."""
+
 
 def conv_to_attention(
-    conv: AnyConvolution,
+    conv: AnyConvolution | NormalisedConv,
     *,
     sharpness: float | None = None,
     head_width: int | None = None,
     content: bool | Content = False,
     impl: str = "auto",
+    spatial: PerAxis | None = None,
 ) -> tuple[RelativeAttention, Certificate]:
     """Makes the self-attention layer that computes a convolution.
 
@@ -64,22 +72,28 @@ def conv_to_attention(
     at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
     convolution has groups.
 
+    A `NormalisedConv` becomes the attention that it was made from again, with its scores in tables (`LearnedAxial` or
+    `LearnedTable`): the same function, borders included, on images that the tables hold.
+
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/explanation/theory.md` §3.
 
     Args:
-        conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
+        conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments, or a `NormalisedConv`; it is not changed.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         head_width: D_h ≥ 1; each tap's matrix is reduced to this rank (in each group) by a truncated singular value
             decomposition. None keeps the full matrices.
         content: True adds gated content–content scores; a `Content` chooses other terms.
         impl: How the layer computes; "separable" computes the softmax even of hard heads.
+        spatial: Largest images of a `NormalisedConv`, in pixels along all axes or along each. None takes the size of
+            a frozen one, and otherwise what a table holds by itself.
 
     Returns:
         The layer, with the convolution's dtype, device and mode (encodings in at least float32), and the certificate.
 
     Raises:
         UnsupportedModelError: The module is of another class, or its weights are not finite real numbers.
-        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or `impl` does not fit them.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range, `impl` does not fit them, or an argument
+            does not belong to the kind of `conv`.
             UnknownNameError if `impl` is unknown.
 
     Example:
@@ -92,6 +106,13 @@ def conv_to_attention(
         whole_number("head_width", head_width)
     if not isinstance(content, bool | Content):
         raise ArgumentError(must_be("content", "True, False or a Content", content))
+    if isinstance(conv, NormalisedConv):
+        if sharpness is not None or head_width is not None or content:
+            given = {"sharpness": sharpness, "head_width": head_width, "content": content}
+            raise ArgumentError(must_be("sharpness, head_width and content", "left out with a NormalisedConv", given))
+        return _from_normalised(conv, spatial, impl)
+    if spatial is not None:
+        raise ArgumentError(must_be("spatial", "left out with a convolution of torch", spatial))
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
@@ -113,6 +134,57 @@ def conv_to_attention(
             error = error + reduce((taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum")
     per_unit = error.max().item()
     return layer, certify_attention(conv, layer, leak=leak, per_unit=per_unit, discarded=discarded)
+
+
+def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -> tuple[RelativeAttention, Certificate]:
+    """Makes the attention whose scores are those of a normalised convolution, and so low outside that they count 0."""
+    for name, parameter in conv.named_parameters():
+        reason = why_not_numbers(name, parameter)
+        if reason is not None:
+            raise UnsupportedModelError(f"cannot convert NormalisedConv: {reason}")
+    free, heads, scores = copy.deepcopy(conv), conv.num_heads, [s.detach() for s in conv.scores]
+    free.shares = free.frozen_size = None
+    least = zip(smallest_image(conv.geometry), conv.box, strict=True)
+    check = [max(size, high - low + 3) for size, (low, high) in least]  # pixels that see the whole box, and others
+    sizes = conv.frozen_size if spatial is None else axis_lists("spatial", spatial, conv.dims, least=1)
+    common = chosen_extent(None, conv.dims) if sizes is None else (1,) * conv.dims
+    axes = zip(conv.geometry.axes(sizes or check), common, conv.box, strict=True)
+    extent = [max(n, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high) for axis, n, (low, high) in axes]
+    with keep_random_state(conv):
+        if conv.separable:
+            encoding: LearnedAxial | LearnedTable = LearnedAxial(heads, conv.dims, extent=extent, width=heads)
+        else:
+            encoding = LearnedTable(heads, conv.dims, extent=extent)
+        layer = _PLAIN[conv.dims](
+            conv.in_channels,
+            conv.out_channels,
+            heads,
+            encoding,
+            head_width=conv.head_width,
+            groups=conv.groups,
+            bias=conv.bias is not None,
+            impl=impl,
+            **asdict(conv.geometry),
+        )
+    inside = [slice(size - 1 + low, size + high) for size, (low, high) in zip(extent, conv.box, strict=True)]
+    spread = sum(s.flatten(1).amax(1) - s.flatten(1).amin(1) for s in scores)  # of all that a head sees
+    with torch.no_grad():
+        for axis, own in enumerate(scores):
+            low = own.flatten(1).amax(1) - spread - _OUTSIDE
+            sides = [2 * extent[axis] - 1] if conv.separable else [2 * size - 1 for size in extent]
+            table = low.view(-1, *(1,) * len(sides)).repeat(1, *sides)
+            table[(slice(None), *([inside[axis]] if conv.separable else inside))] = own
+            if isinstance(encoding, LearnedAxial):
+                encoding.tables[axis] = nn.Parameter(table.T.contiguous())
+            else:
+                encoding.scores = nn.Parameter(table)
+        if isinstance(encoding, LearnedAxial):
+            encoding.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(conv.dims, 1, 1))
+    encoding.requires_grad_(conv.scores[0].requires_grad)
+    layer.values, layer.bias = free.values, free.bias
+    layer.encoding = encoding
+    layer.train(conv.training)
+    return layer, certify_attention(free, layer, leak=0.0, per_unit=0.0, sizes=[*map(min, check, sizes or check)])
 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:

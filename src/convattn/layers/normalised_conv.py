@@ -49,6 +49,7 @@ class NormalisedConv(HasKernel):
         bias: b, (out_channels,), or None.
         box: Lowest and highest displacement of the kernel along each axis, in pixels.
         num_heads, groups: Number of heads, and of blocks of each W_h.
+        frozen_size: Size of the images of a frozen layer, or None.
 
     Example:
         >>> conv = NormalisedConv(1, 1, num_heads=1, box=[(-1, 1)])  # a mean of three pixels, at the border of two
@@ -113,7 +114,7 @@ class NormalisedConv(HasKernel):
         shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
         self.scores = nn.ParameterList(torch.zeros(num_heads, *shape, **like) for shape in shapes)
         self.register_buffer("shares", None, persistent=False)
-        self._size: tuple[int, ...] | None = None
+        self.frozen_size: tuple[int, ...] | None = None
 
     @property
     def dims(self) -> int:
@@ -148,7 +149,7 @@ class NormalisedConv(HasKernel):
         made = copy.deepcopy(self).eval().requires_grad_(False)
         with torch.no_grad(), without_autocast(self.scores[0].device):
             made.shares = self._shares(self.geometry.axes(sizes))
-        made._size = sizes
+        made.frozen_size = sizes
         return made
 
     def options(self) -> dict[str, Any]:
@@ -172,8 +173,10 @@ class NormalisedConv(HasKernel):
     def _run(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
         """Applies the layer to a batch of images."""
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
-        if self._size not in (None, tuple(x.shape[2:])):
-            raise ShapeError(must_be("x", f"of the spatial size {self._size} of this frozen layer", tuple(x.shape)))
+        if self.frozen_size not in (None, tuple(x.shape[2:])):
+            raise ShapeError(
+                must_be("x", f"of the spatial size {self.frozen_size} of this frozen layer", tuple(x.shape))
+            )
         axes, keys = self.geometry.axes(x.shape[2:]), pad_keys(x, self.geometry)
         with without_autocast(x.device):
             means = self._means(keys.to(self.scores[0].dtype), axes).to(x.dtype)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import freeze, load_network, network_to_conv, save_network
+from convattn import freeze, load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert import to_conv
 from convattn.encodings import Quadratic
 from convattn.layers import NormalisedConv, RelativeAttention2d
@@ -47,6 +47,19 @@ def test_it_is_saved_and_loaded(tmp_path):
     loaded = load_network(save_network(made, tmp_path / "made", certificate=certificate)).eval()
     with torch.no_grad():
         assert torch.equal(loaded(images), made(images))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_becomes_attention_again(name):
+    network, images, made, _ = convert(name)
+    for source in (made, freeze(made, images)):
+        back, certificate = network_to_attention(source, images=images)
+        assert certificate.verdict == "exact"
+        assert certificate.top1_changed == 0
+        assert not any(isinstance(part, NormalisedConv) for part in back.modules())
+        with torch.no_grad():
+            hi, lows = references(lambda network, x: network(x), network, images)
+            assert_within_budget(back(images), hi, lows)
 
 
 def test_a_changed_score_fails_the_certificate(monkeypatch):
