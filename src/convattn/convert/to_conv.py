@@ -590,16 +590,17 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     return conv.train(layer.training)
 
 
-class ExactChoice(NamedTuple):
-    """A normalised convolution for an attention layer, and what it misses."""
+class MadeConvolution(NamedTuple):
+    """A convolution for an attention layer, and what it misses."""
 
-    conv: NormalisedConv
-    leak: float  # Largest share of attention outside the kernels' box, of any head and query
-    errors: Float[Tensor, " heads"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|, for any query
-    rounded: Float[Tensor, " heads"]  # What rounding of the scores adds to that
+    conv: AnyConvolution | NormalisedConv
+    kernel: Float[Tensor, "..."]  # In float64; of a normalised one, what rounding of the scores adds to the errors
+    errors: Float[Tensor, "heads queries"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|; one for all queries where the same
+    leak: float  # Largest share of attention outside the window, of any head and query
+    any_size: bool  # Whether this holds for images of any size
 
 
-def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> ExactChoice:
+def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> MadeConvolution:
     """Makes the normalised convolution of heads that need not be hard.
 
     The box of the kernels leaves at most `mass` of the attention of any query outside. A query at the border may see
@@ -662,7 +663,7 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
     conv.scores.requires_grad_(any(parameter.requires_grad for parameter in encoding.parameters()))
-    return ExactChoice(conv.train(layer.training), leak, errors, rounded)
+    return MadeConvolution(conv.train(layer.training), rounded, errors[:, None], leak, any_size=False)
 
 
 def attention_to_conv(
@@ -736,30 +737,21 @@ def attention_to_conv(
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
-            exact = None if borders == "plain" else _exact_choice(layer, sizes, maps, mass, modes, borders)
-            if exact is not None:
-                return exact.conv, certify_convolution(
-                    layer,
-                    exact.conv,
-                    exact.rounded,
-                    maps,
-                    sizes,
-                    leak=exact.leak + content_share,
-                    errors=exact.errors[:, None] + 2 * content_share,
-                    any_size=False,
-                )
-            choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
-            choice = closest_kernel(layer, sizes, choices)
-            conv = make_convolution(layer, choice)
-            return conv, certify_convolution(
+            made = None if borders == "plain" else _exact_at_borders(layer, sizes, maps, mass, modes, borders)
+            if made is None:
+                choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
+                choice = closest_kernel(layer, sizes, choices)
+                conv, errors = make_convolution(layer, choice), choice.errors.flatten(1)
+                made = MadeConvolution(conv, choice.kernel, errors, choice.leak, choice.any_size)
+            return made.conv, certify_convolution(
                 layer,
-                conv,
-                choice.kernel,
+                made.conv,
+                made.kernel,
                 maps,
                 sizes,
-                leak=choice.leak + content_share,
-                errors=choice.errors.flatten(1) + 2 * content_share,
-                any_size=choice.any_size,
+                leak=made.leak + content_share,
+                errors=made.errors + 2 * content_share,
+                any_size=made.any_size,
             )
     except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels of volumes, pixel by pixel
         if not lacks_memory(error):
@@ -770,9 +762,9 @@ def attention_to_conv(
         ) from error
 
 
-def _exact_choice(
+def _exact_at_borders(
     layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, modes: Sequence[str], borders: str
-) -> ExactChoice | None:
+) -> MadeConvolution | None:
     """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
     hard = [find_hard_heads(layer, unit_steps(layer.geometry, sizes), mode) for mode in modes]
     if any(heads is not None and heads.window(layer.geometry, None) is not None for heads in hard):
