@@ -54,7 +54,6 @@ _MOST_DISPLACEMENTS = 1 << 18
 _LONGEST = 1 << 10
 """Limits of the search for an image size: displacements of a grid, and keys along an axis."""
 
-
 _RANGE = {torch.float32: (100, 60), torch.float64: (600, 600)}
 """How many powers of e below its maximum a kernel may be at displacement 0, and beyond how many all of it is raised."""
 
@@ -96,11 +95,10 @@ def own_window(geometry: Geometry) -> Window | None:
 
 
 def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Returns the smallest window without gaps that contains the displacements and keeps the layer's output size.
+    """Returns the smallest window without gaps, from `low` to `high` at least, that keeps the layer's output size.
 
-    `low` and `high` are the smallest and largest displacements per axis. torch pads both sides equally, so the window
-    may be larger than needed on one side. None means that no torch convolution has the layer's stride and input
-    dilation.
+    torch pads both sides equally, so it may be larger than needed on one side. None means that no torch convolution has
+    the layer's stride and input dilation.
     """
     transposed, first, taps = _transposed(geometry), [], []
     for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
@@ -176,11 +174,9 @@ def _fit_window(
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
-    axes = geometry.axes(spatial)
-    spans = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
     return tuple(
-        Axis(range(axis.queries[0], axis.queries[0] + axis.keys - span), axis.keys)
-        for axis, span in zip(axes, spans, strict=True)
+        Axis(range(axis.queries[0], axis.queries[0] + axis.keys - d * (k - 1)), axis.keys)
+        for axis, d, k in zip(geometry.axes(spatial), geometry.dilation, geometry.kernel_size, strict=True)
     )
 
 
@@ -269,12 +265,8 @@ class AttentionMap:
         box = self.weights
         low, high = [axis.lowest for axis in self.axes], [axis.highest for axis in self.axes]
         while True:
-            faces = [
-                (box.select(dim, end).reshape(len(box), -1).sum(1), dim, end)
-                for dim in range(1, box.ndim)
-                for end in (0, -1)
-                if box.shape[dim] > 1
-            ]
+            ends = [(dim, end) for dim in range(1, box.ndim) for end in (0, -1) if box.shape[dim] > 1]
+            faces = [(box.select(dim, end).reshape(len(box), -1).sum(1), dim, end) for dim, end in ends]
             faces = [(face, dim, end) for face, dim, end in faces if bool((face <= rest).all())]
             if not faces:
                 return tuple(low), tuple(high)
@@ -466,10 +458,8 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         axes = unit_steps(geometry, sizes)
         many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST_DISPLACEMENTS
         if extra > 4 and (many or max(sizes) > _LONGEST):
-            expectation = (
-                "given, because the heads do not fall off with distance, so that the kernel depends on the image's size"
-            )
-            raise ArgumentError(must_be("spatial", expectation, spatial))
+            why = "the heads do not fall off with distance, so that the kernel depends on the image's size"
+            raise ArgumentError(must_be("spatial", f"given, because {why}", spatial))
         if heads is not None:
             enough = heads.seen(axes)
         else:
@@ -530,11 +520,8 @@ def _window_of_heads(attention: AttentionMap, geometry: Geometry, taps: tuple[in
     if taps is not None:
         windows = sized_windows(geometry, taps)
         if not windows:
-            expectation = (
-                "one with which a torch convolution gives the layer's output size (odd instead of even, or even instead"
-                " of odd)"
-            )
-            raise ArgumentError(must_be("kernel_size", expectation, taps))
+            size = "the layer's output size (odd instead of even, or even instead of odd)"
+            raise ArgumentError(must_be("kernel_size", f"one with which a torch convolution gives {size}", taps))
         return min(windows, key=attention.left_out)
     own = own_window(geometry)
     if own is not None and attention.left_out(own) <= mass:
@@ -632,11 +619,10 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         reach = [max(-first, last, 0) for first, last in zip(low, high, strict=True)]
         ends = [(max(-r, axis.lowest), min(r, axis.highest)) for r, axis in zip(reach, part, strict=True)]
         window = Window(tuple(a for a, _ in ends), tuple(b - a + 1 for a, b in ends), (1,) * len(ends), "same", None)
-        inside = tuple(slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True))
-        lifted = table + lift.view(-1, *(1,) * len(part)) / len(parts)
-        held = lifted[(slice(None), *inside)].to(kind)
-        off = torch.zeros_like(table)
-        off[(slice(None), *inside)] = (held.double() - lifted[(slice(None), *inside)]).abs().nan_to_num()
+        inside = [slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True)]
+        lifted = (table + lift.view(-1, *(1,) * len(part)) / len(parts))[(slice(None), *inside)]
+        held, off = lifted.to(kind), torch.zeros_like(table)
+        off[(slice(None), *inside)] = (held.double() - lifted).abs().nan_to_num()
         moved = _sum_over_keys(attention.weights * off, part) / attention.totals
         missed = attention.missed(window)
         box, scores, leak = box + ends, [*scores, held], leak + missed.max().item()
