@@ -577,7 +577,7 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     return conv.train(layer.training)
 
 
-class MadeConvolution(NamedTuple):
+class Replacement(NamedTuple):
     """A convolution for an attention layer, and what it misses."""
 
     conv: AnyConvolution | NormalisedConv
@@ -587,7 +587,7 @@ class MadeConvolution(NamedTuple):
     any_size: bool  # Whether this holds for images of any size
 
 
-def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> MadeConvolution:
+def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> Replacement:
     """Makes the normalised convolution of heads that need not be hard.
 
     The box of the kernels leaves at most `mass` of the attention of any query outside. A query at the border may see
@@ -649,7 +649,7 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
     conv.scores.requires_grad_(any(parameter.requires_grad for parameter in encoding.parameters()))
-    return MadeConvolution(conv.train(layer.training), rounded, errors[:, None], leak, any_size=False)
+    return Replacement(conv.train(layer.training), rounded, errors[:, None], leak, any_size=False)
 
 
 def attention_to_conv(
@@ -728,7 +728,7 @@ def attention_to_conv(
                 choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
                 choice = closest_kernel(layer, sizes, choices)
                 conv, errors = make_convolution(layer, choice), choice.errors.flatten(1)
-                made = MadeConvolution(conv, choice.kernel, errors, choice.leak, choice.any_size)
+                made = Replacement(conv, choice.kernel, errors, choice.leak, choice.any_size)
             return made.conv, certify_convolution(
                 layer,
                 made.conv,
@@ -750,7 +750,7 @@ def attention_to_conv(
 
 def _exact_at_borders(
     layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, modes: Sequence[str], borders: str
-) -> MadeConvolution | None:
+) -> Replacement | None:
     """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
     hard = [find_hard_heads(layer, unit_steps(layer.geometry, sizes), mode) for mode in modes]
     if any(heads is not None and heads.window(layer.geometry, None) is not None for heads in hard):
