@@ -197,7 +197,7 @@ def compare_networks(
     reordered = [results] if to_conv else []
     if not to_conv or (convolved is not None and own == torch.float64):
         reordered.append(
-            _run(_with_convolutions(made if to_conv else source, convolutions, _sum_otherwise), batches)[0]
+            _run(_with_convolutions(made if to_conv else source, convolutions, summed_otherwise), batches)[0]
         )
     moved = [
         _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
@@ -250,11 +250,6 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
-
-
-def _sum_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes a convolution of one image or several in another order of summation."""
-    return summed_otherwise(conv, x[None])[0] if x.ndim < conv.weight.ndim else summed_otherwise(conv, x)
 
 
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:

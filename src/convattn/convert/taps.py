@@ -188,6 +188,8 @@ def _with_bias(taps: Taps, y: Tensor) -> Tensor:
 
 def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes a convolution in another order: tap by tap, or for large kernels from an image rounded differently."""
+    if x.ndim < conv.weight.ndim:  # a single image
+        return summed_otherwise(conv, x[None])[0]
     few = prod(conv.kernel_size) <= _MANY_TAPS
     return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
 
