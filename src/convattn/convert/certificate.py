@@ -36,6 +36,12 @@ CLOSE = 0.01
 A decision can change only where its two largest scores are nearer than twice this share.
 """
 
+_STEPS = 8
+"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
+
+_EXPONENT = {torch.float64: 745.2}
+"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
+
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
 
@@ -323,13 +329,6 @@ class NetworkCertificate(VerdictRecord):
         lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
-
-
-_STEPS = 8
-"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
-
-_EXPONENT = {torch.float64: 745.2}
-"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
 
 
 def off_centre_mass(sharpness: float, dims: int) -> float:

@@ -44,6 +44,9 @@ SEED = 0
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
 
+_BLOCK = 384
+"""Terms that a matrix product sums one after another before it adds what they make to the rest."""
+
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 
@@ -148,10 +151,6 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
         y = term if y is None else y + term
     assert y is not None
     return _with_bias(taps, y)
-
-
-_BLOCK = 384
-"""Terms that a matrix product sums one after another before it adds what they make to the rest."""
 
 
 def term_by_term(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
