@@ -323,8 +323,7 @@ def refine(
 
 def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
     """Raises if an argument has another type, there are too few images, or a tensor has no values."""
-    networks = (("conv_model", conv_model), ("attention_model", attention_model))
-    for argument, model in networks:
+    for argument, model in (("conv_model", conv_model), ("attention_model", attention_model)):
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a(argument, "an nn.Module", model))
         empty = find_empty(model)
@@ -343,7 +342,6 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
         if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
             continue
         kind = type(conv).__name__
-        reason = None
         if len(names) > 1:
             reason = "it is used in several places"
         elif not isinstance(conv, Convolution) or type(conv) not in CONVOLUTIONS.values():
@@ -352,8 +350,8 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
             reason = f"{unknowns(conv)} unknowns per output channel are more than {_MOST_UNKNOWNS}"
         else:
             pairs[names[0]] = LayerToFit(names[0], conv, _target(names[0], conv_model, attention))
-        if reason is not None:
-            left_alone.append(LeftAlone(names[0], kind, reason))
+            continue
+        left_alone.append(LeftAlone(names[0], kind, reason))
     return pairs, left_alone
 
 

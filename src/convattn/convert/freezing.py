@@ -79,10 +79,9 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    bias = layer.bias is not None
-    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, bias)
+    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, layer.bias is not None)
     convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
-    convolution.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-    if layer.bias is not None:
-        convolution.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+    for name, own in (("weight", layer.weight), ("bias", layer.bias)):
+        if own is not None:
+            setattr(convolution, name, nn.Parameter(own.detach().clone(), requires_grad=False))
     return convolution.eval()

@@ -278,8 +278,7 @@ def with_attention(
         if plain.weight is not None:
             layer.values.weight = weights.setdefault((plain.weight, _layout(plain)), layer.values.weight)
         layer.train(old.training)
-        learns = [layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])]
-        for part in learns:
+        for part in (layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])):
             part.requires_grad_(plain.conv.weight.requires_grad)
         if layer.bias is not None and plain.conv.bias is not None:
             layer.bias.requires_grad_(plain.conv.bias.requires_grad)

@@ -114,11 +114,9 @@ def _why_unsupported(conv: nn.Module) -> str | None:
     if isinstance(conv, TransposedConvolution):
         channels = (conv.in_channels, conv.out_channels // conv.groups)
     sizes = {"weight": (*channels, *conv.kernel_size), "bias": (conv.out_channels,)}
-    reasons = [
-        _why_not_parameter(name, tensor, sizes[name])
-        for name, tensor in parameters.items()
-        if tensor is not None or name == "weight"
-    ]
+    if parameters["bias"] is None:
+        del parameters["bias"]
+    reasons = [_why_not_parameter(name, tensor, sizes[name]) for name, tensor in parameters.items()]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -332,9 +330,8 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
                 computed[hook.name] = type(hook).__name__
                 (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(working, hook.name)
             elif isinstance(hook, prune.BasePruningMethod):
-                name = hook._tensor_name
-                computed[name] = "pruning"
-                prune.remove(working, name)
+                computed[hook._tensor_name] = "pruning"
+                prune.remove(working, hook._tensor_name)
     return computed, working
 
 
@@ -358,9 +355,7 @@ def _build_plain(
             continue
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
             raise UnsupportedModelError(f"its {name} is a {full_name(type(tensor))}, not a plain tensor")
-        learns = tensor.requires_grad
         with torch.no_grad():
             made = kernel_of(working) if name == "weight" and kernel_of else tensor.detach()
-        conv.register_parameter(name, nn.Parameter(made, requires_grad=learns))
-    conv.train(working.training)
-    return conv  # type: ignore[return-value]
+        conv.register_parameter(name, nn.Parameter(made, requires_grad=tensor.requires_grad))
+    return conv.train(working.training)  # type: ignore[return-value]
