@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -377,10 +376,8 @@ class Watch(TorchDispatchMode):
                 self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         for handle in self._handles:
             handle.remove()
 
