@@ -80,10 +80,7 @@ class AgreementCertificate(VerdictRecord):
             "different": "does not compute what {} computes",
             "failed": "does not give what {} gives",
         }
-        lines = [
-            f"certify: {self.verdict}",
-            f"  {self.other} {says[self.verdict].format(self.reference)}.",
-        ]
+        lines = [f"certify: {self.verdict}", f"  {self.other} {says[self.verdict].format(self.reference)}."]
         if math.isfinite(self.largest):  # outputs of other shapes have no difference
             lines += [
                 f"  The largest difference is {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}.",

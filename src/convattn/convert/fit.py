@@ -67,10 +67,8 @@ class Refinement(Record):
             lines.append(f"  top-1 changed   {self.top1_changed_before} before, {self.top1_changed_after} after")
         for layer in self.layers:
             kept = "" if layer.kept else ", not kept"
-            lines.append(
-                f"  layer           {layer.name}: {layer.before:.3g} before, {layer.after:.3g} after, of"
-                f" {layer.scale:.3g}{kept}"
-            )
+            numbers = f"{layer.before:.3g} before, {layer.after:.3g} after, of {layer.scale:.3g}"
+            lines.append(f"  layer           {layer.name}: {numbers}{kept}")
         lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         return "\n".join(lines)
 

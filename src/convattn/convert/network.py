@@ -196,9 +196,8 @@ def find_convolutions(
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(
-            f"there is no convolution to convert in {type(model).__name__}: {_why_none_found(model, left)}"
-        )
+        why = _why_none_found(model, left)
+        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {why}")
     return found, left
 
 
@@ -447,9 +446,8 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         return
     empty = find_empty(model)
     if empty is not None:
-        raise UnsupportedModelError(
-            f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"
-        )
+        why = f"its {empty} is on the meta device and has no values"
+        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))

@@ -308,10 +308,8 @@ def _require_nothing_overridden(kind: type, base: type) -> None:
             continue
         anew = sorted(n for n in vars(part) if n not in _HARMLESS and (hasattr(made, n) or n == "__getattribute__"))
         if anew:
-            raise UnsupportedModelError(
-                f"{full_name(part)} is a subclass of {base.__name__} that defines"
-                f" {', '.join(anew)}; it may compute something else"
-            )
+            what = f"{full_name(part)} is a subclass of {base.__name__} that defines {', '.join(anew)}"
+            raise UnsupportedModelError(f"{what}; it may compute something else")
 
 
 def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
