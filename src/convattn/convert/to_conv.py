@@ -72,11 +72,10 @@ class Window(NamedTuple):
 
     def within(self, geometry: Geometry) -> bool:
         """Tells whether no tap leads out of the keys, from any query of any image."""
+        along = zip(*self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True)
         return all(
             low >= -anchor and low + (taps - 1) * step <= d * (k - 1) - anchor
-            for low, taps, step, anchor, d, k in zip(
-                *self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True
-            )
+            for low, taps, step, anchor, d, k in along
         )
 
 
@@ -119,10 +118,8 @@ def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Wind
     own, transposed = own_window(geometry), _transposed(geometry)
     windows = [own if own is not None and own.taps == kernel_size else None]
     for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
-        starts = [
-            _start(geometry, axis, steps[axis] * (taps - 1), transposed=transposed)
-            for axis, taps in enumerate(kernel_size)
-        ]
+        spans = [step * (taps - 1) for step, taps in zip(steps, kernel_size, strict=True)]
+        starts = [_start(geometry, axis, span, transposed=transposed) for axis, span in enumerate(spans)]
         first = tuple(start for start in starts if start is not None)
         if len(first) == len(starts):
             windows.append(_fit_window(geometry, first, kernel_size, steps, transposed=transposed))
@@ -247,9 +244,8 @@ class AttentionMap:
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
         weights = self.weights
-        for dim, (axis, low, taps, step) in enumerate(
-            zip(self.axes, window.first, window.taps, window.steps, strict=True), start=1
-        ):
+        along = zip(self.axes, window.first, window.taps, window.steps, strict=True)
+        for dim, (axis, low, taps, step) in enumerate(along, start=1):
             index = torch.arange(taps) * step + low - axis.lowest
             seen = ((index >= 0) & (index < weights.shape[dim])).to(weights)
             place = index.clamp(0, weights.shape[dim] - 1).to(weights.device)
@@ -279,11 +275,8 @@ class AttentionMap:
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
-        low, high = self.trimmed(mass)
-        return all(
-            2 * first >= axis.lowest and 2 * last <= axis.highest
-            for first, last, axis in zip(low, high, self.axes, strict=True)
-        )
+        ends = zip(*self.trimmed(mass), self.axes, strict=True)
+        return all(2 * first >= axis.lowest and 2 * last <= axis.highest for first, last, axis in ends)
 
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
@@ -779,9 +772,9 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
         raise UnsupportedModelError(f"cannot convert {kind} to a convolution: supported layers are {known}")
     if type(layer.values) not in (MergedValues, FactoredValues):
+        values = type(layer.values).__name__
         raise UnsupportedModelError(
-            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are"
-            f" {type(layer.values).__name__}"
+            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are {values}"
         )
     if layer.content is not None and layer.gate is None:
         raise ConversionError(f"cannot convert {kind}: its scores depend on content, those of a convolution do not")
