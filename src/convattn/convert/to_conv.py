@@ -219,11 +219,6 @@ class AttentionMap:
             least = torch.where(ahead, before.index_select(dim, up_to), after.index_select(dim, from_on))
         return self.weights / least
 
-    def missed(self, window: Window) -> Float[Tensor, " heads"]:
-        """Returns the largest share of attention outside a window, over all queries, of each head."""
-        outside = _sum_over_keys(self.weights * ~self.mask(window), self.axes)
-        return (outside / self.totals).flatten(1).amax(1)
-
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
         """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
@@ -611,15 +606,17 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         low, high = replace(attention, weights=attention.shares()).trimmed(mass / len(parts))
         reach = [max(-first, last, 0) for first, last in zip(low, high, strict=True)]
         ends = [(max(-r, axis.lowest), min(r, axis.highest)) for r, axis in zip(reach, part, strict=True)]
-        window = Window(tuple(a for a, _ in ends), tuple(b - a + 1 for a, b in ends), (1,) * len(ends), "same", None)
-        inside = [slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True)]
-        lifted = (table + lift.view(-1, *(1,) * len(part)) / len(parts))[(slice(None), *inside)]
-        held, off = lifted.to(kind), torch.zeros_like(table)
-        off[(slice(None), *inside)] = (held.double() - lifted).abs().nan_to_num()
-        moved = _sum_over_keys(attention.weights * off, part) / attention.totals
-        missed = attention.missed(window)
+        sides = [slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True)]
+        inside, off, outside = (slice(None), *sides), torch.zeros_like(table), attention.weights.clone()
+        lifted = (table + lift.view(-1, *(1,) * len(part)) / len(parts))[inside]
+        held = lifted.to(kind)
+        off[inside], outside[inside] = (held.double() - lifted).abs().nan_to_num(), 0
+        moved, missed = (
+            (_sum_over_keys(share, part) / attention.totals).flatten(1).amax(1)
+            for share in (attention.weights * off, outside)
+        )
         box, scores, leak = box + ends, [*scores, held], leak + missed.max().item()
-        errors, rounded = errors + 2 * missed, rounded + 2.01 * moved.flatten(1).amax(1)
+        errors, rounded = errors + 2 * missed, rounded + 2.01 * moved
     shared = {"head_width": layer.head_width, "groups": layer.groups, "bias": layer.bias is not None}
     conv = NormalisedConv(
         layer.in_channels,
