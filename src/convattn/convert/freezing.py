@@ -20,8 +20,7 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
     images of any size, with a weight that does not learn. A `NormalisedConv` stores its divisors if it meets one size
-    only. Layers whose scores depend on content, and layers that the
-    images do not reach, are copied unchanged.
+    only. Layers whose scores depend on content, and those that the images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 

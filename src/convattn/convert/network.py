@@ -491,12 +491,11 @@ def fold_following(
             if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
                 continue
             assert isinstance(conv, AnyConvolution)
+            linear = None
             if type(parent) is MixingBlock:
                 linear = _matrix(conv, follower)
             elif _run_together(model, names[0], named[conv] + named[follower], calls):
                 linear = _normalisation(conv, follower)
-            else:
-                continue
             if linear is None:
                 continue
             kind = type(follower).__name__
