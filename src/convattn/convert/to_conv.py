@@ -418,7 +418,7 @@ class KernelChoice(NamedTuple):
     kernel: Float[Tensor, "outputs channels *taps"]  # In float64
     window: Window  # Where its taps are
     padding_mode: str  # How the image is padded
-    errors: Float[Tensor, "heads *queries"]  # Share of the attention that the kernel misses
+    errors: Float[Tensor, "heads queries"]  # Share of the attention that the kernel misses; one column if all the same
     leak: float  # Largest share of attention outside the window
     any_size: bool  # Whether this holds for images of any size
 
@@ -499,7 +499,7 @@ def choose_kernel(
     window = _window_of_heads(attention, geometry, taps, mass)
     mode = _paddable_mode(window, geometry, mode, sizes)
     zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
-    errors = attention.errors(window, geometry, zeros=zeros)
+    errors = attention.errors(window, geometry, zeros=zeros).flatten(1)
     return KernelChoice(attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False)
 
 
@@ -717,8 +717,8 @@ def attention_to_conv(
             if made is None:
                 choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
                 choice = closest_kernel(layer, sizes, choices)
-                conv, errors = make_convolution(layer, choice), choice.errors.flatten(1)
-                made = Replacement(conv, choice.kernel, errors, choice.leak, choice.any_size)
+                conv = make_convolution(layer, choice)
+                made = Replacement(conv, choice.kernel, choice.errors, choice.leak, choice.any_size)
             return made.conv, certify_convolution(
                 layer,
                 made.conv,
