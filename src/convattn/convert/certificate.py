@@ -518,7 +518,7 @@ def certify_attention(
     exact, not_covered = leak == 0 and not any(discarded), []
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
-    if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
+    if isinstance(conv, TransposedConvolution):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
     return _certificate(
         layer,
