@@ -175,9 +175,8 @@ def fit_layers(
             for network in (model, teacher):
                 run(network, Arguments((rest[:1],), {}, "one of the images"))
         except Exception as error:  # foreign networks may fail in any way
-            raise ArgumentError(
-                f"{argument} must fit both networks, but one of them raised {type(error).__name__}: {error}"
-            ) from error
+            told = f"{type(error).__name__}: {error}"
+            raise ArgumentError(f"{argument} must fit both networks, but one of them raised {told}") from error
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):
             raise ArgumentError(_NOT_FINITE.format(argument))
@@ -309,10 +308,8 @@ def refine(
     fitted = copy_network(refined).eval()  # its runs may change its buffers
     pairs, left_alone = _convolutions_to_fit(fitted, teacher)
     if not pairs and not left_alone:
-        raise ArgumentError(
-            "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
-            " replaces an attention layer"
-        )
+        why = "none of its convolutions replaces an attention layer"
+        raise ArgumentError(f"conv_model must be the result of network_to_conv on attention_model, but {why}")
     record = fit_layers(fitted, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
     for name, pair in pairs.items():
         refined.get_submodule(name).load_state_dict(pair.layer.state_dict())

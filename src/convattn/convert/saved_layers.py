@@ -180,10 +180,8 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
         return kind(**options)
     encoding = description["encoding"]
     if encoding["name"] not in ENCODINGS:
-        raise UnsupportedModelError(
-            f"its encoding {encoding['name']!r} is not registered: if it is your own, call"
-            " convattn.register_encoding before loading"
-        )
+        hint = "if it is your own, call convattn.register_encoding before loading"
+        raise UnsupportedModelError(f"its encoding {encoding['name']!r} is not registered: {hint}")
     if description["content"]:
         options["content"] = Content(**description["content"])
     built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])
