@@ -500,9 +500,8 @@ def certify_attention(
 ) -> Certificate:
     """Runs a convolution and the layer made from it on random images, and records how much they differ.
 
-    The layer runs twice: as a real softmax, and by the path that it takes by itself. `leak` bounds the attention off
-    the taps, and `per_unit` the error for inputs of absolute value ≤ 1. `discarded` holds the singular values left out,
-    per head.
+    The layer runs twice: as a real softmax, and by the path that it takes by itself. `per_unit` bounds the error for
+    inputs of absolute value ≤ 1; `leak` and `discarded` are fields of the certificate.
     """
     sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)

@@ -106,8 +106,7 @@ def certify_network(
 ) -> NetworkCertificate:
     """Makes the certificate of a conversion between two `networks`: the source, and the one made from it.
 
-    `comparison` is None where the networks were not compared. `tolerance` is the share of the largest output up to
-    which a difference may be called close, or None.
+    `comparison` is None where the networks were not compared.
     """
     source, made = networks
     verdict, worst = _judge(layers, comparison, tolerance)

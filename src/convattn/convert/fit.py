@@ -162,11 +162,10 @@ def fit_layers(
 ) -> Refinement:
     """Fits layers of `model` in the order in which they run, each to the output of a module of `teacher`.
 
-    Each layer sees the output of those that are already fitted. Every fifth image is held out; a fit that does not help
-    on those is undone. Both networks are in evaluation mode; `layers` holds the layers by their names in `model`, which
-    are changed in place. `output` runs a network on images, `argument` is what the caller calls the images, and
-    `left_alone` is what is not fitted, for the record. Raises ArgumentError if a network does not take the images, or
-    gives numbers that are not finite.
+    Every fifth image is held out; a fit that does not help on those is undone. Both networks are in evaluation mode;
+    `layers` holds the layers by their names in `model`, which are changed in place. `output` runs a network on images,
+    `argument` is what the caller calls them, and `left_alone` is for the record. Raises ArgumentError if a network does
+    not take the images, or gives numbers that are not finite.
     """
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]

@@ -474,15 +474,15 @@ def fold_following(
 ) -> dict[nn.Module, str]:
     """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
-    The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
-    mode is folded into the module right before it. A linear map in an `nn.Sequential` acts on the last axis and not on
-    channels, and stays. Folded modules become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded
-    once. Modules that are used in several places, have hooks, or have a method of their own are left alone.
+    These are the linear map of a `MixingBlock`, and batch normalisation in evaluation mode in an `nn.Sequential`, where
+    a linear map acts on the last axis and not on channels. `W' = L W, b' = L b + c`, computed in float64 and rounded
+    once; `nn.Identity` stays in their place. Modules that are used in several places, have hooks, or have a method of
+    their own are left alone.
 
-    A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
-    `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
-    that is the network, or lies in such ones alone, certainly runs as a whole. Returns, for a convolution, what was
-    folded into it, or what was not and why.
+    A network may run a part of an `nn.Sequential`, or look between its modules, so `calls`, how often each runs in one
+    pass, must be the same for it and its modules. Without `calls`, only an `nn.Sequential` that is the network, or lies
+    in such ones alone, certainly runs as a whole. Returns, for a convolution, what was folded into it, or what was not
+    and why.
     """
     named = names_by_module(model)
     wanted, notes = set(convolutions), {}

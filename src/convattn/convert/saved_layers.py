@@ -137,10 +137,6 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     """Describes a layer by its class ("kind") and its arguments, as JSON types and without its weights.
 
     A layer or encoding of an unknown class raises UnsupportedModelError.
-
-    Example:
-        >>> describe_layer(nn.Conv1d(2, 3, 5))["options"]["kernel_size"]
-        (5,)
     """
     kind = type(layer)
     if isinstance(layer, SamePaddedAttention):

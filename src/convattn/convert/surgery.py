@@ -349,8 +349,6 @@ def layer_outputs(
 class Watch(TorchDispatchMode):
     """Follows a running network: the path of each attention layer, and convolutions that are called as functions.
 
-    Hooks are set on entering and removed on leaving.
-
     Attributes:
         paths: The path of each layer on the first images that reached it.
         content_bytes: What the content scores of a layer take per image with an open gate.

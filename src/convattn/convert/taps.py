@@ -65,10 +65,7 @@ class Taps:
 
 
 def read_taps(conv: nn.Module) -> Taps:
-    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.
-
-    `require_supported` says what is refused.
-    """
+    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors."""
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]

@@ -759,11 +759,7 @@ def _exact_at_borders(
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
-    """Returns the layer if it can become a convolution.
-
-    Raises UnsupportedModelError for other modules, hooks, and parameters that are not finite real numbers, and
-    ConversionError for scores that depend on content.
-    """
+    """Returns the layer if its class, hooks, scores and parameters let it become a convolution; raises otherwise."""
     kind = type(layer).__name__
     if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
