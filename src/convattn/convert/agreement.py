@@ -29,7 +29,6 @@ from convattn.wording import counted
 _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
 
-
 _FARTHER = 4
 """How many times as far from float64 as the reference's own roundings a layer may be. A folded normalisation puts a
 large bias first: with AVX2 the sum is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
@@ -81,10 +80,7 @@ class AgreementCertificate(VerdictRecord):
             "different": "does not compute what {} computes",
             "failed": "does not give what {} gives",
         }
-        lines = [
-            f"certify: {self.verdict}",
-            f"  {self.other} {says[self.verdict].format(self.reference)}.",
-        ]
+        lines = [f"certify: {self.verdict}", f"  {self.other} {says[self.verdict].format(self.reference)}."]
         if math.isfinite(self.largest):  # outputs of other shapes have no difference
             lines += [
                 f"  The largest difference is {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}.",

@@ -36,6 +36,12 @@ CLOSE = 0.01
 A decision can change only where its two largest scores are nearer than twice this share.
 """
 
+_STEPS = 8
+"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
+
+_EXPONENT = {torch.float64: 745.2}
+"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
+
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
 
@@ -101,8 +107,6 @@ class Certificate(LayerMeasurement):
     The verdict is "exact" where nothing is lost but rounding, or no more than rounding; "failed" where the measured
     error exceeds bound + rounding, or the result in float64 is further from the source than `bound` and the rounding of
     its weights allow; and "different" otherwise. A single layer is measured on random numbers, and never called close.
-
-    `verdict` is "exact", "different" or "failed".
 
     Example:
         >>> from convattn import conv_to_attention
@@ -329,13 +333,6 @@ class NetworkCertificate(VerdictRecord):
         return "\n".join(lines)
 
 
-_STEPS = 8
-"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
-
-_EXPONENT = {torch.float64: 745.2}
-"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
-
-
 def off_centre_mass(sharpness: float, dims: int) -> float:
     """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
 
@@ -381,31 +378,24 @@ def underflows(sharpness: float, dtype: torch.dtype) -> bool:
 
 
 def convolution_rounding(
-    conv: AnyConvolution, kernel: Float[Tensor, "outputs channels *taps"], rows: Float[Tensor, "heads outputs"]
+    conv: AnyConvolution | NormalisedConv, kernel: Float[Tensor, "..."], rows: Float[Tensor, "heads outputs"]
 ) -> tuple[float, float]:
     """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|, as `_rounding`."""
-    terms, writes = kernel[0].numel() + _STEPS, kernel[0, 0].numel() + _STEPS
-    weights, source = kernel.abs().flatten(1).sum(1).max().item(), rows.sum(0).max().item()
-    return _rounding(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
-
-
-def _rounding_of(
-    conv: AnyConvolution | NormalisedConv, kernel: Tensor, rows: Float[Tensor, "heads outputs"]
-) -> tuple[float, float]:
-    """Bounds the rounding of a convolution, plain or normalised, as `_rounding`."""
+    source = rows.sum(0).max().item()
     if not isinstance(conv, NormalisedConv):
-        return convolution_rounding(conv, kernel, rows)
+        terms, writes = kernel[0].numel() + _STEPS, kernel[0, 0].numel() + _STEPS
+        weights = kernel.abs().flatten(1).sum(1).max().item()
+        return _rounding(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
     # Sums over taps are both divided and divisor, of kernels that an exponential rounds.
     taps = sum(conv.taps) if conv.separable else math.prod(conv.taps)
     terms, writes = 2 * taps + 4 * conv.dims + conv.num_heads * conv.in_channels + _STEPS, conv.num_heads + _STEPS
-    per_unit, at_zero = _rounding(conv, rows.sum(0).max().item(), rows.sum(0).max().item(), terms, writes)
+    per_unit, at_zero = _rounding(conv, source, source, terms, writes)
     return per_unit + largest(kernel @ rows), at_zero
 
 
-def _least_rounding(exact_conv: torch.nn.Module, x: Tensor) -> float:
+def _least_rounding(conv: NormalisedConv, x: Tensor) -> float:
     """Returns eps √n Σ|terms| of the largest output, a sum of n terms, one for each head and channel."""
-    absolute = copy.deepcopy(exact_conv)
-    assert isinstance(absolute, NormalisedConv)
+    absolute = copy.deepcopy(conv).double()
     for parameter in absolute.values.parameters():
         parameter.abs_()
     terms = absolute.num_heads * absolute.in_channels // absolute.groups
@@ -444,9 +434,8 @@ def _rounding(
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
 
     `weights` and `source` are the largest sums of absolute weights of one output. `terms` counts the terms and further
-    roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. `conv` gives the dtype and the bias.
-    Returns the bound for images of largest absolute value 1, and what an image of zeros adds: rounding of the bias, and
-    underflow.
+    roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. Returns the bound for images of
+    largest absolute value 1, and what an image of zeros adds: rounding of the bias, and underflow.
     """
     dtype = next(conv.values.parameters()).dtype if isinstance(conv, NormalisedConv) else conv.weight.dtype
     sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))
@@ -518,10 +507,9 @@ def certify_attention(
 ) -> Certificate:
     """Runs a convolution and the layer made from it on random images, and records how much they differ.
 
-    The layer runs twice: as a real softmax, and by the path that it takes by itself. `leak` bounds the attention off
-    the taps, and `per_unit` the error for inputs of absolute value ≤ 1. `discarded` holds the singular values left out,
-    per head. A normalised convolution is run on images of `sizes`; there the layer must also be right in float64, and
-    rounding of its scores counts.
+    The layer runs twice: as a real softmax, and by the path that it takes by itself. `per_unit` bounds the error for
+    inputs of absolute value ≤ 1; `leak` and `discarded` are fields of the certificate. A normalised convolution is run
+    on images of `sizes`; there the layer must also be right in float64, and rounding of its scores counts.
     """
     if sizes is None:
         sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
@@ -547,7 +535,7 @@ def certify_attention(
     allowed, exact = max(allowed, rounding_budget(high, lows)), leak == 0 and not any(discarded)
     if lowest_sharpness(layer) is not None:
         not_covered.append("centres rounded when the layer is cast to a narrower dtype")
-    if max(layer.geometry.input_dilation) > 1 or isinstance(conv, TransposedConvolution):
+    if isinstance(conv, TransposedConvolution):
         not_covered.append("the argument output_size of forward: output_padding is used instead")
     return _certificate(
         layer,
@@ -587,10 +575,9 @@ def certify_convolution(
     lose what other ways of computing it lose (torch's own convolution on this processor is one of them), but never more
     than the a-priori bound on rounding.
 
-    `kernel` is the kernel before rounding and `maps` are the heads' matrices, both in float64; of a normalised
-    convolution it holds what rounding of the scores moves of each head's attention. `errors` bounds how much
-    attention the kernel misses, and `leak` how much lies outside the window; `any_size` tells whether both hold for
-    images of all sizes.
+    `kernel` is the kernel before rounding, or what rounding of the scores moves of each head's attention if `conv` is
+    normalised. `maps` are the heads' matrices in float64. `errors` bounds how much attention the kernel misses, `leak`
+    how much lies outside the window; `any_size` tells whether both hold for images of all sizes.
     """
     rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
@@ -601,14 +588,14 @@ def certify_convolution(
         lows = [attention(x), *(attention(other) for other in _moved(x))]
         reordered = [made, *(conv(other) for other in _moved(x))]
         if isinstance(conv, NormalisedConv):
-            rounded = largest(kernel @ rows) * largest(x) + _least_rounding(exact_conv, x)
+            rounded = largest(kernel @ rows) * largest(x) + _least_rounding(conv, x)
         else:
             reordered.append(summed_otherwise(conv, x))
             rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
-    measured_error, bounds = largest(made.double() - high), _rounding_of(conv, kernel, rows)
+    measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
     per_unit = (errors.mT @ rows).max().item()
-    exact_per_unit, at_zero = _rounding_of(exact_conv, kernel, rows)
+    exact_per_unit, at_zero = convolution_rounding(exact_conv, kernel, rows)
     agreed = (per_unit + exact_per_unit) * largest(x) + rounded + at_zero
     not_covered = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:

@@ -106,8 +106,7 @@ def certify_network(
 ) -> NetworkCertificate:
     """Makes the certificate of a conversion between two `networks`: the source, and the one made from it.
 
-    `comparison` is None where the networks were not compared. `tolerance` is the share of the largest output up to
-    which a difference may be called close, or None.
+    `comparison` is None where the networks were not compared.
     """
     source, made = networks
     verdict, worst = _judge(layers, comparison, tolerance)
@@ -197,7 +196,7 @@ def compare_networks(
     reordered = [results] if to_conv else []
     if not to_conv or (convolved is not None and own == torch.float64):
         reordered.append(
-            _run(_with_convolutions(made if to_conv else source, convolutions, _sum_otherwise), batches)[0]
+            _run(_with_convolutions(made if to_conv else source, convolutions, summed_otherwise), batches)[0]
         )
     moved = [
         _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
@@ -215,7 +214,7 @@ def compare_networks(
     differing, uncompared = _compare_parts(plain_parts, made_parts, [run for _, run in moved])
     if differing:
         notes.append(f"{some(differing)}: not that of the source")
-    total, changed, before, after = _predictions(plain, results, labels)
+    total, changed, ties, before, after = _predictions(plain, results, labels, 2 * outputs[0].rounding)
     return NetworkComparison(
         images=given.words,
         shapes=given.shapes(),
@@ -224,7 +223,7 @@ def compare_networks(
         differing=tuple(differing),
         top1_total=total,
         top1_changed=changed,
-        top1_ties=None if total is None else _ties(plain[0], results[0], 2 * outputs[0].rounding),
+        top1_ties=ties,
         accuracy_before=before,
         accuracy_after=after,
         not_covered=(*notes, *uncompared),
@@ -252,11 +251,6 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
         return None
 
 
-def _sum_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
-    """Computes a convolution of one image or several in another order of summation."""
-    return summed_otherwise(conv, x[None])[0] if x.ndim < conv.weight.ndim else summed_otherwise(conv, x)
-
-
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
     return functional_call(conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,))
 
@@ -273,12 +267,7 @@ def _with_convolutions(
     places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
 
     def forward(
-        conv: AnyConvolution,
-        same: bool,
-        own: Sequence[str],
-        present: Mapping[str, nn.Parameter | None],
-        *given: Tensor,
-        **named: Tensor,
+        conv: AnyConvolution, same: bool, own: list[str], present: dict[str, Any], *given: Tensor, **named: Tensor
     ) -> Tensor:
         conv._parameters = {**conv._parameters, **{kind: present[kind] for kind in own}}
         x = next(iter((*given, *named.values())))
@@ -326,9 +315,8 @@ def _differences(
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
     if any(one.rounding > eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)):
-        notes.append(
-            "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare"
-        )
+        why = "rounding, or state kept between runs, changes its outputs too much to compare"
+        notes.append(f"the network as a whole: {why}")
     return compared
 
 
@@ -347,24 +335,22 @@ def _budget(runs: Sequence[_Rounded], output: int, eps: float) -> float:
 
 
 def _predictions(
-    plain: Sequence[Tensor], results: Sequence[Tensor], labels: Tensor | None
-) -> tuple[int | None, int | None, float | None, float | None]:
-    """Counts predictions and those that changed, and the shares of correct ones, if the first output is scores."""
+    plain: Sequence[Tensor], results: Sequence[Tensor], labels: Tensor | None, gap: float
+) -> tuple[int | None, int | None, int | None, float | None, float | None]:
+    """Counts predictions, those that changed and ties, and the shares of correct ones, if the first output is scores.
+
+    A tie is a prediction that changed between scores of the source no farther apart than `gap`.
+    """
     if not plain or not results or plain[0].ndim != 2 or plain[0].shape[1] < 2 or results[0].shape != plain[0].shape:
-        return None, None, None, None
+        return None, None, None, None, None
     before, after = plain[0].argmax(1), results[0].argmax(1)
-    changed = int((before != after).sum())
-    if labels is None:
-        return len(before), changed, None, None
-    shares = [(predicted == labels.to(predicted.device)).double().mean().item() for predicted in (before, after)]
-    return len(before), changed, shares[0], shares[1]
-
-
-def _ties(plain: Tensor, results: Tensor, gap: float) -> int:
-    """Counts predictions that changed between scores of the source no farther apart than `gap`."""
-    before, after = plain.argmax(1, keepdim=True), results.argmax(1, keepdim=True)
-    near = (plain.gather(1, before) - plain.gather(1, after)).double() <= gap
-    return int((near & (before != after)).sum())
+    best, now = (plain[0].gather(1, chosen[:, None])[:, 0] for chosen in (before, after))
+    changed, near = before != after, (best - now).double() <= gap
+    shares = [
+        None if labels is None else (predicted == labels.to(predicted.device)).double().mean().item()
+        for predicted in (before, after)
+    ]
+    return len(before), int(changed.sum()), int((near & changed).sum()), shares[0], shares[1]
 
 
 def _compare_parts(

@@ -67,10 +67,8 @@ class Refinement(Record):
             lines.append(f"  top-1 changed   {self.top1_changed_before} before, {self.top1_changed_after} after")
         for layer in self.layers:
             kept = "" if layer.kept else ", not kept"
-            lines.append(
-                f"  layer           {layer.name}: {layer.before:.3g} before, {layer.after:.3g} after, of"
-                f" {layer.scale:.3g}{kept}"
-            )
+            numbers = f"{layer.before:.3g} before, {layer.after:.3g} after, of {layer.scale:.3g}"
+            lines.append(f"  layer           {layer.name}: {numbers}{kept}")
         lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         return "\n".join(lines)
 
@@ -164,11 +162,10 @@ def fit_layers(
 ) -> Refinement:
     """Fits layers of `model` in the order in which they run, each to the output of a module of `teacher`.
 
-    Each layer sees the output of those that are already fitted. Every fifth image is held out; a fit that does not help
-    on those is undone. Both networks are in evaluation mode; `layers` holds the layers by their names in `model`, which
-    are changed in place. `output` runs a network on images, `argument` is what the caller calls the images, and
-    `left_alone` is what is not fitted, for the record. Raises ArgumentError if a network does not take the images, or
-    gives numbers that are not finite.
+    Every fifth image is held out; a fit that does not help on those is undone. Both networks are in evaluation mode;
+    `layers` holds the layers by their names in `model`, which are changed in place. `output` runs a network on images,
+    `argument` is what the caller calls them, and `left_alone` is for the record. Raises ArgumentError if a network does
+    not take the images, or gives numbers that are not finite.
     """
     held = (torch.arange(len(images)) % _HELD_OUT == _HELD_OUT - 1).to(images.device)
     fit, rest = images[~held], images[held]
@@ -177,9 +174,8 @@ def fit_layers(
             for network in (model, teacher):
                 run(network, Arguments((rest[:1],), {}, "one of the images"))
         except Exception as error:  # foreign networks may fail in any way
-            raise ArgumentError(
-                f"{argument} must fit both networks, but one of them raised {type(error).__name__}: {error}"
-            ) from error
+            told = f"{type(error).__name__}: {error}"
+            raise ArgumentError(f"{argument} must fit both networks, but one of them raised {told}") from error
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):
             raise ArgumentError(_NOT_FINITE.format(argument))
@@ -311,10 +307,8 @@ def refine(
     fitted = copy_network(refined).eval()  # its runs may change its buffers
     pairs, left_alone = _convolutions_to_fit(fitted, teacher)
     if not pairs and not left_alone:
-        raise ArgumentError(
-            "conv_model must be the result of network_to_conv on attention_model, but none of its convolutions"
-            " replaces an attention layer"
-        )
+        why = "none of its convolutions replaces an attention layer"
+        raise ArgumentError(f"conv_model must be the result of network_to_conv on attention_model, but {why}")
     record = fit_layers(fitted, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
     for name, pair in pairs.items():
         refined.get_submodule(name).load_state_dict(pair.layer.state_dict())
@@ -323,8 +317,7 @@ def refine(
 
 def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
     """Raises if an argument has another type, there are too few images, or a tensor has no values."""
-    networks = (("conv_model", conv_model), ("attention_model", attention_model))
-    for argument, model in networks:
+    for argument, model in (("conv_model", conv_model), ("attention_model", attention_model)):
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a(argument, "an nn.Module", model))
         empty = find_empty(model)
@@ -343,7 +336,6 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
         if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
             continue
         kind = type(conv).__name__
-        reason = None
         if len(names) > 1:
             reason = "it is used in several places"
         elif not isinstance(conv, Convolution) or type(conv) not in CONVOLUTIONS.values():
@@ -352,8 +344,8 @@ def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dic
             reason = f"{unknowns(conv)} unknowns per output channel are more than {_MOST_UNKNOWNS}"
         else:
             pairs[names[0]] = LayerToFit(names[0], conv, _target(names[0], conv_model, attention))
-        if reason is not None:
-            left_alone.append(LeftAlone(names[0], kind, reason))
+            continue
+        left_alone.append(LeftAlone(names[0], kind, reason))
     return pairs, left_alone
 
 

@@ -20,8 +20,7 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     Any number of images is fine; other sizes raise an error. Frozen layers have no parameters and stay on their device.
     Fixed heads (`Shift`) that are the taps of the layer's window become the convolution of torch that they are, for
     images of any size, with a weight that does not learn. A `NormalisedConv` stores its divisors if it meets one size
-    only. Layers whose scores depend on content, and layers that the
-    images do not reach, are copied unchanged.
+    only. Layers whose scores depend on content, and those that the images do not reach, are copied unchanged.
 
     Save the network itself, not the frozen copy, and freeze it again after loading.
 
@@ -79,10 +78,9 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    bias = layer.bias is not None
-    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, bias)
+    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, layer.bias is not None)
     convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
-    convolution.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-    if layer.bias is not None:
-        convolution.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
+    for name, own in (("weight", layer.weight), ("bias", layer.bias)):
+        if own is not None:
+            setattr(convolution, name, nn.Parameter(own.detach().clone(), requires_grad=False))
     return convolution.eval()

@@ -209,9 +209,8 @@ def find_convolutions(
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
-        raise ConversionError(
-            f"there is no convolution to convert in {type(model).__name__}: {_why_none_found(model, left)}"
-        )
+        why = _why_none_found(model, left)
+        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {why}")
     return found, left
 
 
@@ -304,8 +303,7 @@ def with_attention(
         if plain.weight is not None:
             layer.values.weight = weights.setdefault((plain.weight, _layout(plain)), layer.values.weight)
         layer.train(old.training)
-        learns = [layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])]
-        for part in learns:
+        for part in (layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])):
             part.requires_grad_(plain.conv.weight.requires_grad)
         if layer.bias is not None and plain.conv.bias is not None:
             layer.bias.requires_grad_(plain.conv.bias.requires_grad)
@@ -474,9 +472,8 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         return
     empty = find_empty(model)
     if empty is not None:
-        raise UnsupportedModelError(
-            f"cannot convert {type(model).__name__}: its {empty} is on the meta device and has no values"
-        )
+        why = f"its {empty} is on the meta device and has no values"
+        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
@@ -503,15 +500,15 @@ def fold_following(
 ) -> dict[nn.Module, str]:
     """Folds linear maps and batch normalisation into the convolutions before them, in place.
 
-    The linear map of a `MixingBlock` is folded into its mixer; in an `nn.Sequential`, batch normalisation in evaluation
-    mode is folded into the module right before it. A linear map in an `nn.Sequential` acts on the last axis and not on
-    channels, and stays. Folded modules become `nn.Identity`. `W' = L W, b' = L b + c`, computed in float64 and rounded
-    once. Modules that are used in several places, have hooks, or have a method of their own are left alone.
+    These are the linear map of a `MixingBlock`, and batch normalisation in evaluation mode in an `nn.Sequential`, where
+    a linear map acts on the last axis and not on channels. `W' = L W, b' = L b + c`, computed in float64 and rounded
+    once; `nn.Identity` stays in their place. Modules that are used in several places, have hooks, or have a method of
+    their own are left alone.
 
-    A network may run a part of an `nn.Sequential`, or look between its modules. `calls` says how often each module of a
-    `nn.Sequential`, and itself, runs in one pass: all must run equally often. Without `calls`, only an `nn.Sequential`
-    that is the network, or lies in such ones alone, certainly runs as a whole. Returns, for a convolution, what was
-    folded into it, or what was not and why.
+    A network may run a part of an `nn.Sequential`, or look between its modules, so `calls`, how often each runs in one
+    pass, must be the same for it and its modules. Without `calls`, only an `nn.Sequential` that is the network, or lies
+    in such ones alone, certainly runs as a whole. Returns, for a convolution, what was folded into it, or what was not
+    and why.
     """
     named = names_by_module(model)
     wanted, notes = set(convolutions), {}
@@ -520,12 +517,11 @@ def fold_following(
             if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
                 continue
             assert isinstance(conv, AnyConvolution)
+            linear = None
             if type(parent) is MixingBlock:
                 linear = _matrix(conv, follower)
             elif _run_together(model, names[0], named[conv] + named[follower], calls):
                 linear = _normalisation(conv, follower)
-            else:
-                continue
             if linear is None:
                 continue
             kind = type(follower).__name__

@@ -137,10 +137,6 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     """Describes a layer by its class ("kind") and its arguments, as JSON types and without its weights.
 
     A layer or encoding of an unknown class raises UnsupportedModelError.
-
-    Example:
-        >>> describe_layer(nn.Conv1d(2, 3, 5))["options"]["kernel_size"]
-        (5,)
     """
     kind = type(layer)
     if isinstance(layer, SamePaddedAttention):
@@ -180,10 +176,8 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
         return kind(**options)
     encoding = description["encoding"]
     if encoding["name"] not in ENCODINGS:
-        raise UnsupportedModelError(
-            f"its encoding {encoding['name']!r} is not registered: if it is your own, call"
-            " convattn.register_encoding before loading"
-        )
+        hint = "if it is your own, call convattn.register_encoding before loading"
+        raise UnsupportedModelError(f"its encoding {encoding['name']!r} is not registered: {hint}")
     if description["content"]:
         options["content"] = Content(**description["content"])
     built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
@@ -193,10 +192,8 @@ class Arguments(NamedTuple):
     def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
         """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
 
-        def copy(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            made = value.detach().clone()
+        def copy(x: Tensor) -> Tensor:
+            made = x.detach().clone()
             return made.to(dtype) if dtype is not None and made.is_floating_point() else made
 
         return self._mapped(copy)
@@ -204,9 +201,8 @@ class Arguments(NamedTuple):
     def rounded_differently(self, seed: int) -> "Arguments":
         """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
-        def move(value: Any) -> Any:
-            floating = isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided
-            return rounded_differently(value, seed) if floating else value
+        def move(x: Tensor) -> Tensor:
+            return rounded_differently(x, seed) if x.is_floating_point() and x.layout is torch.strided else x
 
         return self._mapped(move)
 
@@ -219,8 +215,9 @@ class Arguments(NamedTuple):
             return [self]
         return [self._replace(positional=(part,)) for part in images.split(size)]
 
-    def _mapped(self, change: Callable[[Any], Any]) -> "Arguments":
-        return Arguments(tree_map(change, self.positional), tree_map(change, dict(self.named)), self.words)
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Arguments":
+        positional, named = tree_map_only(Tensor, change, (self.positional, dict(self.named)))
+        return Arguments(positional, named, self.words)
 
 
 def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
@@ -258,8 +255,7 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
     try:
         return torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu").to(like)
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
-        expected = "the shape of an image that fits into memory"
-        raise ArgumentError(must_be("shape", expected, tuple(size))) from None
+        raise ArgumentError(must_be("shape", "the shape of an image that fits into memory", tuple(size))) from None
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -353,8 +349,6 @@ def layer_outputs(
 class Watch(TorchDispatchMode):
     """Follows a running network: the path of each attention layer, and convolutions that are called as functions.
 
-    Hooks are set on entering and removed on leaving.
-
     Attributes:
         paths: The path of each layer on the first images that reached it.
         content_bytes: What the content scores of a layer take per image with an open gate.
@@ -380,10 +374,8 @@ class Watch(TorchDispatchMode):
                 self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         for handle in self._handles:
             handle.remove()
 

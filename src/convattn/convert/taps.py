@@ -45,6 +45,9 @@ SEED = 0
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
 
+_BLOCK = 384
+"""Terms that a matrix product sums one after another before it adds what they make to the rest."""
+
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 
@@ -63,10 +66,7 @@ class Taps:
 
 
 def read_taps(conv: nn.Module) -> Taps:
-    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.
-
-    `require_supported` says what is refused.
-    """
+    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors."""
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
@@ -112,11 +112,9 @@ def _why_unsupported(conv: nn.Module) -> str | None:
     if isinstance(conv, TransposedConvolution):
         channels = (conv.in_channels, conv.out_channels // conv.groups)
     sizes = {"weight": (*channels, *conv.kernel_size), "bias": (conv.out_channels,)}
-    reasons = [
-        _why_not_parameter(name, tensor, sizes[name])
-        for name, tensor in parameters.items()
-        if tensor is not None or name == "weight"
-    ]
+    if parameters["bias"] is None:
+        del parameters["bias"]
+    reasons = [_why_not_parameter(name, tensor, sizes[name]) for name, tensor in parameters.items()]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -149,10 +147,6 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
         y = term if y is None else y + term
     assert y is not None
     return _with_bias(taps, y)
-
-
-_BLOCK = 384
-"""Terms that a matrix product sums one after another before it adds what they make to the rest."""
 
 
 def term_by_term(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
@@ -189,6 +183,8 @@ def _with_bias(taps: Taps, y: Tensor) -> Tensor:
 
 def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     """Computes a convolution in another order: tap by tap, or for large kernels from an image rounded differently."""
+    if x.ndim < conv.weight.ndim:  # a single image
+        return summed_otherwise(conv, x[None])[0]
     few = prod(conv.kernel_size) <= _MANY_TAPS
     return tap_by_tap(read_taps(conv), x) if few else conv(rounded_differently(x, SEED))
 
@@ -310,10 +306,8 @@ def _require_nothing_overridden(kind: type, base: type) -> None:
             continue
         anew = sorted(n for n in vars(part) if n not in _HARMLESS and (hasattr(made, n) or n == "__getattribute__"))
         if anew:
-            raise UnsupportedModelError(
-                f"{full_name(part)} is a subclass of {base.__name__} that defines"
-                f" {', '.join(anew)}; it may compute something else"
-            )
+            what = f"{full_name(part)} is a subclass of {base.__name__} that defines {', '.join(anew)}"
+            raise UnsupportedModelError(f"{what}; it may compute something else")
 
 
 def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
@@ -332,9 +326,8 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
                 computed[hook.name] = type(hook).__name__
                 (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(working, hook.name)
             elif isinstance(hook, prune.BasePruningMethod):
-                name = hook._tensor_name
-                computed[name] = "pruning"
-                prune.remove(working, name)
+                computed[hook._tensor_name] = "pruning"
+                prune.remove(working, hook._tensor_name)
     return computed, working
 
 
@@ -358,9 +351,7 @@ def _build_plain(
             continue
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
             raise UnsupportedModelError(f"its {name} is a {full_name(type(tensor))}, not a plain tensor")
-        learns = tensor.requires_grad
         with torch.no_grad():
             made = kernel_of(working) if name == "weight" and kernel_of else tensor.detach()
-        conv.register_parameter(name, nn.Parameter(made, requires_grad=learns))
-    conv.train(working.training)
-    return conv  # type: ignore[return-value]
+        conv.register_parameter(name, nn.Parameter(made, requires_grad=tensor.requires_grad))
+    return conv.train(working.training)  # type: ignore[return-value]

@@ -54,7 +54,6 @@ _MOST_DISPLACEMENTS = 1 << 18
 _LONGEST = 1 << 10
 """Limits of the search for an image size: displacements of a grid, and keys along an axis."""
 
-
 _RANGE = {torch.float32: (100, 60), torch.float64: (600, 600)}
 """How many powers of e below its maximum a kernel may be at displacement 0, and beyond how many all of it is raised."""
 
@@ -73,11 +72,10 @@ class Window(NamedTuple):
 
     def within(self, geometry: Geometry) -> bool:
         """Tells whether no tap leads out of the keys, from any query of any image."""
+        along = zip(*self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True)
         return all(
             low >= -anchor and low + (taps - 1) * step <= d * (k - 1) - anchor
-            for low, taps, step, anchor, d, k in zip(
-                *self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True
-            )
+            for low, taps, step, anchor, d, k in along
         )
 
 
@@ -96,11 +94,10 @@ def own_window(geometry: Geometry) -> Window | None:
 
 
 def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> Window | None:
-    """Returns the smallest window without gaps that contains the displacements and keeps the layer's output size.
+    """Returns the smallest window without gaps, from `low` to `high` at least, that keeps the layer's output size.
 
-    `low` and `high` are the smallest and largest displacements per axis. torch pads both sides equally, so the window
-    may be larger than needed on one side. None means that no torch convolution has the layer's stride and input
-    dilation.
+    torch pads both sides equally, so it may be larger than needed on one side. None means that no torch convolution has
+    the layer's stride and input dilation.
     """
     transposed, first, taps = _transposed(geometry), [], []
     for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
@@ -121,10 +118,8 @@ def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Wind
     own, transposed = own_window(geometry), _transposed(geometry)
     windows = [own if own is not None and own.taps == kernel_size else None]
     for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
-        starts = [
-            _start(geometry, axis, steps[axis] * (taps - 1), transposed=transposed)
-            for axis, taps in enumerate(kernel_size)
-        ]
+        spans = [step * (taps - 1) for step, taps in zip(steps, kernel_size, strict=True)]
+        starts = [_start(geometry, axis, span, transposed=transposed) for axis, span in enumerate(spans)]
         first = tuple(start for start in starts if start is not None)
         if len(first) == len(starts):
             windows.append(_fit_window(geometry, first, kernel_size, steps, transposed=transposed))
@@ -176,11 +171,9 @@ def _fit_window(
 
 def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
-    axes = geometry.axes(spatial)
-    spans = [d * (k - 1) for d, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
     return tuple(
-        Axis(range(axis.queries[0], axis.queries[0] + axis.keys - span), axis.keys)
-        for axis, span in zip(axes, spans, strict=True)
+        Axis(range(axis.queries[0], axis.queries[0] + axis.keys - d * (k - 1)), axis.keys)
+        for axis, d, k in zip(geometry.axes(spatial), geometry.dilation, geometry.kernel_size, strict=True)
     )
 
 
@@ -226,11 +219,6 @@ class AttentionMap:
             least = torch.where(ahead, before.index_select(dim, up_to), after.index_select(dim, from_on))
         return self.weights / least
 
-    def missed(self, window: Window) -> Float[Tensor, " heads"]:
-        """Returns the largest share of attention outside a window, over all queries, of each head."""
-        outside = _sum_over_keys(self.weights * ~self.mask(window), self.axes)
-        return (outside / self.totals).flatten(1).amax(1)
-
     def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
         """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
@@ -251,9 +239,8 @@ class AttentionMap:
     ) -> Float[Tensor, "outputs channels *taps"]:
         """Returns K[δ] = Σ_h ā_h(δ) W_h at the taps of a window; 0 where no query sees δ."""
         weights = self.weights
-        for dim, (axis, low, taps, step) in enumerate(
-            zip(self.axes, window.first, window.taps, window.steps, strict=True), start=1
-        ):
+        along = zip(self.axes, window.first, window.taps, window.steps, strict=True)
+        for dim, (axis, low, taps, step) in enumerate(along, start=1):
             index = torch.arange(taps) * step + low - axis.lowest
             seen = ((index >= 0) & (index < weights.shape[dim])).to(weights)
             place = index.clamp(0, weights.shape[dim] - 1).to(weights.device)
@@ -269,12 +256,8 @@ class AttentionMap:
         box = self.weights
         low, high = [axis.lowest for axis in self.axes], [axis.highest for axis in self.axes]
         while True:
-            faces = [
-                (box.select(dim, end).reshape(len(box), -1).sum(1), dim, end)
-                for dim in range(1, box.ndim)
-                for end in (0, -1)
-                if box.shape[dim] > 1
-            ]
+            ends = [(dim, end) for dim in range(1, box.ndim) for end in (0, -1) if box.shape[dim] > 1]
+            faces = [(box.select(dim, end).reshape(len(box), -1).sum(1), dim, end) for dim, end in ends]
             faces = [(face, dim, end) for face, dim, end in faces if bool((face <= rest).all())]
             if not faces:
                 return tuple(low), tuple(high)
@@ -287,11 +270,8 @@ class AttentionMap:
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
-        low, high = self.trimmed(mass)
-        return all(
-            2 * first >= axis.lowest and 2 * last <= axis.highest
-            for first, last, axis in zip(low, high, self.axes, strict=True)
-        )
+        ends = zip(*self.trimmed(mass), self.axes, strict=True)
+        return all(2 * first >= axis.lowest and 2 * last <= axis.highest for first, last, axis in ends)
 
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
@@ -438,7 +418,7 @@ class KernelChoice(NamedTuple):
     kernel: Float[Tensor, "outputs channels *taps"]  # In float64
     window: Window  # Where its taps are
     padding_mode: str  # How the image is padded
-    errors: Float[Tensor, "heads *queries"]  # Share of the attention that the kernel misses
+    errors: Float[Tensor, "heads queries"]  # Share of the attention that the kernel misses; one column if all the same
     leak: float  # Largest share of attention outside the window
     any_size: bool  # Whether this holds for images of any size
 
@@ -466,10 +446,8 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         axes = unit_steps(geometry, sizes)
         many = heads is None and math.prod(2 * axis.keys for axis in axes) > _MOST_DISPLACEMENTS
         if extra > 4 and (many or max(sizes) > _LONGEST):
-            expectation = (
-                "given, because the heads do not fall off with distance, so that the kernel depends on the image's size"
-            )
-            raise ArgumentError(must_be("spatial", expectation, spatial))
+            why = "the heads do not fall off with distance, so that the kernel depends on the image's size"
+            raise ArgumentError(must_be("spatial", f"given, because {why}", spatial))
         if heads is not None:
             enough = heads.seen(axes)
         else:
@@ -521,7 +499,7 @@ def choose_kernel(
     window = _window_of_heads(attention, geometry, taps, mass)
     mode = _paddable_mode(window, geometry, mode, sizes)
     zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
-    errors = attention.errors(window, geometry, zeros=zeros)
+    errors = attention.errors(window, geometry, zeros=zeros).flatten(1)
     return KernelChoice(attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False)
 
 
@@ -530,11 +508,8 @@ def _window_of_heads(attention: AttentionMap, geometry: Geometry, taps: tuple[in
     if taps is not None:
         windows = sized_windows(geometry, taps)
         if not windows:
-            expectation = (
-                "one with which a torch convolution gives the layer's output size (odd instead of even, or even instead"
-                " of odd)"
-            )
-            raise ArgumentError(must_be("kernel_size", expectation, taps))
+            size = "the layer's output size (odd instead of even, or even instead of odd)"
+            raise ArgumentError(must_be("kernel_size", f"one with which a torch convolution gives {size}", taps))
         return min(windows, key=attention.left_out)
     own = own_window(geometry)
     if own is not None and attention.left_out(own) <= mass:
@@ -590,16 +565,17 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     return conv.train(layer.training)
 
 
-class ExactChoice(NamedTuple):
-    """A normalised convolution for an attention layer, and what it misses."""
+class Replacement(NamedTuple):
+    """A convolution for an attention layer, and what it misses."""
 
-    conv: NormalisedConv
-    leak: float  # Largest share of attention outside the kernels' box, of any head and query
-    errors: Float[Tensor, " heads"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|, for any query
-    rounded: Float[Tensor, " heads"]  # What rounding of the scores adds to that
+    conv: AnyConvolution | NormalisedConv
+    kernel: Float[Tensor, "..."]  # In float64; of a normalised one, what rounding of the scores adds to the errors
+    errors: Float[Tensor, "heads queries"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|; one for all queries where the same
+    leak: float  # Largest share of attention outside the window, of any head and query
+    any_size: bool  # Whether this holds for images of any size
 
 
-def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> ExactChoice:
+def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> Replacement:
     """Makes the normalised convolution of heads that need not be hard.
 
     The box of the kernels leaves at most `mass` of the attention of any query outside. A query at the border may see
@@ -630,16 +606,17 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         low, high = replace(attention, weights=attention.shares()).trimmed(mass / len(parts))
         reach = [max(-first, last, 0) for first, last in zip(low, high, strict=True)]
         ends = [(max(-r, axis.lowest), min(r, axis.highest)) for r, axis in zip(reach, part, strict=True)]
-        window = Window(tuple(a for a, _ in ends), tuple(b - a + 1 for a, b in ends), (1,) * len(ends), "same", None)
-        inside = tuple(slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True))
-        lifted = table + lift.view(-1, *(1,) * len(part)) / len(parts)
-        held = lifted[(slice(None), *inside)].to(kind)
-        off = torch.zeros_like(table)
-        off[(slice(None), *inside)] = (held.double() - lifted[(slice(None), *inside)]).abs().nan_to_num()
-        moved = _sum_over_keys(attention.weights * off, part) / attention.totals
-        missed = attention.missed(window)
+        sides = [slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True)]
+        inside, off, outside = (slice(None), *sides), torch.zeros_like(table), attention.weights.clone()
+        lifted = (table + lift.view(-1, *(1,) * len(part)) / len(parts))[inside]
+        held = lifted.to(kind)
+        off[inside], outside[inside] = (held.double() - lifted).abs().nan_to_num(), 0
+        moved, missed = (
+            (_sum_over_keys(share, part) / attention.totals).flatten(1).amax(1)
+            for share in (attention.weights * off, outside)
+        )
         box, scores, leak = box + ends, [*scores, held], leak + missed.max().item()
-        errors, rounded = errors + 2 * missed, rounded + 2.01 * moved.flatten(1).amax(1)
+        errors, rounded = errors + 2 * missed, rounded + 2.01 * moved
     shared = {"head_width": layer.head_width, "groups": layer.groups, "bias": layer.bias is not None}
     conv = NormalisedConv(
         layer.in_channels,
@@ -662,7 +639,7 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
     conv.scores.requires_grad_(any(parameter.requires_grad for parameter in encoding.parameters()))
-    return ExactChoice(conv.train(layer.training), leak, errors, rounded)
+    return Replacement(conv.train(layer.training), rounded, errors[:, None], leak, any_size=False)
 
 
 def attention_to_conv(
@@ -736,30 +713,21 @@ def attention_to_conv(
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
-            exact = None if borders == "plain" else _exact_choice(layer, sizes, maps, mass, modes, borders)
-            if exact is not None:
-                return exact.conv, certify_convolution(
-                    layer,
-                    exact.conv,
-                    exact.rounded,
-                    maps,
-                    sizes,
-                    leak=exact.leak + content_share,
-                    errors=exact.errors[:, None] + 2 * content_share,
-                    any_size=False,
-                )
-            choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
-            choice = closest_kernel(layer, sizes, choices)
-            conv = make_convolution(layer, choice)
-            return conv, certify_convolution(
+            made = None if borders == "plain" else _exact_at_borders(layer, sizes, maps, mass, modes, borders)
+            if made is None:
+                choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
+                choice = closest_kernel(layer, sizes, choices)
+                conv = make_convolution(layer, choice)
+                made = Replacement(conv, choice.kernel, choice.errors, choice.leak, choice.any_size)
+            return made.conv, certify_convolution(
                 layer,
-                conv,
-                choice.kernel,
+                made.conv,
+                made.kernel,
                 maps,
                 sizes,
-                leak=choice.leak + content_share,
-                errors=choice.errors.flatten(1) + 2 * content_share,
-                any_size=choice.any_size,
+                leak=made.leak + content_share,
+                errors=made.errors + 2 * content_share,
+                any_size=made.any_size,
             )
     except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels of volumes, pixel by pixel
         if not lacks_memory(error):
@@ -770,9 +738,9 @@ def attention_to_conv(
         ) from error
 
 
-def _exact_choice(
+def _exact_at_borders(
     layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, modes: Sequence[str], borders: str
-) -> ExactChoice | None:
+) -> Replacement | None:
     """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
     hard = [find_hard_heads(layer, unit_steps(layer.geometry, sizes), mode) for mode in modes]
     if any(heads is not None and heads.window(layer.geometry, None) is not None for heads in hard):
@@ -791,19 +759,15 @@ def _exact_choice(
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
-    """Returns the layer if it can become a convolution.
-
-    Raises UnsupportedModelError for other modules, hooks, and parameters that are not finite real numbers, and
-    ConversionError for scores that depend on content.
-    """
+    """Returns the layer if its class, hooks, scores and parameters let it become a convolution; raises otherwise."""
     kind = type(layer).__name__
     if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
         raise UnsupportedModelError(f"cannot convert {kind} to a convolution: supported layers are {known}")
     if type(layer.values) not in (MergedValues, FactoredValues):
+        values = type(layer.values).__name__
         raise UnsupportedModelError(
-            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are"
-            f" {type(layer.values).__name__}"
+            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are {values}"
         )
     if layer.content is not None and layer.gate is None:
         raise ConversionError(f"cannot convert {kind}: its scores depend on content, those of a convolution do not")
