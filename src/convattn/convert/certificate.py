@@ -349,10 +349,15 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
     Returns:
         ε(α), a share of the attention; above 1 the bound says nothing.
 
+    Raises:
+        ArgumentError: α is not positive.
+
     Example:
         >>> round(off_centre_mass(5.0, dims=2), 4)
         0.0271
     """
+    if not sharpness > 0:
+        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
     if sharpness < math.pi:  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
         dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
         return math.expm1(min(dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual)), 700.0))

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -42,7 +41,7 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import REFUSED, AnyConvolution, PlainConvolution, TransposedConvolution, read_plain
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
-from convattn.convert.to_conv import attention_to_conv, fixed_heads, unit_steps
+from convattn.convert.to_conv import attention_to_conv, fixed_heads, require_borders, unit_steps
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -145,10 +144,10 @@ def network_to_attention(
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        normalised = {plain.names[0] for plain in found if isinstance(plain.conv, NormalisedConv)}
-        shapes = input_shapes(model, given, normalised) if normalised else {}
-        spatial = {name: [max(along) for along in zip(*shape, strict=True)][2:] for name, shape in shapes.items()}
-        made, certificates = with_attention(model, found, spatial, sharpness=sharpness, content=content, impl=impl)
+        normalised = {plain.names[0]: plain.conv for plain in found if isinstance(plain.conv, NormalisedConv)}
+        for name, shapes in (input_shapes(model, given, normalised) if normalised else {}).items():
+            normalised[name].frozen_size = tuple(max(along) for along in zip(*shapes, strict=True))[2:]
+        made, certificates = with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
         convolutions = {
@@ -196,10 +195,7 @@ def find_convolutions(
             reason = _refusal(module)
             if reason is not None:
                 raise UnsupportedModelError(reason)
-            if isinstance(module, NormalisedConv):
-                plain = PlainConvolution(tuple(named[module]), module, False, None, True, ())
-            else:
-                plain = read_plain(module, named[module])
+            plain = read_plain(module, named[module])
             found.append(plain._replace(notes=(*plain.notes, *_hook_notes(module))))
         except UnsupportedModelError as error:
             refused.append(f"  {named[module][0] or ITSELF} ({type(module).__name__}): {error}")
@@ -273,37 +269,24 @@ def _hook_notes(module: nn.Module) -> list[str]:
 
 
 def with_attention(
-    model: nn.Module,
-    found: Sequence[PlainConvolution],
-    spatial: Mapping[str, Sequence[int]] = MappingProxyType({}),
-    **options: Any,
+    model: nn.Module, found: Sequence[PlainConvolution], **options: Any
 ) -> tuple[nn.Module, list[Certificate]]:
-    """Copies a network with attention layers in the places of convolutions; returns it and their certificates.
-
-    `spatial` holds the sizes of the images of normalised convolutions, by name.
-    """
+    """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     made = copy_network(model)
     places = dict(made.named_modules(remove_duplicate=False))
     replaced: dict[nn.Module, nn.Module] = {}
     weights: dict[Any, nn.Parameter] = {}  # One for all layers that hold a shared weight in the same layout
     certificates = []
     for plain in found:
-        old = places[plain.names[0]]
-        if isinstance(plain.conv, NormalisedConv):
-            layer, certificate = conv_to_attention(
-                plain.conv, impl=options["impl"], spatial=spatial.get(plain.names[0])
-            )
-            replaced[old] = layer.train(old.training)
-            certificates.append(certificate)
-            continue
-        layer, certificate = conv_to_attention(plain.conv, **options)
-        assert isinstance(layer.values, MergedValues)
+        normalised, old = isinstance(plain.conv, NormalisedConv), places[plain.names[0]]
+        layer, certificate = conv_to_attention(plain.conv, **({"impl": options["impl"]} if normalised else options))
         if plain.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
-        if plain.weight is not None:
+        if plain.weight is not None and isinstance(layer.values, MergedValues):
             layer.values.weight = weights.setdefault((plain.weight, _layout(plain)), layer.values.weight)
         layer.train(old.training)
-        for part in (layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])):
+        learns = [layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])]
+        for part in () if normalised else learns:
             part.requires_grad_(plain.conv.weight.requires_grad)
         if layer.bias is not None and plain.conv.bias is not None:
             layer.bias.requires_grad_(plain.conv.bias.requires_grad)
@@ -400,6 +383,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         whole_number("kernel_size", kernel_size)
     if padding_mode is not None and padding_mode not in PADDING_MODES:
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
+    require_borders(borders, kernel_size, padding_mode)
     _require_images(model, images, labels)
     named = {m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)}
     chosen, left = _select(named, "attention layers", include, exclude)
@@ -465,6 +449,8 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         raise ArgumentError(must_be_a("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
         raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
+    if labels is not None and not (isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()):
+        raise ArgumentError(must_be("labels", "a tensor of whole numbers, one per image", labels))
     if labels is not None and (images is None or len(labels) != len(images)):
         count = "no images were given" if images is None else f"there are {len(images)} images"
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
@@ -550,7 +536,8 @@ def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls:
     if calls is not None:
         return calls.get(parent, 0) > 0 and all(calls.get(name) == calls[parent] for name in children)
     parts = parent.split(".") if parent else []
-    return all(type(model.get_submodule(".".join(parts[:n]))) is nn.Sequential for n in range(len(parts)))
+    around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts)))
+    return all(type(module) is nn.Sequential and "forward" not in vars(module) for module in around)
 
 
 def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
 from convattn.functional.reference import rounded_differently
 from convattn.functional.torch_modes import without_autocast
-from convattn.layers import RelativeAttention
+from convattn.layers import NormalisedConv, RelativeAttention
 
 CALLS = (
     "_forward_hooks",
@@ -287,7 +287,7 @@ def input_shapes(model: nn.Module, given: Arguments, names: Iterable[str]) -> di
     shapes: dict[str, list[tuple[int, ...]]] = {}
 
     def note(name: str, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if isinstance(module, RelativeAttention):
+        if isinstance(module, NormalisedConv | RelativeAttention):
             first = module.batch_of(*positional, **named)
         else:
             first = next(tensors((positional, named)), torch.empty(()))

@@ -1,5 +1,6 @@
 """Any convolution, of torch or of a subclass, as a window of taps: one displacement and one matrix each."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -257,10 +258,12 @@ class PlainConvolution(NamedTuple):
 
 
 def read_plain(module: nn.Module, names: Sequence[str]) -> PlainConvolution:
-    """Reads a convolution of torch or of a subclass, with any parametrisation, as a plain one.
+    """Reads a convolution of torch or of a subclass, with any parametrisation, as a plain one; or a normalised one.
 
     If it may compute something else, UnsupportedModelError holds the reason alone.
     """
+    if isinstance(module, NormalisedConv):
+        return PlainConvolution(tuple(names), copy.copy(module), same=False, weight=None, bias_is_own=True, notes=())
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)
     base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import final
 
 import torch
@@ -142,47 +141,34 @@ def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -
         reason = why_not_numbers(name, parameter)
         if reason is not None:
             raise UnsupportedModelError(f"cannot convert NormalisedConv: {reason}")
-    free, heads, scores = copy.deepcopy(conv), conv.num_heads, [s.detach() for s in conv.scores]
-    free.shares = free.frozen_size = None
+    heads, dims, scores = conv.num_heads, conv.dims, [s.detach() for s in conv.scores]
     least = zip(smallest_image(conv.geometry), conv.box, strict=True)
     check = [max(size, high - low + 3) for size, (low, high) in least]  # pixels that see the whole box, and others
-    sizes = conv.frozen_size if spatial is None else axis_lists("spatial", spatial, conv.dims, least=1)
-    common = chosen_extent(None, conv.dims) if sizes is None else (1,) * conv.dims
+    sizes = conv.frozen_size if spatial is None else axis_lists("spatial", spatial, dims, least=1)
+    common = chosen_extent(None, dims) if sizes is None else (1,) * dims
     axes = zip(conv.geometry.axes(sizes or check), common, conv.box, strict=True)
     extent = [max(n, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high) for axis, n, (low, high) in axes]
-    with keep_random_state(conv):
-        if conv.separable:
-            encoding: LearnedAxial | LearnedTable = LearnedAxial(heads, conv.dims, extent=extent, width=heads)
-        else:
-            encoding = LearnedTable(heads, conv.dims, extent=extent)
-        layer = _PLAIN[conv.dims](
-            conv.in_channels,
-            conv.out_channels,
-            heads,
-            encoding,
-            head_width=conv.head_width,
-            groups=conv.groups,
-            bias=conv.bias is not None,
-            impl=impl,
-            **asdict(conv.geometry),
-        )
     inside = [slice(size - 1 + low, size + high) for size, (low, high) in zip(extent, conv.box, strict=True)]
     spread = sum(s.flatten(1).amax(1) - s.flatten(1).amin(1) for s in scores)  # of all that a head sees
-    with torch.no_grad():
-        for axis, own in enumerate(scores):
-            low = own.flatten(1).amax(1) - spread - _OUTSIDE
-            sides = [2 * extent[axis] - 1] if conv.separable else [2 * size - 1 for size in extent]
-            table = low.view(-1, *(1,) * len(sides)).repeat(1, *sides)
-            table[(slice(None), *([inside[axis]] if conv.separable else inside))] = own
-            if isinstance(encoding, LearnedAxial):
-                encoding.tables[axis] = nn.Parameter(table.T.contiguous())
-            else:
-                encoding.scores = nn.Parameter(table)
-        if isinstance(encoding, LearnedAxial):
-            encoding.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(conv.dims, 1, 1))
-    encoding.requires_grad_(conv.scores[0].requires_grad)
+    tables = []
+    for own, along in zip(scores, [(n,) for n in range(dims)] if conv.separable else [range(dims)], strict=True):
+        low = (own.flatten(1).amax(1) - spread - _OUTSIDE).view(-1, *(1,) * len(along))
+        tables.append(low.repeat(1, *(2 * extent[axis] - 1 for axis in along)))
+        tables[-1][(slice(None), *(inside[axis] for axis in along))] = own
+    free, options = copy.deepcopy(conv), conv.options()
+    free.shares = free.frozen_size = None
+    with keep_random_state(conv):
+        if options.pop("separable"):
+            encoding: LearnedAxial | LearnedTable = LearnedAxial(heads, dims, extent=extent, width=heads)
+            encoding.tables = nn.ParameterList(table.T.contiguous() for table in tables)
+            encoding.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(dims, 1, 1))
+        else:
+            encoding = LearnedTable(heads, dims, extent=extent)
+            encoding.scores = nn.Parameter(tables[0])
+        del options["box"]
+        layer = _PLAIN[dims](encoding=encoding, impl=impl, **options)
     layer.values, layer.bias = free.values, free.bias
-    layer.encoding = encoding
+    layer.encoding = encoding.requires_grad_(conv.scores[0].requires_grad)
     layer.train(conv.training)
     return layer, certify_attention(free, layer, leak=0.0, per_unit=0.0, sizes=[*map(min, check, sizes or check)])
 

@@ -642,6 +642,14 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
     return Replacement(conv.train(layer.training), rounded, errors[:, None], leak, any_size=False)
 
 
+def require_borders(borders: str, kernel_size: PerAxis | None, padding_mode: str | None) -> None:
+    """Raises unless `borders` is known, and leaves the window and the padding to choose."""
+    if borders not in _BORDERS:
+        raise UnknownNameError("borders", borders, _BORDERS)
+    if borders != "plain" and not kernel_size is padding_mode is None:
+        raise ArgumentError(must_be("borders", '"plain" with a kernel_size or a padding_mode', borders))
+
+
 def attention_to_conv(
     layer: nn.Module,
     *,
@@ -704,10 +712,7 @@ def attention_to_conv(
         raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST_NUMBERS:,} numbers", taps))
     require_share("mass", mass)
     mass = torch.finfo(dtype).eps if mass is None else mass
-    if borders not in _BORDERS:
-        raise UnknownNameError("borders", borders, _BORDERS)
-    if borders != "plain" and not kernel_size is padding_mode is None:
-        raise ArgumentError(must_be("borders", '"plain" with a kernel_size or a padding_mode', borders))
+    require_borders(borders, kernel_size, padding_mode)
     modes = padding_modes(layer.geometry, padding_mode)
     sizes = choose_sizes(layer, mass, spatial)
     try:

@@ -48,6 +48,15 @@ def test_what_does_not_certainly_follow_is_not_folded(make):
     assert not any(isinstance(module, nn.Identity) for module in made.modules())
 
 
+def test_nothing_is_folded_within_a_sequence_whose_forward_was_replaced():
+    inner = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6)))
+    model = nn.Sequential(inner).eval()
+    model.forward = inner[0].forward
+    made, record = network_to_conv(model)
+    assert isinstance(made[0][1], nn.BatchNorm2d)
+    assert record.layers[0].notes == ()
+
+
 class Parts(nn.Module):
     """Runs a sequence in its own way."""
 

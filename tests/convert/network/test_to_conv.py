@@ -13,7 +13,7 @@ from torch.nn import functional
 from convattn import load_network, save_network
 from convattn.convert import attention_to_conv, network_to_conv
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ConversionError
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, roundings
@@ -105,6 +105,20 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     loaded = load_network(tmp_path)
     hi = copy.deepcopy(made).double()(x.double())
     assert_within_budget(loaded(x), hi, roundings(call, made, x))
+
+
+@pytest.mark.parametrize("labels", [[0, 1], torch.tensor(1), torch.zeros(2, 1).long(), torch.zeros(2)], ids=str)
+def test_labels_must_be_one_whole_number_per_image(labels, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"labels must be a tensor of whole numbers, one per image, but "):
+        network_to_conv(AttentionNet(width=8, depth=1, heads=4, ffn=8), images=torch.randn(2, 3, 8, 8), labels=labels)
+
+
+def test_borders_are_checked_before_any_layer():
+    network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
+    with pytest.raises(UnknownNameError, match="unknown borders 'zeros'"):
+        network_to_conv(network, borders="zeros")
+    with pytest.raises(ArgumentError, match='borders must be "plain" with a kernel_size'):
+        network_to_conv(network, borders="exact", kernel_size=3)
 
 
 def test_changed_classes_and_labels_met_are_counted():
