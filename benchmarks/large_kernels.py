@@ -141,7 +141,10 @@ def call_of(compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *,
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Returns the least seconds of each call, for other programs only add to them; what is slow runs once."""
+    """Returns the least seconds of each call, for other programs only add to them; what is slow runs once.
+
+    Each call that is timed follows one of its own: else the caches hold what the contender before it has left there.
+    """
     seconds: dict[str, list[float]] = {}
     for name, call in calls.items():
         seconds[name] = [_seconds(call)]
@@ -150,6 +153,7 @@ def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, floa
         seconds[name].clear()
     for number in range(rounds):
         for name in fast[number % len(fast) :] + fast[: number % len(fast)] if fast else ():
+            calls[name]()
             seconds[name].append(_seconds(calls[name]))
     return {name: min(several) for name, several in seconds.items()}
 

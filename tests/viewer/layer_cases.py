@@ -11,10 +11,8 @@ from convattn.encodings import ENCODINGS, Encoding, create_encoding
 from convattn.grid import PADDING_MODES
 from convattn.layers import RelativeAttention2d
 
-NAMES = sorted(
-    {"axial_distance", "distance", "generalized_quadratic", "learned_axial", "learned_table", "linear_distance"}
-)
-NAMES += ["quadratic", "shift", "sinusoidal"]
+NAMES = sorted({"distance", "generalized_quadratic", "learned_axial", "learned_table", "linear_distance"})
+NAMES += ["quadratic", "shift", "sinusoidal", "axial_distance"]
 assert set(NAMES) <= set(ENCODINGS)
 
 
