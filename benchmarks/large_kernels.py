@@ -299,7 +299,8 @@ def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 def _setting(record: dict[str, Any]) -> str:
     """Names the instructions and the number of threads."""
     threads = record["hardware"]["threads"]
-    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}"
+    small = ", kernels of few taps first" if record.get("small_first") else ""
+    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}{small}"
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -361,7 +362,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of record and page")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case and no network after so many")
+    parser.add_argument("--small-first", action="store_true", help="take the cases by their taps; the page says so")
     parser.add_argument("--note", default="Nothing else ran on the machine.", help="what the page says of the setting")
     parser.add_argument("--other", type=Path, action="append", default=[], help="record of another run, for the page")
     given = parser.parse_args()
@@ -375,6 +377,7 @@ def main() -> None:
         "revision": find_revision(),
         "rounds": given.rounds,
         "note": given.note,
+        "small_first": given.small_first,
         "cases": [],
         "networks": [],
     }
@@ -382,13 +385,18 @@ def main() -> None:
     order = [case.name for case in grid()]
     given.output.mkdir(parents=True, exist_ok=True)
     list(measure(Case(1, 2, 2, (9, 9), 3), 1))  # what is loaded when it is first used takes no time below
-    for case in (case for first in range(3) for case in grid()[first::3]):
+    cases = [case for first in range(3) for case in grid()[first::3]]
+    if given.small_first:
+        cases.sort(key=lambda case: case.kernel ** len(case.image))
+    for case in cases:
         if time.perf_counter() - begun > given.seconds:
             break
         rows = [*record["cases"], *measure(case, given.rounds)]
         record["cases"] = sorted(rows, key=lambda row: order.index(row["name"]))
         _save(given.output, record, others)
     for number in range(len(list(networks()))):
+        if time.perf_counter() - begun > given.seconds:
+            break
         record["networks"] += measure_network(number, given.rounds)
         _save(given.output, record, others)
 

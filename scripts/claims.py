@@ -75,7 +75,7 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     }
     for name, made in words.items():
         yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
-    kernels = [_json(folder / f"large-kernels{name}.json") for name in ("", "-two-threads", "-avx512")]
+    kernels = [_json(folder / f"large-kernels{name}.json") for name in ("", "-few-taps", "-two-threads", "-avx512")]
     yield "large-kernels.md", large_kernels_page(kernels[0], kernels[1:])
     yield "large-kernels-tables.md", large_kernels_tables(kernels[0], kernels[1:])
     yield "borders.md", borders_page(_json(folder / "borders.json"))
