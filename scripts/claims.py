@@ -50,6 +50,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     """Lists the claims: the name of a page, and what it must say."""
     for made in (
         _encodings,
+        _axes,
         _grid,
         _speedrun,
         _trained_heads,
@@ -143,6 +144,29 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"end behind. | {_points(less('sa-sinusoidal', 'sa-quadratic'))}, n = 3 |"
     yield "index.md", f"confounded. | {_points(table)}; {_interval(start)} with equal starts; n = 3 |"
     yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
+
+
+def _axes(folder: Path) -> Iterator[tuple[str, str]]:
+    """Tables and functions, of each axis and of the whole displacement: the seeds that all networks have finished."""
+    own: dict[str, dict[int, float]] = {}
+    for path in sorted((folder / "encodings" / "axes" / "table").glob("*/record.json")):
+        label, seed = path.parent.name.rsplit("-", 1)
+        own.setdefault(label, {})[int(seed)] = _json(path)["results"]["test_accuracy"]
+    seeds = sorted(set.intersection(*(set(values) for values in own.values())))
+    for label, values in own.items():
+        yield "encodings.md", f"`{label}` | {spread([values[seed] for seed in seeds])} |"
+
+    def less(one: str, other: str) -> str:
+        gap = [100 * (own[one][seed] - own[other][seed]) for seed in seeds]
+        return _points(gap) + ("" if _resolved(gap) else ", not resolved")
+
+    sums, whole = less("axial-table", "axial-function"), less("joint-table", "joint-function")
+    yield "encodings.md", f"Table less function: {sums} with sums over axes, {whole} with whole displacements."
+    of_tables, of_functions = less("axial-table", "joint-table"), less("axial-function", "joint-function")
+    yield "encodings.md", f"less whole displacement: of tables {of_tables}, of functions {of_functions}."
+    yield "encodings.md", f"less the axial table: {less('short-sinusoids', 'axial-table')}."
+    yield "encodings.md", f"(n = {len(seeds)} seeds"
+    yield "index.md", f"table less function {sums} with sums, {whole} without; n = {len(seeds)} |"
 
 
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
