@@ -252,11 +252,13 @@ def test_distance_starts_nearly_uniform_and_with_the_start_of_a_table_as_a_table
     assert all(number > 63.9 for number in keys["distance", "network"])
 
 
-def test_an_encoding_takes_its_options():
+def test_an_encoding_takes_its_options(without_type_checks):
     network = AttentionNet("distance", encoding_options={"hidden": 3}, **SMALL)
     assert all(block.mixer.encoding.hidden == 3 for block in network.blocks)
     with pytest.raises(ArgumentError, match=r"option of encoding 'quadratic' must be one of .*, but is 'hidden'"):
         AttentionNet("quadratic", encoding_options={"hidden": 3}, **SMALL)
+    with pytest.raises(ArgumentError, match="encoding_options must be arguments by name, as a dict, but is "):
+        AttentionNet("distance", encoding_options=[3], **SMALL)
 
 
 def test_start_of_a_table_is_drawn_after_everything_else():

@@ -97,7 +97,6 @@ def _draw_weights(module: nn.Module, std: float) -> None:
 
 
 _CENTRES = ("grid", "normal")
-_CENTRED = ("generalized_quadratic", "quadratic")
 _POSITION_STARTS = ("network", "table")
 
 
@@ -191,6 +190,8 @@ class AttentionNet(MixingNet):
         """
         for name, size in {"width": width, "depth": depth, "patch": patch, "image_size": image_size}.items():
             whole_number(name, size)
+        if not isinstance(encoding_options, Mapping | None):
+            raise ArgumentError(must_be("encoding_options", "arguments by name, as a dict", encoding_options))
         if gated and not content:
             raise ArgumentError(must_be("content", "True with gated=True, which mixes content and position", content))
         if content and not gated and encoding == "learned_axial" and width % 2:
@@ -258,7 +259,7 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
         raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":
         return create_encoding(name, heads, 2, **options)
-    if name not in _CENTRED:
+    if name not in ("generalized_quadratic", "quadratic"):
         raise ArgumentError(must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres))
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 

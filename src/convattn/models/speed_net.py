@@ -18,8 +18,7 @@ from convattn.models.classifier import ImageClassifier
 
 _LEAST = 5e-4
 """Added to each variance, so that directions in which patches hardly vary are not blown up."""
-_AT_ONCE = 500
-"""Images whose patches are made at once."""
+_AT_ONCE = 500  # images whose patches are made at once
 
 
 @final

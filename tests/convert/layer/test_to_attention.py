@@ -187,6 +187,12 @@ def test_off_centre_mass_bounds_the_weights_off_the_centre(alpha):
     assert (1 - weights.max(-1).values).max() <= off_centre_mass(alpha, 2)
 
 
+@pytest.mark.parametrize("sharpness", [0.0, -1.0, math.nan])
+def test_off_centre_mass_needs_a_positive_sharpness(sharpness):
+    with pytest.raises(ArgumentError, match="sharpness must be above 0"):
+        off_centre_mass(sharpness, 2)
+
+
 def test_off_centre_mass_of_very_flat_heads_is_finite():
     assert off_centre_mass(1e-12, 2) == pytest.approx(math.pi * 1e12)
     assert math.isfinite(off_centre_mass(1e-300, 3))
