@@ -26,7 +26,7 @@ from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
 
-__all__ = ["attention_on_taps", "main", "page", "petaflops", "taps_with_a_centre"]
+__all__ = ["attention_on_taps", "main", "page", "petaflops", "taps_by_chance", "taps_with_a_centre"]
 
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 _NEAR = 0.5
@@ -63,6 +63,23 @@ def attention_on_taps(
 def taps_with_a_centre(centres: Float[np.ndarray, "heads 2"]) -> int:
     """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
     return sum(bool((np.abs(centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
+
+
+def taps_by_chance(layers: Sequence[Float[np.ndarray, "heads 2"]]) -> tuple[float, int, int]:
+    """Counts the taps that have a centre if centres are normal, with the mean and spread that those of each layer have.
+
+    Args:
+        layers: Centres of the heads of each layer, (row, col) in pixels.
+
+    Returns:
+        The mean of 1,000 draws, and the range of the middle 95 %.
+    """
+    draw = np.random.default_rng(0)
+    counts = [
+        sum(taps_with_a_centre(draw.normal(one.mean(0), one.std(0), one.shape)) for one in layers) for _ in range(1000)
+    ]
+    low, high = np.quantile(counts, (0.025, 0.975), method="closest_observation")
+    return float(np.mean(counts)), int(low), int(high)
 
 
 def petaflops(recipe: dict[str, Any], image_size: int = 32, *, every_pair: bool = False) -> float:

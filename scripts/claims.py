@@ -30,7 +30,7 @@ from benchmarks.pretrained.__main__ import page as pretrained_page
 from benchmarks.real_weights.page import page as real_weights_page
 from benchmarks.real_weights.record import RealWeightsRecord
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
-from benchmarks.speedrun import attention_on_taps, petaflops, taps_with_a_centre
+from benchmarks.speedrun import attention_on_taps, petaflops, taps_by_chance, taps_with_a_centre
 from benchmarks.studies import spread
 from benchmarks.sweep.page import page as networks_page
 from benchmarks.sweep.record import families
@@ -170,25 +170,31 @@ def _axes(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
-    """Taps that have a centre, and how far centres are from a pixel, before and after training."""
+    """Taps that have a centre, and how far centres are from a pixel, over training and by chance."""
+    taken: list[list[int]] = []
+    expected: list[str] = []
+    away: list[list[float]] = []
     count = 0
-    taps: list[list[str]] = [[], []]
-    away: list[list[float]] = [[], []]
     for seed in SEEDS:
-        kept = read_heads(folder / "encodings" / "table" / f"sa-quadratic-{seed}")
-        for end, step in enumerate((kept[0].step, kept[-1].step)):
-            layers = [item.centres for item in kept if item.step == step]
-            taps[end].append(str(sum(map(taps_with_a_centre, layers))))
-            count, centres = 9 * len(layers), np.concatenate(layers)
-            away[end] += np.linalg.norm(centres - centres.round(), axis=1).tolist()
-    (first, last), means = taps, [f"{statistics.fmean(one):.2f}" for one in away]
-    words = (
-        f"{', '.join(first[:-1])} and {first[-1]} have a centre at the start and {', '.join(last[:-1])} and {last[-1]}"
-    )
-    yield "encodings.md", f"Of {count} taps (nine in each layer) {words} at the end"
-    yield "encodings.md", f"{means[0]} at the start, {means[1]} at the end"
-    taken = f"{', '.join(first)} of {count} taps at the start; {', '.join(last)} at the end; n = {len(first)}"
-    yield "index.md", taken
+        run = folder / "encodings" / "table" / f"sa-quadratic-{seed}"
+        kept, epochs = read_heads(run), _json(run / "record.json")["recipe"]["training"]["epochs"]
+        moments = [
+            [item.centres for item in kept if item.step == kept[-1].step * epoch // epochs] for epoch in (0, 5, 10, 20)
+        ]
+        count = 9 * len(moments[0])
+        centres = [np.concatenate(layers) for layers in moments]
+        taken.append([sum(map(taps_with_a_centre, layers)) for layers in moments])
+        away.append([float(np.linalg.norm(one - one.round(), axis=1).mean()) for one in centres])
+        chance = [f"{mean:.1f} ({low} to {high})" for mean, low, high in map(taps_by_chance, (moments[0], moments[-1]))]
+        expected.append(chance[1].split(" ")[0])
+        yield "encodings.md", f"| {seed} | {' | '.join(map(str, taken[-1]))} | {' | '.join(chance)} |"
+    starts, ends = ([str(row[at]) for row in taken] for at in (0, -1))
+    first, last = (f"{', '.join(some[:-1])} and {some[-1]}" for some in (starts, ends))
+    yield "encodings.md", f"Of {count} taps (nine in each layer) {first} have a centre at the start, {last} at the end"
+    means = [statistics.fmean(row[at] for row in away) for at in (0, -1)]
+    yield "encodings.md", f"{means[0]:.2f} at the start, {means[1]:.2f} at the end"
+    said = f"{', '.join(starts)} of {count} taps have a centre at the start; {', '.join(ends)} at the end"
+    yield "index.md", f"{said}, {', '.join(expected)} by chance; n = {len(starts)}"
 
 
 def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
-from benchmarks.speedrun import attention_on_taps, petaflops
+from benchmarks.speedrun import attention_on_taps, petaflops, taps_by_chance
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 from convattn.models import SpeedNet
@@ -28,3 +29,22 @@ def test_operations_are_those_of_the_products():
     inputs = {31: 24, 15: 4 + 4, 7: 6}
     means = sum(2 * 2 * side**3 * 9 * channels for side, channels in inputs.items())
     assert petaflops(soft) - petaflops(recipe) == pytest.approx(images * means)
+
+
+def test_taps_by_chance_of_centres_that_do_not_spread() -> None:
+    """Centres all alike are at one tap of each layer, or at none, in every draw."""
+    assert taps_by_chance([np.zeros((9, 2)), np.full((9, 2), 1.2), np.full((9, 2), 1.6)]) == (2.0, 2, 2)
+
+
+def test_taps_by_chance_of_two_heads() -> None:
+    """Two heads of deviation 2 are at a tap as often as the normal distribution says."""
+    centres = np.array([[-2.0, -2.0], [2.0, 2.0]])
+    inside = (2 * norm.cdf(0.75) - 1) ** 2
+    mean, low, high = taps_by_chance([centres])
+    assert 0 <= low <= mean <= high <= 2
+    # At most both heads at a tap of their own; the sum less the chance that they share one of the nine.
+    each = np.diff(norm.cdf(np.array([-0.75, -0.25, 0.25, 0.75])))
+    shared = (np.outer(each, each) ** 2).sum()
+    assert mean == pytest.approx(
+        2 * inside - shared, abs=4 / np.sqrt(1000)
+    )  # A number from 0 to 2 deviates by 1 at most
