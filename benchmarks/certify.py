@@ -374,9 +374,9 @@ Layer, weight and position are drawn for each network and fault. A damaged netwo
 {kinds} in turn. Faults in files are made in the weights of the ONNX file. A fault that a network has no place for (a
 transformer of this kind pads nothing) is left out.
 
-{hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, ONNX Runtime {onnxruntime}, OpenVINO
-{openvino}, revision {revision}; {seconds:.0f} seconds of processor time. All comparisons are in
-[certify.json](certify.json).
+{hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, ONNX Runtime
+{versions[onnxruntime]}, OpenVINO {versions[openvino]}, revision {revision};
+{seconds:.0f} seconds of processor time. All comparisons are in [certify.json](certify.json).
 
 Not covered: trained weights, other sizes of image, float16 and bfloat16, faults in several layers at once.
 """
@@ -434,8 +434,6 @@ def page(cases: Sequence[Case], setting: dict[str, Any]) -> str:
         built=len(BUILT),
         images=IMAGES,
         kinds=", ".join(CONVERSIONS),
-        onnxruntime=onnxruntime.__version__,
-        openvino=openvino.__version__.partition("-")[0],
         **setting,
     )
 
@@ -466,7 +464,7 @@ def main() -> None:
     setting = {
         "command": f"python benchmarks/certify.py --work WORK --output {portable_path(folder)}",
         "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(),
+        "versions": describe_versions(("torch", "onnxruntime", "openvino")),
         "revision": find_revision(),
         "seconds": sum(one["seconds"] for one in measured),
     }

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.borders import page as borders_page
+from benchmarks.certify import Case
+from benchmarks.certify import page as certify_page
 from benchmarks.head_replacement.page import page as head_replacement_page
 from benchmarks.large_kernels import gain as large_kernels_gain
 from benchmarks.large_kernels import page as large_kernels_page
@@ -30,6 +32,8 @@ from benchmarks.pretrained.__main__ import page as pretrained_page
 from benchmarks.real_weights.page import page as real_weights_page
 from benchmarks.real_weights.record import RealWeightsRecord
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
+from benchmarks.sharpness import SharpnessCurve
+from benchmarks.sharpness import page as sharpness_page
 from benchmarks.speedrun import attention_on_taps, petaflops, taps_by_chance, taps_with_a_centre
 from benchmarks.studies import spread
 from benchmarks.sweep.page import page as networks_page
@@ -59,6 +63,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _networks_speed,
         _sequences,
         _as_convolutions,
+        _certified,
         _others,
     ):
         yield from made(folder)
@@ -79,6 +84,10 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     kernels = [_json(folder / f"large-kernels{name}.json") for name in ("", "-few-taps", "-two-threads", "-avx512")]
     yield "large-kernels.md", large_kernels_page(kernels[0], kernels[1:])
     yield "large-kernels-tables.md", large_kernels_tables(kernels[0], kernels[1:])
+    certified = _json(folder / "certify.json")
+    yield "certify.md", certify_page(_cases(certified), certified)
+    sharpness = _json(folder / "sharpness.json")
+    yield "sharpness.md", sharpness_page(_curves(sharpness), sharpness)
     yield "borders.md", borders_page(_json(folder / "borders.json"))
     yield "real-weights-tables.md", real_weights_page(RealWeightsRecord.load(folder / "real-weights.json"))
     yield "networks-tables.md", networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl")
@@ -339,10 +348,44 @@ def _as_convolutions(folder: Path) -> Iterator[tuple[str, str]]:
     (tests,) = {row["tests"] for row in exact}
     changed = max(row["changed"] for row in exact)
     yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
+    yield from _padded(_json(folder / "borders.json")["networks"])
     kernels = _json(folder / "large-kernels.json")
     faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
     ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
     yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
+
+
+def _padded(networks: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What plain convolutions lose with one padding for both networks, on the same images."""
+    both = [networks[f"sa-{name}-medium"] for name in ("quadratic", "sinusoidal")]
+    (tests,) = {rows[mode]["tests"] for rows in both for mode in ("zeros", "replicate")}
+    lost = {
+        mode: [100 * (rows[mode]["accuracy_of_attention"] - rows[mode]["accuracy"]) for rows in both]
+        for mode in ("zeros", "replicate")
+    }
+    quadratic, sinusoidal = (f"{value:.2f}" for value in lost["zeros"])
+    replicated = " and ".join(f"{value:.2f}" for value in lost["replicate"])
+    text = f"With zeros for both, quadratic loses {quadratic} points and sinusoidal {sinusoidal}"
+    yield "pretrained.md", f"{text}; with replicate {replicated} (the first {tests:,} images"
+
+
+def _certified(folder: Path) -> Iterator[tuple[str, str]]:
+    """Faults that certificates find, and how many errors of soft heads were measured."""
+    cases = _cases(_json(folder / "certify.json"))
+    planted = [case for case in cases if case.fault is not None]
+    right = [case for case in cases if case.fault is None]
+    exact = sum(case.verdict == "exact" for case in right)
+    assert exact == len(right)
+    yield "index.md", f"all {exact} right conversions are called exact"
+    left = [case for case in planted if case.verdict == "exact"]
+    small = sum(str(case.fault).startswith(("weight by 1e-05", "weight by 1e-06")) for case in left)
+    loose = sum(not case.allclose[1] for case in planted)
+    found = f"{len(planted) - len(left)} of {len(planted)} faults in {len({case.network for case in cases})} networks"
+    rest = f"{small} of the other {len(left)} change one weight by 1e-5 or less"
+    yield "index.md", f"{found}; {rest}; allclose at 1e-5 finds {loose}"
+    curves = _curves(_json(folder / "sharpness.json"))
+    errors = sum(len(curve.measured) * curve.samples for curve in curves)
+    yield "index.md", f"{errors} errors, all within the bound"
 
 
 def _others(folder: Path) -> Iterator[tuple[str, str]]:
@@ -397,6 +440,14 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     yield "trained-networks.md", f"{ends}, after {tuned['epochs_before']} + {tuned['epochs_after']} epochs"
     changed = sum(row["top1_changed"] for row in rows["resnet18"])
     yield "index.md", f"{changed} of {rows['data']['tests']:,} predictions changed"
+
+
+def _cases(certified: Mapping[str, Any]) -> list[Case]:
+    return [Case(**{**case, "allclose": tuple(case["allclose"])}) for case in certified["cases"]]
+
+
+def _curves(sharpness: Mapping[str, Any]) -> list[SharpnessCurve]:
+    return [SharpnessCurve.from_json(json.dumps(curve)) for curve in sharpness["curves"]]
 
 
 def _json(file: Path) -> Any:

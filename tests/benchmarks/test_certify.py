@@ -70,7 +70,11 @@ def planted(verdict, effect, first="a"):
 def test_the_page_counts_what_was_found_hidden_and_missed():
     right = Case("net", "folded", None, None, "exact", None, 1e-7, 1e-6, 2.0, None, (True, True))
     cases = [right, planted("close", 1e-4), planted("close", 1e-4, "b"), planted("exact", 1e-8), planted("exact", 5e-7)]
-    setting = {"command": "x", "hardware": {"processor": "p", "threads": "1"}, "versions": {"torch": "2"}}
+    setting = {
+        "command": "x",
+        "hardware": {"processor": "p", "threads": "1"},
+        "versions": dict.fromkeys(("torch", "onnxruntime", "openvino"), "2"),
+    }
     text = page(cases, {**setting, "revision": "r", "seconds": 3.0})
     assert "| dropped bias | 4 | 2 | 1 | 1 | 1 | 0 | 4 |" in text
     assert "| folded | 1 | 0 | 0 | 0 |" in text
