@@ -312,8 +312,8 @@ def _summary(record: dict[str, Any]) -> str:
     ratios = sorted(ratio for ratio, _ in compared)
     within, lost = sum(ratio <= FEW for ratio in ratios), [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared]
     about = (
-        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; the best of"
-        f" {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
+        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases;"
+        f" {record.get('statistic', 'the best')} of {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
         f" {str(record['revision'])[:12]}. {record['note']}"
     )
     found = "No row."
@@ -378,6 +378,7 @@ def main() -> None:
         "versions": describe_versions(),
         "revision": find_revision(),
         "rounds": given.rounds,
+        "statistic": "medians",
         "note": given.note,
         "cases": [],
         "networks": [],
