@@ -311,10 +311,10 @@ def _summary(record: dict[str, Any]) -> str:
     compared = [(ratio, row["seconds"]["planned"]) for row in record["cases"] if (ratio := _ratio(row)) is not None]
     ratios = sorted(ratio for ratio, _ in compared)
     within, lost = sum(ratio <= FEW for ratio in ratios), [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared]
+    of_rounds = f"{record.get('statistic', 'the best')} of {record['rounds']} rounds"
     about = (
-        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases;"
-        f" {record.get('statistic', 'the best')} of {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
-        f" {str(record['revision'])[:12]}. {record['note']}"
+        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; {of_rounds} (what"
+        f" takes more than {SLOW:g} s runs once), revision {str(record['revision'])[:12]}. {record['note']}"
     )
     found = "No row."
     if ratios:
