@@ -273,13 +273,13 @@ def with_attention(
 ) -> tuple[nn.Module, list[Certificate]]:
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     made = copy_network(model)
-    places = dict(made.named_modules(remove_duplicate=False))
     replaced: dict[nn.Module, nn.Module] = {}
     weights: dict[Any, nn.Parameter] = {}  # One for all layers that hold a shared weight in the same layout
     certificates = []
     for plain in found:
-        normalised, old = isinstance(plain.conv, NormalisedConv), places[plain.names[0]]
+        normalised, old = isinstance(plain.conv, NormalisedConv), made.get_submodule(plain.names[0])
         layer, certificate = conv_to_attention(plain.conv, **({"impl": options["impl"]} if normalised else options))
+        layer.values = old.values if normalised else layer.values  # of the copy, where what was tied is tied
         if plain.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
         if plain.weight is not None and isinstance(layer.values, MergedValues):

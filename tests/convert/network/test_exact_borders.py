@@ -62,6 +62,18 @@ def test_it_becomes_attention_again(name):
             assert_within_budget(back(images), hi, lows)
 
 
+def test_values_that_two_layers_share_stay_shared():
+    _, images, made, _ = convert("quadratic")
+    first, second = (block.mixer for block in made.blocks)
+    second.values, second.bias = first.values, first.bias
+    back, certificate = network_to_attention(made, images=images)
+    one, other = (block.mixer for block in back.blocks)
+    assert one.values is other.values
+    assert one.bias is other.bias
+    assert one.values is not first.values
+    assert certificate.verdict == "exact"
+
+
 def test_a_changed_score_fails_the_certificate(monkeypatch):
     honest = to_conv.normalise
 
