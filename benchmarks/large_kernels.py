@@ -13,7 +13,6 @@ import argparse
 import copy
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,9 +40,6 @@ LAYOUTS = {2: torch.channels_last, 3: torch.channels_last_3d}
 LAYOUT_NAMES = ("default", "channels-last")
 SLOW = 0.5
 """Seconds of a call from which a contender runs once."""
-
-TURN = 0.02
-"""Least seconds of a turn."""
 
 FEW = 1.05
 """Largest ratio to the better layout of torch that is aimed at."""
@@ -144,28 +141,27 @@ def call_of(compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *,
 
 
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Returns the median seconds of each call over the rounds; what is slow runs once.
+    """Returns the least seconds of each call, for other programs only add to them; what is slow runs once.
 
-    In its turn a call runs once untimed, for caches and heap hold what the contender before it has left there, and
-    then again and again for at least `TURN` seconds, of which the mean counts.
+    Each call that is timed follows one of its own: else the caches hold what the contender before it has left there.
     """
-    seconds = {name: [_seconds(call)] for name, call in calls.items()}
-    fast = {name: max(1, math.ceil(TURN / first[0])) for name, first in seconds.items() if first[0] < SLOW}
+    seconds: dict[str, list[float]] = {}
+    for name, call in calls.items():
+        seconds[name] = [_seconds(call)]
+    fast = [name for name, first in seconds.items() if first[0] < SLOW]
     for name in fast:  # the first call prepared
         seconds[name].clear()
     for number in range(rounds):
-        names = list(fast)
-        for name in names[number % len(names) :] + names[: number % len(names)] if names else ():
+        for name in fast[number % len(fast) :] + fast[: number % len(fast)] if fast else ():
             calls[name]()
-            seconds[name].append(_seconds(calls[name], fast[name]))
-    return {name: statistics.median(several) for name, several in seconds.items()}
+            seconds[name].append(_seconds(calls[name]))
+    return {name: min(several) for name, several in seconds.items()}
 
 
-def _seconds(call: Callable[[], Any], times: int = 1) -> float:
+def _seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - start) / times
+    call()
+    return time.perf_counter() - start
 
 
 def measure(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
@@ -303,7 +299,8 @@ def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 def _setting(record: dict[str, Any]) -> str:
     """Names the instructions and the number of threads."""
     threads = record["hardware"]["threads"]
-    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}"
+    small = ", kernels of few taps first" if record.get("small_first") else ""
+    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}{small}"
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -311,17 +308,17 @@ def _summary(record: dict[str, Any]) -> str:
     compared = [(ratio, row["seconds"]["planned"]) for row in record["cases"] if (ratio := _ratio(row)) is not None]
     ratios = sorted(ratio for ratio, _ in compared)
     within, lost = sum(ratio <= FEW for ratio in ratios), [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared]
-    of_rounds = f"{record.get('statistic', 'the best')} of {record['rounds']} rounds"
     about = (
-        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; {of_rounds} (what"
-        f" takes more than {SLOW:g} s runs once), revision {str(record['revision'])[:12]}. {record['note']}"
+        f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; the best of"
+        f" {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
+        f" {str(record['revision'])[:12]}. {record['note']}"
     )
     found = "No row."
     if ratios:
         found = (
             f"In {within} of {len(ratios)} rows the planned layer is at most 5 % slower than the better layout of"
             f" torch; in the others it loses at most {1e3 * max(lost):.2g} ms. The ratio is {ratios[0]:.2g} to"
-            f" {ratios[-1]:.2g}, with a median of {statistics.median(ratios):.2g}."
+            f" {ratios[-1]:.2g}, with a median of {median(ratios):.2g}."
         )
     lines = [f"### {_setting(record)}", "", about, "", found, ""]
     kinds = ("planned", *LAYOUT_NAMES)
@@ -366,6 +363,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case and no network after so many")
+    parser.add_argument("--small-first", action="store_true", help="take the cases by their taps; the page says so")
     parser.add_argument("--note", default="Nothing else ran on the machine.", help="what the page says of the setting")
     parser.add_argument("--other", type=Path, action="append", default=[], help="record of another run, for the page")
     given = parser.parse_args()
@@ -378,8 +376,8 @@ def main() -> None:
         "versions": describe_versions(),
         "revision": find_revision(),
         "rounds": given.rounds,
-        "statistic": "medians",
         "note": given.note,
+        "small_first": given.small_first,
         "cases": [],
         "networks": [],
     }
@@ -387,7 +385,10 @@ def main() -> None:
     order = [case.name for case in grid()]
     given.output.mkdir(parents=True, exist_ok=True)
     list(measure(Case(1, 2, 2, (9, 9), 3), 1))  # what is loaded when it is first used takes no time below
-    for case in (case for first in range(3) for case in grid()[first::3]):
+    cases = [case for first in range(3) for case in grid()[first::3]]
+    if given.small_first:
+        cases.sort(key=lambda case: case.kernel ** len(case.image))
+    for case in cases:
         if time.perf_counter() - begun > given.seconds:
             break
         rows = [*record["cases"], *measure(case, given.rounds)]

@@ -55,6 +55,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     for made in (
         _encodings,
         _axes,
+        _heads,
         _grid,
         _speedrun,
         _trained_heads,
@@ -157,16 +158,12 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _axes(folder: Path) -> Iterator[tuple[str, str]]:
     """Tables and functions, of each axis and of the whole displacement: the seeds that all networks have finished."""
-    own: dict[str, dict[int, float]] = {}
-    for path in sorted((folder / "encodings" / "axes" / "table").glob("*/record.json")):
-        label, seed = path.parent.name.rsplit("-", 1)
-        own.setdefault(label, {})[int(seed)] = _json(path)["results"]["test_accuracy"]
-    seeds = sorted(set.intersection(*(set(values) for values in own.values())))
+    own = _finished(folder / "encodings" / "axes" / "table")
     for label, values in own.items():
-        yield "encodings.md", f"`{label}` | {spread([values[seed] for seed in seeds])} |"
+        yield "encodings.md", f"`{label}` | {spread(values)} |"
 
     def less(one: str, other: str) -> str:
-        gap = [100 * (own[one][seed] - own[other][seed]) for seed in seeds]
+        gap = _less(own[one], own[other])
         return _points(gap) + ("" if _resolved(gap) else ", not resolved")
 
     sums, whole = less("axial-table", "axial-function"), less("joint-table", "joint-function")
@@ -174,8 +171,39 @@ def _axes(folder: Path) -> Iterator[tuple[str, str]]:
     of_tables, of_functions = less("axial-table", "joint-table"), less("axial-function", "joint-function")
     yield "encodings.md", f"less whole displacement: of tables {of_tables}, of functions {of_functions}."
     yield "encodings.md", f"less the axial table: {less('short-sinusoids', 'axial-table')}."
-    yield "encodings.md", f"(n = {len(seeds)} seeds"
-    yield "index.md", f"table less function {sums} with sums, {whole} without; n = {len(seeds)} |"
+    count = len(own["axial-table"])
+    yield "encodings.md", f"Here they are apart, with nearly equal numbers and starts as spread (n = {count} seeds"
+    yield "index.md", f"table less function {sums} with sums, {whole} without; n = {count} |"
+
+
+def _heads(folder: Path) -> Iterator[tuple[str, str]]:
+    """4, 9 and 16 heads, and convolutions: the seeds that all networks have finished."""
+    own = _finished(folder / "encodings" / "heads" / "table")
+    gaps = {label: _less(values, own["heads-9"]) for label, values in own.items() if label != "heads-9"}
+    for label, values in own.items():
+        words = "" if label not in gaps or _resolved(gaps[label]) else ": not resolved"
+        gap = f"{_interval(gaps[label])}{words}" if label in gaps else ""
+        seed = next((folder / "encodings" / "heads" / "table").glob(f"{label}-*/record.json"))
+        yield "encodings.md", f"| `{label}` | {spread(values)} | {gap} | {_json(seed)['parameters']:,} |"
+    count = len(own["heads-9"])
+    yield "encodings.md", f"Networks of 4, 9 and 16 quadratic heads, and of convolutions (n = {count} seeds"
+    few, many = (_points(gaps[label]) for label in ("heads-4", "heads-16"))
+    yield "index.md", f"4 less 9 heads {few}; 16 less 9 heads {many}; n = {count} |"
+
+
+def _finished(table: Path) -> dict[str, list[float]]:
+    """Returns accuracies by network, of the seeds that all networks of a study have finished."""
+    own: dict[str, dict[int, float]] = {}
+    for path in sorted(table.glob("*/record.json")):
+        label, seed = path.parent.name.rsplit("-", 1)
+        own.setdefault(label, {})[int(seed)] = _json(path)["results"]["test_accuracy"]
+    seeds = sorted(set.intersection(*map(set, own.values())))
+    return {label: [values[seed] for seed in seeds] for label, values in own.items()}
+
+
+def _less(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Returns differences of accuracies of the same seed, in points."""
+    return [100 * (a - b) for a, b in zip(one, other, strict=True)]
 
 
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
