@@ -55,7 +55,6 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     for made in (
         _encodings,
         _axes,
-        _heads,
         _grid,
         _speedrun,
         _trained_heads,
