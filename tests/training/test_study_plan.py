@@ -6,7 +6,7 @@ import pytest
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.lab import load_recipe, recipe_to_toml, study
 from convattn.lab.studies import _find_baseline
-from convattn.lab.study_plan import plan_runs, train_command
+from convattn.lab.study_plan import plan_runs, require_own, train_command
 
 RECIPE = "digits-quadratic"
 
@@ -80,6 +80,15 @@ def test_command_repeats_the_recipe(tmp_path):
 def test_mistakes_are_refused_before_anything_runs(tmp_path, options, message):
     with pytest.raises(ArgumentError, match=message):
         plan(tmp_path, **options)
+
+
+def test_a_study_stopped_before_its_first_checkpoint_goes_on(tmp_path):
+    runs = plan(tmp_path)
+    runs[0].log.write_text("$ convattn train\n")  # all that is there when the first run is stopped while it starts
+    require_own(tmp_path, runs)
+    runs[0].log.rename(tmp_path / "other-0.log")
+    with pytest.raises(ArgumentError, match=r"output must be new, empty or the folder of a study, but .*other-0\.log"):
+        require_own(tmp_path, runs)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
     """Raises ArgumentError for a file, and for a folder whose contents are neither of a study nor of the runs."""
     if place.exists() and not place.is_dir():
         raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
-    own = {"study.json", ".lock", *(run.folder.name for run in runs)}
+    own = {"study.json", ".lock", *(name for run in runs for name in (run.name, run.log.name))}
     found = sorted(item.name for item in place.iterdir()) if place.is_dir() else []
     if found and own.isdisjoint(found):
         expected = "output must be new, empty or the folder of a study"
