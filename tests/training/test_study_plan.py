@@ -115,3 +115,9 @@ LABELS = [f"{RECIPE}[model.heads={heads}]" for heads in (4, 9)]
 def test_baseline_is_found(tmp_path, values, baseline, found):
     runs = plan(tmp_path, seeds=(0, 1), grid={"model.heads": values})
     assert _find_baseline(baseline, runs) == found
+
+
+def test_baseline_is_found_by_the_file_that_the_recipe_was_given_as(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.toml").write_text(recipe_to_toml(load_recipe(RECIPE, overrides={"name": "mine"})))
+    assert _find_baseline("file.toml", plan(tmp_path / "s", (RECIPE, "file.toml"))) == "mine"

@@ -116,7 +116,8 @@ def _find_baseline(baseline: str | None, runs: Sequence[PlannedRun]) -> str:
     labels = list(dict.fromkeys(run.label for run in runs))
     if baseline in labels:
         return baseline
-    variants = list(dict.fromkeys(run.label for run in runs if baseline in (run.recipe.name, run.source)))
+    names = {baseline, str(Path(baseline).absolute())}
+    variants = list(dict.fromkeys(run.label for run in runs if names & {run.recipe.name, run.source}))
     if len(variants) > 1:
         raise ArgumentError(f"baseline {baseline!r} has several variants, name one: {', '.join(variants)}")
     if not variants:
