@@ -97,10 +97,11 @@ def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
     assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == ([other], [run])
 
 
-def test_folders_and_claims_make_no_difference(run):
+def test_folders_claims_and_a_key_of_earlier_versions_make_no_difference(run):
     other = shutil.copytree(run, run.parent / "other")
-    record = RunRecord.load(run / "record.json")
-    change(other, claim="another", seed=1, data={**record.recipe["data"], "folder": "elsewhere"})
+    recipe = RunRecord.load(run / "record.json").recipe
+    earlier = {**recipe["training"], "reinitialise": []}
+    change(other, claim="another", seed=1, data={**recipe["data"], "folder": "elsewhere"}, training=earlier)
     change_record(other, seed=1)
     (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
     assert len(group.runs) == 2

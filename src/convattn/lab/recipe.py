@@ -283,6 +283,8 @@ class Recipe(Section):
 SCALES = ("paper", "medium", "small", "tiny")
 """Every scale, the largest first."""
 
+_WITHOUT_EFFECT = ("training.reinitialise", [])
+
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""
@@ -320,7 +322,7 @@ def load_recipe(
     if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
     training = content.get("training")
-    if isinstance(training, dict) and training.get("reinitialise") == []:  # of earlier versions, without effect
+    if isinstance(training, dict) and ("training.reinitialise", training.get("reinitialise")) == _WITHOUT_EFFECT:
         del training["reinitialise"]
     own_scales = content.pop("scales", {})
     _require_scales(own_scales, source)
@@ -379,12 +381,14 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
         >>> differing_keys({"claim": "none", "data": {"name": "digits"}}, {"data": {"name": "cifar10"}})
         ["data.name is 'digits', not 'cifar10'"]
     """
-    one, other = flatten(first), flatten(second)
-    for flat in (one, other):
-        if flat.get("training.reinitialise") == []:  # of earlier versions, without effect
-            del flat["training.reinitialise"]
-    keys = [key for key in {**one, **other} if key != "claim" and one.get(key) != other.get(key)]
+    one, other = effective_values(first), effective_values(second)
+    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in keys]
+
+
+def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's values by dotted key, without the claim and a key of earlier versions, which had no effect."""
+    return {key: value for key, value in flatten(content).items() if key != "claim" and (key, value) != _WITHOUT_EFFECT}
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:

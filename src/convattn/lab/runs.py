@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.lab.recipe import effective_values
 from convattn.provenance import RunRecord
 
 _DEPTH = 2
@@ -48,10 +49,8 @@ class Run:
     @property
     def settings(self) -> str:
         """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
-        recipe = {key: value for key, value in self.record.recipe.items() if key not in _OF_ONE_RUN}
-        for key, value in recipe.items():
-            if isinstance(value, dict):
-                recipe[key] = {name: item for name, item in value.items() if f"{key}.{name}" not in _OF_ONE_RUN}
+        values = effective_values(self.record.recipe)
+        recipe = {key: value for key, value in values.items() if key not in _OF_ONE_RUN}
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 
