@@ -167,10 +167,11 @@ def test_nothing_to_make_leaves_no_folder_and_says_what_makes_it(tmp_path):
         ("fig5", (), ("sa-learned",)),
         ("fig13", (), ("sa-quadratic-generalized-pruned",)),
     ]
-    learned, pruned = (run.command for run in result.missing)
+    learned, whole, pruned = (run.command for run in result.missing)
     data = f"--scale small --set data.folder={tmp_path}"
     start = f"--set 'start.folder={runs}/sa-quadratic-generalized-0'"
     assert learned == f"convattn train sa-learned {data} -o '{runs}/sa-learned-0'"
+    assert whole == f"convattn train sa-quadratic-generalized {data} -o '{runs}/sa-quadratic-generalized-0'"
     assert pruned == (
         f"convattn train sa-quadratic-generalized-pruned {data} {start} -o '{runs}/sa-quadratic-generalized-pruned-0'"
     )

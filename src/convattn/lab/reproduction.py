@@ -179,6 +179,7 @@ def reproduce(
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
         results = [_make_target(name, material, folder) for name in targets]
         missing = {recipe for result in results for recipe in result.missing}
+        missing |= {start for recipe, start in _STARTS_FROM.items() if recipe in missing and start not in groups}
         report = Reproduction(
             runs=str(Path(runs)),
             scale=scale,
