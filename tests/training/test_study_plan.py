@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from convattn.errors import ArgumentError, UnknownNameError
+from convattn.errors import ArgumentError, DataError, UnknownNameError
 from convattn.lab import load_recipe, recipe_to_toml, study
 from convattn.lab.studies import _find_baseline
 from convattn.lab.study_plan import plan_runs, require_own, train_command
@@ -80,6 +80,13 @@ def test_command_repeats_the_recipe(tmp_path):
 def test_mistakes_are_refused_before_anything_runs(tmp_path, options, message):
     with pytest.raises(ArgumentError, match=message):
         plan(tmp_path, **options)
+
+
+def test_runs_that_measure_other_images_are_refused_before_anything_runs(tmp_path):
+    expected = r"^runs on different data cannot be compared \(.*=100\]: digits, 100 held out, .*=200\]: digits, 200 "
+    with pytest.raises(DataError, match=expected):
+        plan(tmp_path, grid={"data.held_out": ("100", "200")})
+    assert len(plan(tmp_path, seeds=(0, 1), overrides={"data.held_out": "100"})) == 2
 
 
 def test_a_study_stopped_before_its_first_checkpoint_goes_on(tmp_path):

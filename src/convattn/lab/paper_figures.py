@@ -242,7 +242,6 @@ _PANEL = 0.86
 _LEAST_COLUMNS = 7
 """Panels that a title is wide."""
 
-
 _IMAGES_AT_ONCE = 10
 
 _AttentionMaps = Float64[np.ndarray, "queries _ key_rows key_cols"]

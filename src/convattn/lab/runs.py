@@ -49,8 +49,7 @@ class Run:
     @property
     def settings(self) -> str:
         """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
-        values = effective_values(self.record.recipe)
-        recipe = {key: value for key, value in values.items() if key not in _OF_ONE_RUN}
+        recipe = {key: value for key, value in effective_values(self.record.recipe).items() if key not in _OF_ONE_RUN}
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 

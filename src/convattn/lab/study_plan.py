@@ -118,12 +118,17 @@ def _check_runs(runs: Sequence[PlannedRun]) -> None:
         other = labels.setdefault(run.name, run)
         if other is not run:
             raise ArgumentError(f"two recipes are called {run.label}: {other.source} and {run.source}; rename one")
-        if run.recipe.data.name != runs[0].recipe.data.name:
-            named = (f"{each.label}: {each.recipe.data.name}" for each in (runs[0], run))
-            raise DataError(f"runs on different data cannot be compared ({', '.join(named)})")
+        (first, one), (second, two) = ((each.label, _data_in_words(each.recipe)) for each in (runs[0], run))
+        if one != two:
+            raise DataError(f"runs on different data cannot be compared ({first}: {one}, {second}: {two})")
     for run, other in itertools.combinations(runs, 2):
         if run.recipe == other.recipe:
             raise ArgumentError(f"{run.label} and {other.label} are the same run: leave one out")
+
+
+def _data_in_words(recipe: Recipe) -> str:
+    held = recipe.data.held_out
+    return recipe.data.name + (f", {held} held out" if held else "")
 
 
 def _safe(label: str) -> str:

@@ -168,16 +168,7 @@ def paired_difference(
     differences = tuple(values[seed] - against[seed] for seed in seeds)
     found = summarise(differences)
     low, high = t_interval(differences) if len(differences) >= LEAST_SEEDS else (None, None)
-    return StudyDifference(
-        label=label,
-        baseline=baseline,
-        seeds=tuple(seeds),
-        values=differences,
-        mean=found.mean,
-        deviation=found.deviation,
-        low=low,
-        high=high,
-    )
+    return StudyDifference(label, baseline, tuple(seeds), differences, found.mean, found.deviation, low, high)
 
 
 LEAST_SEEDS = 3
