@@ -100,6 +100,13 @@ def test_overrides_that_are_no_dict_are_refused(without_type_checks):
         load_recipe("digits-quadratic", overrides={3: "a"})
 
 
+def test_recipe_of_the_default_network_has_every_scale(tmp_path):
+    (tmp_path / "short.toml").write_text('name = "short"\nclaim = "none"\n')
+    for scale, width in (("paper", 400), ("small", 64)):
+        model = load_recipe(tmp_path / "short.toml", scale=scale).model
+        assert (model.kind, model.width) == ("attention_net", width)
+
+
 def test_recipe_at_a_scale_that_its_name_does_not_have_is_run_from_its_file():
     recipe = load_recipe("digits-quadratic")
     assert command_for(recipe) == "convattn train digits-quadratic"

@@ -452,7 +452,7 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any]
         expectation = "paper, because only recipes of cifar10 have other scales"
         raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
     shared = tomllib.loads((resources.files("convattn.lab") / "scales.toml").read_text(encoding="utf-8"))
-    changed = dict(content) | {"scale": scale}
+    changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
     for changes in (shared[scale], own.get(scale, {})):
         for section, table in changes.items():
             changed[section] = _change(changed.get(section, {}), table)
