@@ -36,6 +36,7 @@ REFUSED = {
         "runs",
         "recipe must be the name of a recipe, because folder or prune is set",
     ),
+    "scale": ("scale", "tiny", r"scale cannot be set by an override: use scale=NAME \(command: --scale NAME\)$"),
     "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and a momentum, but is True"),
 }
 

@@ -321,6 +321,8 @@ def load_recipe(
     source, content = _read(name_or_path)
     if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
+    if "scale" in (overrides or ()):  # it would change the name of the scale, and none of its values
+        raise RecipeError(f"{source}: scale cannot be set by an override: use scale=NAME (command: --scale NAME)")
     training = content.get("training")
     if isinstance(training, dict) and ("training.reinitialise", training.get("reinitialise")) == _WITHOUT_EFFECT:
         del training["reinitialise"]
