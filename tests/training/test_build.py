@@ -6,10 +6,11 @@ from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import load_digits, normalise
 from convattn.errors import DataError, RecipeError
-from convattn.lab.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe, SpeedNetRecipe
+from convattn.lab.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe, SpeedNetRecipe, StartRecipe
 from convattn.lab.run_setup import build_network, build_optimizer, load_data, rate_of_group
 from convattn.models import AttentionNet
 from convattn.models.speed_net import WhitenedPatches
+from convattn.networks import save_network
 
 MODELS = [
     tiny_recipe().model,
@@ -24,6 +25,16 @@ def test_network_fits_the_images(model):
     data = tiny_data()
     network = build_network(dataclasses.replace(tiny_recipe(), model=model), data).eval()
     assert network(torch.zeros(3, *data.image_shape)).shape == (3, data.num_classes)
+
+
+def test_network_to_start_from_gives_its_weights_and_the_recipe_all_else(tmp_path):
+    trained = build_network(tiny_recipe(dropout=0.1), tiny_data())
+    save_network(trained, tmp_path / "start")
+    start = StartRecipe("tiny", folder=str(tmp_path / "start"))
+    made = build_network(dataclasses.replace(tiny_recipe(dropout=0.5), start=start), tiny_data())
+    assert made.arguments["dropout"] == 0.5
+    assert {module.p for module in made.modules() if isinstance(module, torch.nn.Dropout)} == {0.5}
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in made.state_dict().items())
 
 
 def test_shapes_of_generalised_heads_are_kept_from_weight_decay():

@@ -67,9 +67,9 @@ def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
     """Builds the network of a recipe, for images of the shape and the classes of a data set.
 
-    It is the network of the run to start from, or a new one with weights from PyTorch's global random numbers; the stem
-    of a new `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are
-    then converted to attention.
+    It has the weights of the run to start from, or new ones from PyTorch's global random numbers; the stem of a new
+    `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are then
+    converted to attention.
     """
     fresh = _draw_network(recipe.model, data)
     network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
@@ -93,7 +93,7 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
 
 
 def _load_start(start: StartRecipe, expected: Network) -> Network:
-    """Loads the network to start from, and checks that it fits the recipe."""
+    """Gives a network that the recipe describes the weights to start from, and checks that they fit it."""
     if start.folder is None:
         raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
     network = load_network(start.folder)
@@ -102,11 +102,12 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
         raise CheckpointError(
             f"the network in {start.folder} does not fit the {type(expected).__name__} of this recipe"
         )
+    expected.load_state_dict(network.state_dict())
     if not start.prune:
-        return cast(Network, network)
-    if not isinstance(network, AttentionNet):
+        return expected.eval()
+    if not isinstance(expected, AttentionNet):
         raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
-    return prune_heads(network)
+    return prune_heads(expected.eval())
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
