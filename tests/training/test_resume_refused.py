@@ -128,6 +128,19 @@ def test_run_of_another_recipe_is_not_taken_up(whole):
         resume(whole, dataclasses.replace(RECIPE, seed=4))
 
 
+def test_other_data_are_refused(monkeypatch, tmp_path):
+    def data(digest):
+        made = tiny_data()
+        return dataclasses.replace(made, record=dataclasses.replace(made.record, hashes={"train": digest}))
+
+    monkeypatch.setattr("tests.training.resuming.tiny_data", lambda: data("one"))
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    expected = "with other data: it has seen {'train': 'one'}, but there is {'train': 'two'}"
+    with pytest.raises(CheckpointError, match=expected):
+        train(RECIPE, output=tmp_path / "run", data=data("two"), progress=False, resume=True)
+    assert resume(tmp_path / "run").resumed == 1
+
+
 def test_unreadable_recipe_is_refused(monkeypatch, tmp_path):
     cut_off(monkeypatch, tmp_path / "run", step=1)
     (tmp_path / "run" / "recipe.toml").write_text("name = ")

@@ -234,8 +234,8 @@ def train(
     Raises:
         ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
             or `trackers` needs one; `checkpoint_every` is below 1; or a size of the network does not fit the images.
-        CheckpointError: The folder holds no run to resume, or a run of another recipe, or is used by another process; a
-            checkpoint or the results cannot be written; or the network to start from cannot be loaded.
+        CheckpointError: The folder holds no run to resume, or one of another recipe or on other data, or is used by
+            another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.

@@ -82,11 +82,9 @@ def write_views(result: Reproduction, folder: Path) -> Path | None:
         return None
     pages, left = {}, LARGEST
     for run in _chosen_runs(made):
-        page = _write_page(Path(run), folder, left)
-        if page is None:
-            continue
-        left -= int(page.megabytes * 1e6)
-        pages[run] = page
+        if (page := _write_page(Path(run), folder, left)) is not None:
+            left -= int(page.megabytes * 1e6)
+            pages[run] = page
     shown = [(target, [pages[run] for run in target.runs if run in pages]) for target in made]
     return write_html("reproduce_page.html", folder, result=result, shown=shown, pages=list(pages.values()))
 

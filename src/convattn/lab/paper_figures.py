@@ -315,12 +315,8 @@ def make_attention(
     network, size = material.attention_net(recipe)
     queries = [(int(row * size), int(col * size)) for row, col in places]
     if not averaged and image is None:
-        layers, what, notes, picture = (
-            position_attention(network, (size, size), queries),
-            "attention by position",
-            [],
-            None,
-        )
+        layers = position_attention(network, (size, size), queries)
+        what, notes, picture = "attention by position", [], None
     else:
         data, notes = material.images(recipe)
         if image is not None and image >= len(data.test):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from convattn.errors import RecipeError, TrainingError, must_be
+from convattn.errors import CheckpointError, RecipeError, TrainingError, must_be
 from convattn.fields import read
 from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop, views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
@@ -215,9 +215,7 @@ class Trainer:
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
         self._seconds = 0.0
-        for part in (self, self._average):
-            if part is not None:
-                accelerator.register_for_checkpointing(part)
+        accelerator.register_for_checkpointing(*filter(None, (self, self._average)))
         if accelerator.process_index:
             torch.manual_seed(recipe.seed + accelerator.process_index)  # dropout of its own in each process
 
@@ -296,11 +294,14 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Returns counters and losses; accelerate saves weights, optimizer and random numbers beside them."""
         losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
-        place = {"step": self.step, "epoch": self.epoch, "seconds": self._seconds}
+        place = {"step": self.step, "epoch": self.epoch, "seconds": self._seconds, "data": self._data.record.hashes}
         return {**place, "losses": losses.cpu(), "batches": self._batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restores what `state_dict` returned; that of a run on other data raises CheckpointError."""
+        seen, here = state.get("data", self._data.record.hashes), self._data.record.hashes
+        if seen != here:
+            raise CheckpointError(f"the run cannot go on with other data: it has seen {seen}, but there is {here}")
         self.step, self.epoch, self._seconds = state["step"], state["epoch"], state["seconds"]
         self._losses = list(state["losses"].to(self._accelerator.device))
         self._batches.load_state_dict(state["batches"])
