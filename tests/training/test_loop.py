@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import math
@@ -132,6 +133,21 @@ def test_wrong_arguments_are_named(arguments, message, without_type_checks):
 def test_batch_larger_than_the_data_is_refused():
     with pytest.raises(RecipeError, match=r"training.batch_size must be from 1 \(processes\) to 5 \(training images\)"):
         train(tiny_recipe(), data=tiny_data(train=5), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cutout": 7}, r"^data\.cutout must be at most 6 for images of 6 pixels, but is 7$"),
+        ({"crop_padding": 6, "crop_border": "reflect"}, r"^data\.crop_padding must be at most 5 for images of 6 "),
+    ],
+)
+def test_augmentation_that_does_not_fit_the_images_is_refused_before_a_folder_is_made(tmp_path, changes, message):
+    recipe = tiny_recipe()
+    wrong = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **changes))
+    with pytest.raises(RecipeError, match=message):
+        train(wrong, output=tmp_path / "run", data=tiny_data(), progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):

@@ -239,7 +239,7 @@ def train(
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: The batch does not fit the data, or no training image is left beside those held out.
+        RecipeError: Batch, cutout or reflected border do not fit the data, or all training images are held out.
         TrainingError: The loss is not finite.
 
     Warns:

@@ -134,7 +134,6 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 )
 """Every table and figure by its name, in the paper's order."""
 
-
 _STARTS_FROM = {"sa-quadratic-generalized-pruned": "sa-quadratic-generalized"}
 """Recipes that train the network of another one's run further."""
 

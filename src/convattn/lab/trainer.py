@@ -86,6 +86,10 @@ class Batches:
     def __init__(
         self, data: ImageDataset, recipe: DataRecipe, *, size: int, seed: int, device: torch.device | str
     ) -> None:
+        side, reflected = min(data.image_shape[1:]), recipe.crop_padding if recipe.crop_border == "reflect" else 0
+        for key, value, limit in (("cutout", recipe.cutout, side), ("crop_padding", reflected, side - 1)):
+            if value > limit:
+                raise RecipeError(must_be(f"data.{key}", f"at most {limit} for images of {side} pixels", value))
         self._data, self._recipe, self._size = data, recipe, size
         self._split = data.train.to(device)
         self._augmentation = torch.Generator().manual_seed(seed + 1)
