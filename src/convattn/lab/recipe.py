@@ -208,7 +208,7 @@ class TrainingRecipe(Section):
     epochs: Count = 300  # Number of passes over the training images
     batch_size: Count = 100  # Images per step, over all processes; images that do not fill a batch are left out
     # Largest number of images that a process computes at once, to save memory: the gradients of such portions are
-    # added, and the step is the same. None computes its whole share at once.
+    # added. The step is the same where batch normalisation does not take each portion by itself. None computes all.
     micro_batch: Count | None = None
     precision: Literal["no", "bf16", "fp16"] = "no"  # "no" for float32, or mixed with "bf16" or "fp16"
     compile: bool = False  # Whether `torch.compile` compiles the network
