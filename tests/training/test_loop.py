@@ -205,7 +205,7 @@ def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_
     ("resumed", "processes", "more"),
     [
         (0, 1, []),
-        (2, 1, ["peak memory before the run was last resumed"]),
+        (2, 1, ["peak memory, hardware, versions and revision before the run was last resumed"]),
         (0, 3, ["peak memory of the other processes"]),
     ],
 )

@@ -28,7 +28,7 @@ def test_run_cut_off_at_any_step_ends_with_the_same_bits(whole, monkeypatch, tmp
     record = resume(tmp_path / "run", checkpoint_every=checkpoint_every)
     assert timeless(tmp_path / "run") == timeless(whole)
     assert record.resumed == 1
-    assert "peak memory before the run was last resumed" in record.not_covered
+    assert "peak memory, hardware, versions and revision before the run was last resumed" in record.not_covered
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

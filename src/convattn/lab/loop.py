@@ -362,7 +362,7 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
 def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
     items = ["the spread over seeds: this is one run"]
     if session.ledger.resumed:
-        items.append("peak memory before the run was last resumed")
+        items.append("peak memory, hardware, versions and revision before the run was last resumed")
     if processes > 1:
         items.append("peak memory of the other processes")
     return tuple(items)
