@@ -10,7 +10,7 @@ from tests.networks.networks import images
 
 from convattn import from_pretrained, network_to_attention, push_to_hub, save_network
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.models import ResNet
+from convattn.models import ResNet, SpeedNet
 
 
 @pytest.fixture
@@ -72,6 +72,8 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
     assert "No certificate was saved with it." in (folder / "README.md").read_text()
     push_to_hub(folder, "someone/network")
     assert torch.equal(from_pretrained("someone/network")(images()), from_pretrained(folder)(images()))
+    push_to_hub("convattn:cifar10-small", "someone/small")
+    assert type(from_pretrained("someone/small")) is SpeedNet
     with pytest.raises(ArgumentError, match="source, options and certificate must be left out"):
         push_to_hub(folder, "someone/network", certificate=made[1])
     with pytest.raises(CheckpointError, match="holds no saved network"):

@@ -17,8 +17,9 @@ from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved_layers import KINDS
 from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, optional_module
-from convattn.files import as_path, new_folder, write_atomically
+from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.models.pretrained import network_folder
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
@@ -208,7 +209,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     """Uploads a network to the Hugging Face Hub, with its card.
 
     Args:
-        network: The network, or a folder that `save_network` or `convattn convert` wrote.
+        network: The network, a folder that `save_network` or `convattn convert` wrote, or "convattn:NAME".
         repo_id: Repository "owner/name"; it is created if it does not exist.
         source: As in `save_network`.
         options: As in `save_network`.
@@ -236,15 +237,9 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     """
     with tempfile.TemporaryDirectory() as place:
         if isinstance(network, nn.Module):
-            folder = save_network(
-                network,
-                Path(place) / "network",
-                source=source,
-                options=options,
-                certificate=certificate,
-            )
+            folder = save_network(network, f"{place}/network", source=source, options=options, certificate=certificate)
         else:
-            folder = as_path(network, "network")
+            folder = network_folder(network, "network")
             saved_config(folder)
             if source is not None or options or certificate is not None:
                 raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
