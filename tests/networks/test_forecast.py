@@ -1,5 +1,7 @@
 """What a conversion would change, against what it then changes."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,20 @@ def test_forecast_says_what_the_conversion_does(impl, network, tmp_path):
     forecast.save(tmp_path / "forecast.json")
     assert ConversionForecast.load(tmp_path / "forecast.json") == forecast
     assert "left alone   3 (Conv2d): left out by exclude" in forecast.summary()
+
+
+@pytest.mark.parametrize("forecast", [forecast_attention, forecast_conv])
+def test_layer_that_is_called_twice_is_counted_twice(forecast):
+    x, layer = torch.randn(1, 3, 8, 8), nn.Conv2d(3, 3, 3, padding=1)
+    networks = [nn.Sequential(layer), nn.Sequential(layer, nn.MaxPool2d(2), layer)]
+    if forecast is forecast_conv:
+        networks = [network_to_attention(network, images=x)[0] for network in networks]
+    (once,), (twice,) = (forecast(network, x).layers for network in networks)
+    if forecast is forecast_conv:
+        once, twice = (dataclasses.replace(item, flops_before=item.flops_after) for item in (once, twice))
+    assert once.flops_before == 2 * 64 * 27 * 3
+    assert twice.flops_before == once.flops_before * 5 // 4
+    assert twice.working_bytes == once.working_bytes
 
 
 def test_forecast_towards_convolutions(network):

@@ -27,10 +27,10 @@ class LayerForecast(Record):
     result: str  # Class of the layer that would take its place
     heads: int  # Number of attention heads
     kernel_size: tuple[int, ...]  # Kernel of the convolution
-    path: str  # How the new layer would compute
-    flops_before: int | None  # Floating-point operations on the images; None if they do not reach the layer
+    path: str  # How the new layer would compute, where it is called first
+    flops_before: int | None  # Floating-point operations on the images, of all calls; None if they do not reach it
     flops_after: int | None  # The same of the new layer
-    working_bytes: int | None  # Working memory of the attention layer, beyond input, output and parameters
+    working_bytes: int | None  # Working memory of the attention layer at most, beyond input, output and parameters
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -110,8 +110,8 @@ def _forecast(
     shapes = input_shapes(network, Arguments((images,), {}, "the images given"), [names[0] for names in changed])
     layers = []
     for names in changed:
-        shape = next(iter(shapes.get(names[0], ())), None)
-        layers.append(_forecast_layer(names, network.get_submodule(names[0]), made.get_submodule(names[0]), shape))
+        old, new = (one.get_submodule(names[0]) for one in (network, made))
+        layers.append(_forecast_layer(names, old, new, shapes.get(names[0], [])))
     return ConversionForecast(
         direction=direction,
         source=full_name(type(network)),
@@ -125,24 +125,26 @@ def _forecast(
 
 
 def _forecast_layer(
-    names: Sequence[str], old: nn.Module, new: nn.Module, shape: tuple[int, ...] | None
+    names: Sequence[str], old: nn.Module, new: nn.Module, shapes: Sequence[tuple[int, ...]]
 ) -> LayerForecast:
-    """Counts operations and memory of one layer; `shape` is None where no image reaches it."""
+    """Counts operations, of all calls, and memory of one layer; `shapes` are empty where no image reaches it."""
     to_conv = isinstance(old, RelativeAttention)
     conv: Any = new if to_conv else old
     attention: Any = old if to_conv else new
     if isinstance(attention, SamePaddedAttention):
         attention = attention.attention
-        shape = shape and tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape)
-    path, flops, working = "convolution" if to_conv else "not reached", (None, None), None
-    if shape is not None:
-        plan = attention.plan(shape)
+        shapes = [tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape) for shape in shapes]
+    plans, convolution = [attention.plan(shape) for shape in shapes], 0
+    for shape in shapes:
         outputs = [len(axis.queries) for axis in attention.geometry.axes(shape[2:])]
         # Each weight meets every output pixel; transposed, every input pixel.
         pixels = math.prod(shape[2:] if isinstance(conv, nn.modules.conv._ConvTransposeNd) else outputs)
-        convolution = 2 * shape[0] * pixels * (getattr(conv, "multiplications", None) or conv.weight.numel())
-        flops = (plan.flops, convolution) if to_conv else (convolution, plan.flops)
-        path, working = path if to_conv else plan.path, plan.bytes
+        convolution += 2 * shape[0] * pixels * (getattr(conv, "multiplications", None) or conv.weight.numel())
+    path, flops, working = "convolution" if to_conv else "not reached", (None, None), None
+    if plans:
+        attended = sum(plan.flops for plan in plans)
+        flops = (attended, convolution) if to_conv else (convolution, attended)
+        path, working = path if to_conv else plans[0].path, max(plan.bytes for plan in plans)
     return LayerForecast(
         name=names[0],
         source=type(old).__name__,
