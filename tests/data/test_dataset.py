@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from convattn.data import ImageDataset, ImageSplit
-from convattn.errors import DataError
+from convattn.errors import ArgumentError, DataError
 from convattn.provenance import DataRecord
 
 RECORD = DataRecord("made", "here", {}, {}, "none")
@@ -38,6 +38,9 @@ def test_held_out_images_are_some_of_the_training_images_each_once():
     assert held.record.split == "none; 3 training images held out: torch.randperm, seed 0"
     assert data.held_out(3).test.sha256() == held.test.sha256()
     assert data.record is record
+    for count in (-2, 0, 7):
+        with pytest.raises(ArgumentError, match=rf"^count must be from 1 to 6, .*, but is {count}$"):
+            data.held_out(count)
 
 
 def test_hash_does_not_depend_on_memory_layout():

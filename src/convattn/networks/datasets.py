@@ -14,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from convattn.errors import DataError, ShapeError, optional_module
+from convattn.errors import ArgumentError, DataError, ShapeError, must_be, optional_module
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -90,7 +90,8 @@ class ImageDataset:
         """Returns a data set whose test split is `count` of the training images, and not in the training split.
 
         They are the first of ``torch.randperm(len(train))`` with the seed 0; the others keep their order. The record
-        calls them "validation", and has their SHA-256. No image of the real test split is left.
+        calls them "validation", and has their SHA-256. No image of the real test split is left. A count that leaves no
+        image in one of the splits raises ArgumentError.
 
         Example:
             >>> from convattn.data import load_digits
@@ -98,6 +99,8 @@ class ImageDataset:
             >>> len(held.train), len(held.test), held.record.counts
             (1037, 400, {'train': 1037, 'validation': 400})
         """
+        if not 0 < count < len(self.train):
+            raise ArgumentError(must_be("count", f"from 1 to {len(self.train) - 1}, to leave some to train", count))
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED))
         measured, learnt = order[:count], order[count:].sort().values
         train, validation = (
