@@ -54,8 +54,8 @@ def load_network(
 
     Raises:
         CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
-        ArgumentError: The folder is not a path; or `model` is missing, or given although the folder says what builds
-            the network.
+        ArgumentError: The folder is not a path; or `model` is missing, or given for a run or a single layer, which
+            describe their own network.
         UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
 
