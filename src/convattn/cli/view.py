@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import (
-    OutputOrDefault,
-    WholeNumber,
-    print_record,
-    require_images,
-)
+from convattn.cli.output import OutputOrDefault, WholeNumber, print_record, require_images
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
@@ -100,6 +95,8 @@ def view(  # noqa: PLR0913 - the options of the command
     for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
         if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
+    if kernel_size is not None and "converted" not in compare:
+        raise ArgumentError("--kernel-size needs --compare converted: it is of the convolutions made for that")
     require_images(images, source)
     from convattn.files import require_new_folder
     from convattn.viewer.exhibition import gather
