@@ -55,8 +55,12 @@ def test_the_page_of_the_packaged_network_is_small(small):
     assert (small / "index.html").stat().st_size < 5e6
 
 
-def test_where_the_page_is_as_json(tmp_path, capsys):
-    assert main(["view", SMALL, "--layer", "stages.0.first", "-o", str(tmp_path / "page"), "--json"]) == 0
+def test_where_the_page_is_as_json_and_in_the_browser(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    arguments = ["view", SMALL, "--layer", "stages.0.first", "-o", str(tmp_path / "page"), "--json"]
+    assert main([*arguments, "--open"]) == 0
+    assert opened == [(tmp_path / "page" / "index.html").as_uri()]
     written = WrittenPage.from_json(capsys.readouterr().out)
     assert written.page == str(tmp_path / "page" / "index.html")
     assert (written.images, written.networks) == (20, ("cifar10-small",))

@@ -113,6 +113,8 @@ def view(  # noqa: PLR0913 - the options of the command
         shown = collect()
         scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels)
         page = write_page(scene, output)
+    if open_:
+        webbrowser.open(page.absolute().as_uri())
     networks = tuple(network["title"] for network in scene.header["networks"])
     written = WrittenPage(str(page), page.stat().st_size, len(scene.header["images"]), networks)
     print_record(written, f"wrote {output} ({written.bytes / 1e6:.1f} MB); open {page}", json=json)
