@@ -1,4 +1,5 @@
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tests.pretrained_cases import made_by_script
 
 from convattn import load_network
 from convattn.cli import main
+from convattn.cli.demo import _where_next
 from convattn.convert import load_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import MissingDependencyError
@@ -86,6 +88,12 @@ def test_demo_leaves_what_later_commands_read(made, tmp_path, capsys):
     assert not any(isinstance(part, RelativeAttention2d) for part in load_network(folder / "as-convolutions").modules())
     assert torch.equal(load_layer(folder / "convolution").weight, filter_bank().weight)
     assert main(["convert", str(folder / "convolution"), "-o", str(tmp_path / "softer"), "--sharpness", "5"]) == 3
+
+
+def test_commands_to_try_hold_for_a_folder_with_a_space_in_its_name():
+    lines = [shlex.split(line) for line in _where_next(Path("to see/my demo")).splitlines() if "convattn con" in line]
+    assert [words[2] for words in lines] == ["to see/my demo/convolution", "convattn:cifar10-small"]
+    assert [words[words.index("-o") + 1] for words in lines] == ["my demo-softer", "my demo-narrow"]
 
 
 def test_hard_heads_are_exact_and_soft_ones_are_within_their_bound(made):

@@ -1,6 +1,7 @@
 """`convattn demo`: converts a convolution and a trained network on embedded images, and writes a page about it."""
 
 from pathlib import Path
+from shlex import quote
 
 from convattn.cli.output import OutputOrDefault, first_free, print_record
 from convattn.cli.threads import one_thread
@@ -43,11 +44,11 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 
 def _where_next(folder: Path) -> str:
     """Returns the page to open, and commands to try next."""
-    view = folder / "view" / "index.html"
+    view, conv, name = folder / "view" / "index.html", quote(str(folder / "convolution")), quote(folder.name)
     return f"""wrote {folder}; look at {folder / "index.html"}, and touch the heads in {view},
 then try:
-  convattn convert {folder / "convolution"} -o {folder.name}-softer --sharpness 5 --allow-difference
-  convattn view {_NETWORK} --compare untrained --compare converted -o {folder.name}-view
-  convattn convert {_NETWORK} --to conv --kernel-size 3 --allow-difference -o {folder.name}-narrow
+  convattn convert {conv} -o {name}-softer --sharpness 5 --allow-difference
+  convattn view {_NETWORK} --compare untrained --compare converted -o {name}-view
+  convattn convert {_NETWORK} --to conv --kernel-size 3 --allow-difference -o {name}-narrow
   convattn train digits-quadratic
   convattn info"""
