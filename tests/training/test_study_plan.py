@@ -63,12 +63,14 @@ def test_command_repeats_the_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipes": ()}, r"^recipes must be at least one recipe, but is \[\]$"),
+        ({"recipes": ()}, r"^recipes must be a list of at least one recipe, but is \(\)$"),
+        ({"recipes": RECIPE}, f"^recipes must be a list of at least one recipe, but is '{RECIPE}'$"),
         ({"seeds": ()}, r"^seeds must be at least one number, each once, but is \[\]$"),
         ({"seeds": (1, 1)}, r"^seeds must be at least one number, each once, but is \[1, 1\]$"),
         ({"overrides": {"seed": "3"}}, "^seed cannot be set in a study: use seeds$"),
         ({"grid": {"seed": ("3",)}}, "^seed cannot be set in a study: use seeds$"),
-        ({"grid": {"model.heads": ("3", "3")}}, r"^grid model\.heads must be at least one value, each once"),
+        ({"grid": {"model.heads": ("3", "3")}}, r"^grid model\.heads must be a list of at least one value, each once"),
+        ({"grid": {"model.heads": "49"}}, r"^grid model\.heads must be a list of .* but is '49'$"),
         ({"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}}, "is in overrides and in grid"),
         (
             {"grid": {"optim.learning_rate": ("3e-3", "0.003")}},

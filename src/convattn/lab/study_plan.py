@@ -98,15 +98,15 @@ def _check(
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
 ) -> None:
-    if not recipes:
-        raise ArgumentError(must_be("recipes", "at least one recipe", list(recipes)))
+    if not recipes or isinstance(recipes, str):
+        raise ArgumentError(must_be("recipes", "a list of at least one recipe", recipes))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ArgumentError(must_be("seeds", "at least one number, each once", list(seeds)))
     if "seed" in overrides or "seed" in grid:
         raise ArgumentError("seed cannot be set in a study: use seeds")
     for key, values in grid.items():
-        if not values or len(set(values)) < len(values):
-            raise ArgumentError(must_be(f"grid {key}", "at least one value, each once", list(values)))
+        if not values or isinstance(values, str) or len(set(values)) < len(values):
+            raise ArgumentError(must_be(f"grid {key}", "a list of at least one value, each once", values))
         if key in overrides:
             raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
