@@ -123,6 +123,10 @@ def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
             r"recipe must be a Recipe, as load_recipe\(NAME\) returns it, but is 'sa-quadratic'",
         ),
         ({"recipe": tiny_recipe(), "output": 3}, "output must be a path, but is 3"),
+        (
+            {"recipe": tiny_recipe(), "checkpoint_every": 2.5},
+            "checkpoint_every must be an integer of at least 1, but is 2.5",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, without_type_checks):

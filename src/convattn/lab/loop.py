@@ -261,7 +261,7 @@ def train(
     folder = None if output is None else RunFolder(output)
     if folder is not None and not resume:
         folder.require_new()
-    if checkpoint_every is not None and checkpoint_every < 1:
+    if checkpoint_every is not None and (type(checkpoint_every) is not int or checkpoint_every < 1):
         raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
     for name in trackers:
         if name not in TRACKERS:
