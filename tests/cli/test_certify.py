@@ -71,6 +71,7 @@ def test_options_reach_the_runtime(network, capsys):
     [
         (["--tolerance", "2"], "--tolerance must be a share in (0, 1), without --exact, but is 2.0"),
         (["--tolerance", "0.1", "--exact"], "without --exact"),
+        (["--tolerance", "0.1"], "--tolerance needs images: nothing is called close on random numbers"),
         (["--option", "nothing"], "--option must be of the form KEY=VALUE, but is 'nothing'"),
         (["--runtime", "tensorrt"], "tensorrt"),
     ],

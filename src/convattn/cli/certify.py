@@ -46,7 +46,8 @@ def certify(  # noqa: PLR0913 - the options of the command
         runtime: What runs a file. Default: onnxruntime for .onnx, openvino for .xml.
         option: KEY=VALUE, a property for OpenVINO, for instance INFERENCE_PRECISION_HINT=bf16, or an argument of ONNX
             Runtime's session; the value is JSON or text. May be given more than once. Default: on the CPU, in float32.
-        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output. Default: 0.01.
+        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output; it needs images that
+            are not random. Default: 0.01.
         exact: Call nothing close.
         json: Print the certificate as JSON.
 
@@ -69,10 +70,10 @@ def certify(  # noqa: PLR0913 - the options of the command
         loaded = network.load(original)
         second: Any = NetworkOptions(no_verify=network.no_verify).load(other).network if Path(other).is_dir() else other
         pixels, words, random = read_images(loaded, images, limit, sizes)
-        limit_close = None if exact or random else tolerance or CLOSE
-        certificate = compare(
-            loaded.network, second, pixels, runtime=runtime, options=given or None, tolerance=limit_close
-        )
+        if random and tolerance is not None:
+            raise ArgumentError("--tolerance needs images: nothing is called close on random numbers")
+        close = None if exact or random else tolerance or CLOSE
+        certificate = compare(loaded.network, second, pixels, runtime=runtime, options=given or None, tolerance=close)
     certificate = replace(certificate, images=words)
     print_record(certificate, certificate.summary(), json=json)
     return EXIT_CODES[certificate.verdict]

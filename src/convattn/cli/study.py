@@ -92,14 +92,12 @@ def _make_engine(name: str, workers: int | None, threads: int | None, address: s
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    if name == "ray":
-        from convattn.lab.study_engines import RayEngine
-
-        return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
-    if address is not None:
+    if address is not None and name != "ray":
         raise ArgumentError("--address needs --engine ray")
-    from convattn.lab.study_engines import LocalEngine
+    from convattn.lab.study_engines import LocalEngine, RayEngine
 
+    if name == "ray":
+        return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
     return LocalEngine(workers=workers, threads=threads, tell=tell)
 
 
