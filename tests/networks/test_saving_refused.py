@@ -23,6 +23,7 @@ from convattn import (
 )
 from convattn.convert import save_layer
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.models import ConvNet
 from convattn.networks.tensors import describe_replaced, differences
 
 
@@ -91,6 +92,7 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
             r"options must be a dict of JSON types: .*, but is \{'sizes': \(3, 5\)\}",
         ),
         ({"options": {"num_classes": 3}}, "options must be None without a source"),
+        ({"network": ConvNet(width=8, depth=1), "options": {"width": 3}}, "options must be None without a source"),
         ({"options": [1]}, r"options must be None without a source, whose builder takes them, but is \[1\]"),
     ],
 )

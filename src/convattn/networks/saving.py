@@ -163,7 +163,7 @@ def save_network(
         )
     built = own_source(network) if source is None else (source, _json_options(options))
     home, built_with = built or (None, {})
-    if built is None and options:
+    if source is None and options:
         raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
     try:
         layers = describe_layers(network) if built is None else _compare_with_new(network, *built)
