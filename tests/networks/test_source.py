@@ -107,6 +107,14 @@ def test_weights_that_do_not_fit_are_named(small, tmp_path):
         load_weights(small, tmp_path / "w.pt")
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
+def test_weights_that_are_no_floating_point_numbers_are_refused(dtype, small, tmp_path):
+    torch.save({name: tensor.to(dtype) for name, tensor in small.state_dict().items()}, tmp_path / "w.pt")
+    message = rf"do not fit Sequential: 0\.weight, .* must hold floating-point numbers, not {dtype}$"
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(small, tmp_path / "w.pt")
+
+
 def test_a_word_before_all_names_is_told(small, tmp_path):
     wrapped = {f"module.{name}": tensor for name, tensor in small.state_dict().items()}
     torch.save(wrapped, tmp_path / "w.pt")

@@ -46,15 +46,11 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     "buffers" the dtypes of floating-point buffers that are not in the state dict.
     """
     state = network.state_dict()
-    buffers = {name: buffer for name, buffer in network.named_buffers() if name not in state}
+    floating = {name: x.dtype for name, x in network.named_buffers() if name not in state and x.is_floating_point()}
     return {
         "frozen": [name for name, parameter in network.named_parameters() if not parameter.requires_grad],
         "strides": {name: strides for name, tensor in state.items() if (strides := _strides(tensor)) is not None},
-        "buffers": {
-            name: str(buffer.dtype).removeprefix("torch.")
-            for name, buffer in buffers.items()
-            if buffer.is_floating_point()
-        },
+        "buffers": {name: str(dtype).removeprefix("torch.") for name, dtype in floating.items()},
     }
 
 
@@ -137,12 +133,15 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     """Gives a network the weights in a file: a state dict in safetensors, or as `torch.save` writes it.
 
     In a pickled file it may also be under "state_dict"; it is read by torch's reader of weights alone, which runs no
-    code of the file. Raises CheckpointError if the file cannot be read, or holds other names or shapes.
+    code of the file. Raises CheckpointError if the file cannot be read, or has other names, shapes or kinds of number.
     """
-    path = Path(file)
+    path, own = Path(file), network.state_dict()
     found = _read_state_dict(path)
     try:
-        require_same(network.state_dict(), found)
+        require_same(own, found)
+        wrong = [name for name, x in own.items() if x.is_floating_point() and not found[name].is_floating_point()]
+        if wrong:  # torch would take quantised weights as they are, without their scale
+            raise CheckpointError(f"{some(wrong)} must hold floating-point numbers, not {found[wrong[0]].dtype}")
     except CheckpointError as error:
         raise CheckpointError(
             f"the weights in {path} do not fit {type(network).__name__}: {error}{_prefix_hint(network, found)}"
