@@ -279,7 +279,7 @@ def with_attention(
     for plain in found:
         normalised, old = isinstance(plain.conv, NormalisedConv), made.get_submodule(plain.names[0])
         layer, certificate = conv_to_attention(plain.conv, **({"impl": options["impl"]} if normalised else options))
-        layer.values = old.values if normalised else layer.values  # of the copy, where what was tied is tied
+        layer.values = old.values if normalised else layer.values  # type: ignore[assignment] # what is tied stays so
         if plain.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
         if plain.weight is not None and isinstance(layer.values, MergedValues):
