@@ -131,7 +131,7 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     own = {label: [runs[f"{label}-{seed}"]["results"]["test_accuracy"] for seed in SEEDS] for label in labels}
 
     def less(one: str, other: str) -> list[float]:
-        return [100 * (a - b) for a, b in zip(own[one], own[other], strict=True)]
+        return _less(own[one], own[other])
 
     for label, values in own.items():
         parameters = f"{runs[f'{label}-0']['parameters']:,}"
