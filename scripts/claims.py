@@ -55,6 +55,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     for made in (
         _encodings,
         _axes,
+        _heads,
         _grid,
         _speedrun,
         _trained_heads,
@@ -173,6 +174,21 @@ def _axes(folder: Path) -> Iterator[tuple[str, str]]:
     count = len(own["axial-table"])
     yield "encodings.md", f"Here they are apart, with nearly equal numbers and starts as spread (n = {count} seeds"
     yield "index.md", f"table less function {sums} with sums, {whole} without; n = {count} |"
+
+
+def _heads(folder: Path) -> Iterator[tuple[str, str]]:
+    """4, 9 and 16 heads, and convolutions: the seeds that all networks have finished."""
+    own = _finished(folder / "encodings" / "heads" / "table")
+    gaps = {label: _less(values, own["heads-9"]) for label, values in own.items() if label != "heads-9"}
+    for label, values in own.items():
+        words = "" if label not in gaps or _resolved(gaps[label]) else ": not resolved"
+        gap = f"{_interval(gaps[label])}{words}" if label in gaps else ""
+        seed = next((folder / "encodings" / "heads" / "table").glob(f"{label}-*/record.json"))
+        yield "encodings.md", f"| `{label}` | {spread(values)} | {gap} | {_json(seed)['parameters']:,} |"
+    count = len(own["heads-9"])
+    yield "encodings.md", f"Networks of 4, 9 and 16 quadratic heads, and of convolutions (n = {count} seeds"
+    few, many = (_points(gaps[label]) for label in ("heads-4", "heads-16"))
+    yield "index.md", f"4 less 9 heads {few}; 16 less 9 heads {many}; n = {count} |"
 
 
 def _finished(table: Path) -> dict[str, list[float]]:
