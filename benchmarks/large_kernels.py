@@ -41,6 +41,9 @@ LAYOUT_NAMES = ("default", "channels-last")
 SLOW = 0.5
 """Seconds of a call from which a contender runs once."""
 
+TURN = 0.02
+"""Seconds that the calls of one turn may take together, from the third call on."""
+
 FEW = 1.05
 """Largest ratio to the better layout of torch that is aimed at."""
 
@@ -143,19 +146,17 @@ def call_of(compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *,
 def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Returns the least seconds of each call, for other programs only add to them; what is slow runs once.
 
-    Each call that is timed follows one of its own: else the caches hold what the contender before it has left there.
+    A turn is two to ten calls, up to TURN seconds: the first finds in the caches what the contender before has left.
     """
-    seconds: dict[str, list[float]] = {}
-    for name, call in calls.items():
-        seconds[name] = [_seconds(call)]
-    fast = [name for name, first in seconds.items() if first[0] < SLOW]
+    seconds = {name: _seconds(call) for name, call in calls.items()}
+    fast = [name for name, first in seconds.items() if first < SLOW]
     for name in fast:  # the first call prepared
-        seconds[name].clear()
+        seconds[name] = _seconds(calls[name])
     for number in range(rounds):
         for name in fast[number % len(fast) :] + fast[: number % len(fast)] if fast else ():
-            calls[name]()
-            seconds[name].append(_seconds(calls[name]))
-    return {name: min(several) for name, several in seconds.items()}
+            turn = max(2, min(10, int(TURN / seconds[name])))
+            seconds[name] = min(seconds[name], *(_seconds(calls[name]) for _ in range(turn)))
+    return seconds
 
 
 def _seconds(call: Callable[[], Any]) -> float:
