@@ -179,6 +179,13 @@ def test_every_path_is_the_convolution_in_the_layout_of_torch(sizes, plan):
     assert [t.stride() for t in found[:2]] == [t.stride() for t in expected[:2]]
 
 
+@pytest.mark.parametrize(("kernel", "image", "own"), [(3, 56, False), (31, 56, True)])
+def test_what_the_plan_leaves_to_torch_altogether_is_torchs_in_training_too(kernel, image, own):
+    x, weight = torch.randn(1, 8, image, image), torch.randn(8, 1, kernel, kernel, requires_grad=True)
+    y = large_kernel.convolve_large(x, weight, None, ((1, 1), (kernel // 2,) * 2, (1, 1)), 8)
+    assert y.grad_fn.name() == ("_ConvolutionBackward" if own else "ConvolutionBackward0")
+
+
 def run(sizes, plan, x, kernel):
     return large_kernel._Convolution.apply(x, kernel, None, sizes, plan)
 

@@ -54,7 +54,7 @@ _UNCACHED = 1 << 16  # numbers from which a transform leaves the cache, and take
 _START, _CALL = 6.0, 1e5  # nanoseconds to prepare a transform, for each number; of the operations around transforms
 _MIX, _COPY = 1.0, 0.8  # nanoseconds of a complex product and its sum over channels; of a number in another layout
 _FEW = 81  # taps up to which torch's depthwise convolution is the fastest
-_GAIN = 0.75  # share of torch's time below which transforms are taken: estimates are good to about a quarter
+_GAIN = 0.75  # share of torch's time below which transforms are taken: both estimates may be 1 to 4 times too low
 
 
 @dataclass(frozen=True)
@@ -311,9 +311,12 @@ def convolve_large(
     sizes = sizes_of(x, kernel, geometry, groups)
     if not _is_own(x, kernel, bias, sizes):
         return _by_torch(sizes, x, kernel, bias)
-    if learns:
-        return cast(Tensor, _Convolution.apply(x, kernel, bias, sizes, None))
-    return _forward(x, kernel, bias, sizes, _plan_result(sizes))
+    if not learns:
+        return _forward(x, kernel, bias, sizes, _plan_result(sizes))
+    plan, given = plan_convolution(sizes), "channels-last" if sizes.channels_last else "default"
+    if all(choice.by_torch and choice.path == given for choice in vars(plan).values()):
+        return _by_torch(sizes, x, kernel, bias)
+    return cast(Tensor, _Convolution.apply(x, kernel, bias, sizes, plan))
 
 
 def few_taps(kernel: Tensor, columns: int, groups: int) -> bool:
@@ -340,15 +343,13 @@ def _by_torch(sizes: Sizes, x: Tensor, kernel: Tensor, bias: Tensor | None = Non
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose result and gradients follow a plan; None plans each of them when it is computed."""
+    """A convolution whose result and gradients follow a plan."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes, plan: ConvolutionPlan | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, sizes: Sizes, plan: Any) -> Tensor:
         ctx.save_for_backward(x, kernel, bias)
         ctx.sizes, ctx.plan = sizes, plan
-        return _forward(x, kernel, bias, sizes, plan.forward if plan else _plan_result(sizes))
+        return _forward(x, kernel, bias, sizes, plan.forward)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -359,8 +360,8 @@ class _Convolution(torch.autograd.Function):
             found = differentiable(partial(_by_torch, sizes), inputs, wanted[: len(inputs)], gradient)
             return *found, *[None] * (5 - len(found))
         with without_autocast(x.device):
-            by_input = (plan.input_gradient if plan else _plan_input_gradient(sizes)) if wanted[0] else None
-            by_weight = (plan.weight_gradient if plan else _plan_weight_gradient(sizes)) if wanted[1] else None
+            by_input = plan.input_gradient if wanted[0] else None
+            by_weight = plan.weight_gradient if wanted[1] else None
             if by_input and by_weight and by_input.by_torch and by_weight.by_torch and by_input.path == by_weight.path:
                 by_x, by_kernel = _gradients_by_torch(gradient, x, kernel, sizes, by_input.path, (True, True))
             else:
