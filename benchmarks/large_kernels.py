@@ -300,8 +300,7 @@ def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 def _setting(record: dict[str, Any]) -> str:
     """Names the instructions and the number of threads."""
     threads = record["hardware"]["threads"]
-    small = ", kernels of few taps first" if record.get("small_first") else ""
-    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}{small}"
+    return f"{record['instructions']}, {threads} thread{'s' * (threads != '1')}"
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -364,7 +363,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case and no network after so many")
-    parser.add_argument("--small-first", action="store_true", help="take the cases by their taps; the page says so")
     parser.add_argument("--note", default="Nothing else ran on the machine.", help="what the page says of the setting")
     parser.add_argument("--other", type=Path, action="append", default=[], help="record of another run, for the page")
     given = parser.parse_args()
@@ -378,7 +376,6 @@ def main() -> None:
         "revision": find_revision(),
         "rounds": given.rounds,
         "note": given.note,
-        "small_first": given.small_first,
         "cases": [],
         "networks": [],
     }
@@ -387,8 +384,6 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     list(measure(Case(1, 2, 2, (9, 9), 3), 1))  # what is loaded when it is first used takes no time below
     cases = [case for first in range(3) for case in grid()[first::3]]
-    if given.small_first:
-        cases.sort(key=lambda case: case.kernel ** len(case.image))
     for case in cases:
         if time.perf_counter() - begun > given.seconds:
             break
