@@ -7,7 +7,7 @@ import torch
 from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn import network_to_attention, network_to_conv
-from convattn.errors import ArgumentError, CheckpointError, ConversionError
+from convattn.errors import ArgumentError, CheckpointError, ConversionError, RecipeError
 from convattn.lab import load_recipe, run_setup, train
 from convattn.lab.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
 from convattn.lab.run_setup import build_network
@@ -146,9 +146,20 @@ def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_a
         assert dataclasses.replace(first, name=second.name, claim=second.claim, convert=None) == second
 
 
+def test_a_run_of_another_recipe_is_no_start(tmp_path):
+    """Its network may fit; the record would then name a recipe that did not make it."""
+    short = {"training.epochs": "1", "training.batch_size": "240"}
+    start = {**short, "start.folder": str(tmp_path / "start")}
+    train(load_recipe("resnet18", scale="tiny", overrides=short), output=tmp_path / "start", progress=False)
+    train(load_recipe("resnet18-longer", scale="tiny", overrides=start), output=tmp_path / "longer", progress=False)
+    again = {**short, "start.folder": str(tmp_path / "longer")}
+    with pytest.raises(RecipeError, match=r"is 'resnet18', but .* is a run of 'resnet18-longer'"):
+        train(load_recipe("resnet18-longer", scale="tiny", overrides=again), output=tmp_path / "more", progress=False)
+
+
 def test_a_run_to_start_from_that_is_no_such_network_is_refused(trained):
     larger = dataclasses.replace(
         recipe(ConvertRecipe(include=LAST), trained), model=ResNetRecipe(blocks_per_stage=1, width=8)
     )
-    with pytest.raises(CheckpointError, match="does not fit the ResNet of this recipe"):
+    with pytest.raises(CheckpointError, match="does not fit the recipe's ResNet"):
         build_network(larger, tiny_data())

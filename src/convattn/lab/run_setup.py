@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -30,6 +31,7 @@ from convattn.lab.recipe import (
 from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, load_digits, normalise
+from convattn.provenance import RunRecord
 
 
 def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
@@ -78,8 +80,7 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
 
 def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     channels, rows, cols = data.image_shape
-    chosen = recipe.to_dict()
-    del chosen["kind"]
+    chosen = {name: value for name, value in recipe.to_dict().items() if name != "kind"}
     fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
     if isinstance(recipe, AttentionNetRecipe):
         return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
@@ -96,18 +97,17 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
     """Gives a network that the recipe describes the weights to start from, and checks that they fit it."""
     if start.folder is None:
         raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
+    record = Path(start.folder, "record.json")
+    if record.is_file() and (name := RunRecord.load(record).name) != start.recipe:
+        raise RecipeError(f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}")
     network = load_network(start.folder)
     sizes = {name: value.shape for name, value in expected.state_dict().items()}
     if {name: value.shape for name, value in network.state_dict().items()} != sizes:
-        raise CheckpointError(
-            f"the network in {start.folder} does not fit the {type(expected).__name__} of this recipe"
-        )
+        raise CheckpointError(f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}")
     expected.load_state_dict(network.state_dict())
-    if not start.prune:
-        return expected.eval()
-    if not isinstance(expected, AttentionNet):
+    if start.prune and not isinstance(expected, AttentionNet):
         raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
-    return prune_heads(expected.eval())
+    return prune_heads(cast(AttentionNet, expected.eval())) if start.prune else expected.eval()
 
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
