@@ -34,18 +34,16 @@ def test_a_changed_number_is_found_on_every_page(copied):
     assert {f"{name} must say: {text}" for name, text in claimed.items()} <= set(SCRIPT["wrong"](copied))
 
 
-def test_a_changed_record_is_found(copied):
+def test_a_changed_record_and_a_changed_table_are_found(copied):
     file = copied / "encodings" / "table" / "convnet-1" / "record.json"
     record = json.loads(file.read_text(encoding="utf-8"))
     record["results"]["test_accuracy"] += 0.001
     file.write_text(json.dumps(record), encoding="utf-8")
-    assert {line.split(" ")[0] for line in SCRIPT["wrong"](copied)} == {"encodings.md", "index.md"}
-
-
-def test_a_changed_table_is_found(copied):
-    file = copied / "layers-tables.md"
-    file.write_text(file.read_text(encoding="utf-8").replace("310", "311", 1), encoding="utf-8")
-    assert SCRIPT["wrong"](copied) == ["layers-tables.md is not the page of its record"]
+    table = copied / "layers-tables.md"
+    table.write_text(table.read_text(encoding="utf-8").replace("310", "311", 1), encoding="utf-8")
+    found = SCRIPT["wrong"](copied)
+    assert "layers-tables.md is not the page of its record" in found
+    assert {line.split(" ")[0] for line in found} == {"encodings.md", "index.md", "layers-tables.md"}
 
 
 @pytest.mark.parametrize(
