@@ -155,6 +155,17 @@ def test_an_own_image_is_taken(opened, address, tmp_path):
     expect(thumbs.last.locator("img")).to_have_css("object-fit", "contain")
 
 
+def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, folder_page, tmp_path):
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    page = opened(f"{folder_page}#view=explore")
+    page.get_by_test_id("handle").press("ArrowRight")
+    expect(page.locator(".classes")).to_contain_text("With the heads as they are now")
+    before = page.locator(".class-list").text_content()
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(page.locator("button.thumb")).to_have_count(3)
+    expect(page.locator(".class-list")).not_to_have_text(before)
+
+
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     (tmp_path / "own.png").write_bytes(b"nothing")
     page = opened(f"{address}#view=explore")

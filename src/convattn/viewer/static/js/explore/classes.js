@@ -5,7 +5,8 @@ import { h, keepChildren, para, say, section, setProps } from "../dom.js";
 import { fixedText } from "../draw.js";
 import { cssShare } from "./field.js";
 import { percent } from "./words.js";
-import { runOnImage } from "../program.js";
+import { run, runOnImage } from "../program.js";
+import { bytesOf } from "../scene.js";
 
 /** @import { Model } from "./model.js" */
 /** @import { NetworkResult } from "../program.js" */
@@ -39,10 +40,11 @@ export function createClasses(model) {
       const result = unmoved(number, image);
       const before = softmaxOf(result.scores);
       const first = model.firstMoved();
+      const picture = bytesOf(scene.tensors, scene.images[image].picture); // added, maybe, after heads were moved
       const now =
         first === null
           ? before
-          : softmaxOf(runOnImage(model.liveScene(), number, image, { from: { result, layer: first } }).scores);
+          : softmaxOf(run(model.liveScene(), network, picture, { from: { result, layer: first } }).scores);
       const names = network.classes ?? Array.from(before, (_, at) => `class ${at}`);
       const order = [...now.keys()].sort((one, other) => now[other] - now[one]).slice(0, SHOWN_CLASSES);
       keepChildren(list, order.length, () =>
