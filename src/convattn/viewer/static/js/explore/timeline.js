@@ -77,11 +77,13 @@ export function createTimeline(model) {
     built = state.get().network;
     if (!found) return;
     setProp(slider, "max", last());
-    const count = shapeOf(scene, found.sharpness)[2];
-    const farthest = floatsOf(scene.tensors, found.centres).reduce((most, place) => Math.max(most, Math.abs(place)), 1);
+    const farthest = floatsOf(scene.tensors, found.centres).reduce(
+      (most, place) => Math.max(most, Math.abs(place) || 0), // NaN fills up a layer with fewer heads than another
+      1,
+    );
     const reach = Math.min(Math.ceil(farthest + 1), 40);
     drawn = found.layers.map((layer) => {
-      const heads = Array.from({ length: count }, (_, head) => ({
+      const heads = Array.from({ length: model.network().layers[layer].heads }, (_, head) => ({
         trail: svg("polyline", { class: "trail" }),
         circles: [svg("circle", { class: "mass mass-90" }), svg("circle", { class: "mass mass-50" })],
         centre: svg(
