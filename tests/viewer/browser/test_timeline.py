@@ -33,3 +33,17 @@ def test_layers_with_different_numbers_of_heads_are_drawn(opened, trained_page):
     for panel, heads in zip(panels.all(), HEADS, strict=True):
         expect(panel).to_have_attribute("viewBox", "-5 -5 10 10")
         expect(panel.locator(".centre")).to_have_count(heads)
+
+
+@pytest.mark.parametrize(("calm", "passed"), [(True, 700), (False, 750)], ids=["steps", "smooth"])
+def test_playing_goes_on_from_the_moment_that_is_shown(opened, trained_page, calm, passed):
+    """Eight moments take 6000 ms, or 700 ms each where a reader wants less movement."""
+    page = opened(f"{trained_page}#epoch=3", calm=calm)
+    epoch = page.locator(".epoch")
+    expect(epoch).to_have_text("epoch 3")
+    page.evaluate("performance.now = () => 0")
+    page.get_by_role("button", name="Play").click()
+    page.evaluate("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
+    expect(epoch).to_have_text("epoch 3")
+    page.evaluate(f"performance.now = () => {passed}")
+    expect(epoch).to_have_text("epoch 4")

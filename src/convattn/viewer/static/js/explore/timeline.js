@@ -139,12 +139,12 @@ export function createTimeline(model) {
 
   function start() {
     const from = moment >= last() ? 0 : moment;
-    const begin = performance.now() - (from / Math.max(last(), 1)) * PLAY_TIME;
+    const begin = performance.now();
     say(play, "Pause");
     const steps = calm();
     const step = () => {
       const passed = performance.now() - begin;
-      const smooth = (passed / PLAY_TIME) * last();
+      const smooth = from + (passed / PLAY_TIME) * last();
       const at = Math.min(steps ? Math.floor(from + passed / MOMENT_TIME) : smooth, last());
       show(at);
       if (at >= last()) return stop();
