@@ -60,4 +60,6 @@ test("numbers of a report have the unit of those of a query", () => {
     "1.00 ± 0.50 cells up and 0.00 ± 0.25 to the right",
   );
   assert.equal(statisticText(undefined, "%"), "–");
+  assert.equal(statisticText({ value: [-1, 0], error: [null, null] }, "cells"), "1.00 cells up");
+  assert.equal(statisticText({ value: [null, null], error: [null, null] }, "cells"), "–");
 });

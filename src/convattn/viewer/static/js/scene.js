@@ -94,7 +94,8 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @typedef {[number, number]} Pair
  * @typedef {{name: string, label: string | null, picture: string, note?: string, own?: boolean}} SceneImage  own: whether
  *   the reader added it, to this page alone
- * @typedef {{value: number | number[], error: number | number[] | null}} Statistic
+ * @typedef {number | null} Known  null where the number is not known
+ * @typedef {{value: Known | Known[], error: Known | Known[]}} Statistic
  * @typedef {{pairs: [Pair, Pair], mode: "zeros" | "reflect" | "replicate" | "circular", spread: Pair}} Padding
  * @typedef {object} PositionAttention  attention that depends on nothing but the displacement
  * @property {"position"} kind

@@ -15,7 +15,7 @@ export function unitOf(layer) {
  * @param {Pair} shift down and right
  * @param {string} unit
  * @param {number} [decimals]
- * @param {number[]} [errors] standard errors; without them, what rounds to zero is left out
+ * @param {(number | null)[]} [errors] standard errors; without them, what rounds to zero is left out
  * @returns {string}
  */
 export function shiftWords(shift, unit, decimals = 1, errors = []) {
@@ -79,15 +79,16 @@ export function percent(share) {
  */
 export function statisticText(statistic, unit) {
   const { value, error } = statistic ?? {};
-  if (Array.isArray(value)) return shiftWords(/** @type {Pair} */ (value), unit, 2, [error ?? []].flat());
+  if (Array.isArray(value) && value.every(Number.isFinite))
+    return shiftWords(/** @type {Pair} */ (value), unit, 2, [error ?? []].flat());
   if (typeof value !== "number") return "–";
   const times = unit === "%" ? 100 : 1;
   return `${withError(times * value, typeof error === "number" ? times * error : undefined)} ${unit}`.trim();
 }
 
-/** @param {number} value @param {number} [error] @param {number} [decimals] */
+/** @param {number} value @param {number | null} [error] null where nothing says it @param {number} [decimals] */
 const withError = (value, error, decimals) =>
-  fixedText(value, decimals) + (error === undefined ? "" : ` ± ${fixedText(error, decimals)}`);
+  fixedText(value, decimals) + (typeof error === "number" ? ` ± ${fixedText(error, decimals)}` : "");
 
 /**
  * Names what the maps of a scene are seen from.
