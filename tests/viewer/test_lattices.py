@@ -64,6 +64,7 @@ def test_queries_of_padding_are_nowhere():
         ([], 0, []),
         (["cls_token"], 1, ["class"]),
         (["cls_token", "dist_token"], 2, ["class", "distillation"]),
+        (["class_embedding"], 1, ["class"]),
         (["class_token"], 3, ["class", "register 1", "register 2"]),
         ([], 2, ["register 1", "register 2"]),
         (["cls_token"], 0, []),

@@ -336,7 +336,7 @@ def prefix_names(network: nn.Module, count: int) -> list[str]:
     """Names the tokens of a network that have no place on the image, first to last."""
     names = {name.rpartition(".")[2] for name, _ in network.named_parameters()}
     named = []
-    if names & {"cls_token", "class_token", "cls_embed"}:
+    if names & {"cls_token", "class_token", "cls_embed", "class_embedding"}:
         named.append("class")
     if names & {"dist_token", "distillation_token"}:
         named.append("distillation")
