@@ -1,6 +1,7 @@
 """Scenes: what they hold, saved and loaded, damaged files, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,6 +223,18 @@ def test_a_network_for_images_of_another_size_does_not_run_in_the_page():
     assert second["program"] is None
     told = "It takes images of 10 × 8 pixels and the pictures here have 12 × 10, so that the page does not run it."
     assert second["note"] == f"Random weights. {told}"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_network_does_not_run_in_the_page_on_pictures_that_say_less_than_its_images(channels):
+    """Those of the first network: stretched where nothing says how its images were prepared, or grey."""
+    first = Exhibit(AttentionNet(width=8, depth=1, heads=4, ffn=8, in_channels=channels), IMAGES[:, :channels])
+    grey = replace(first, mean=(0.0,), std=(1.0,)) if channels == 1 else first
+    second = Exhibit(_network(), IMAGES, name="second", mean=(0.0,) * 3, std=(1.0,) * 3)
+    shown = build_scene([grey, second]).header["networks"][1]
+    assert shown["program"] is None
+    told = "The pictures here, made for the first network, do not show all of its images"
+    assert shown["note"] == f"{told}, so that the page does not run it."
 
 
 def test_what_chosen_layers_leave_out_is_said():

@@ -183,13 +183,8 @@ def build_scene(
         }
         for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
     ]
-    networks = [_Network(one, number, first.size, collected).describe() for number, one in enumerate(shown)]
-    header = {
-        "schema": SCHEMA,
-        "title": title or networks[0]["title"],
-        "images": images,
-        "networks": networks,
-    }
+    networks = [_Network(one, number, first, collected).describe() for number, one in enumerate(shown)]
+    header = {"schema": SCHEMA, "title": title or networks[0]["title"], "images": images, "networks": networks}
     return Scene(header, collected.tensors)
 
 
@@ -213,11 +208,12 @@ def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) 
 class _Network:
     """One network while it is described."""
 
-    def __init__(self, exhibit: Exhibit, number: int, size: tuple[int, int], collected: SceneTensors) -> None:
-        self.exhibit, self.number, self.size, self.collected = exhibit, number, size, collected
+    def __init__(self, exhibit: Exhibit, number: int, first: Exhibit, collected: SceneTensors) -> None:
+        self.exhibit, self.number, self.size, self.collected = exhibit, number, first.size, collected
         self.key = f"networks/{number}"
-        self._runs = exhibit.shows_pictures and exhibit.size == size  # Whether the page takes its program
-        self._factor = [shown / own for shown, own in zip(size, exhibit.size, strict=True)]
+        told = first.shows_pictures and first.images.shape[1] >= exhibit.images.shape[1]  # All of its images
+        self._runs = told and exhibit.shows_pictures and exhibit.size == first.size  # Whether the page runs it
+        self._factor = [shown / own for shown, own in zip(first.size, exhibit.size, strict=True)]
         self._maps: dict[str, LayerMaps] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -301,11 +297,11 @@ class _Network:
         """Returns notes on what the page leaves out: it needs pictures of the network's own size, or all layers."""
         exhibit, sentences = self.exhibit, []
         if program and exhibit.shows_pictures and not self._runs:
-            (rows, cols), (shown_rows, shown_cols) = exhibit.size, self.size
-            sentences.append(
-                f"It takes images of {rows} × {cols} pixels and the pictures here have {shown_rows} × {shown_cols}, so"
-                " that the page does not run it."
-            )
+            own, shown = (" × ".join(map(str, size)) for size in (exhibit.size, self.size))
+            reason = f"It takes images of {own} pixels and the pictures here have {shown}"
+            if own == shown:
+                reason = "The pictures here, made for the first network, do not show all of its images"
+            sentences.append(f"{reason}, so that the page does not run it.")
         if exhibit.layers is None:
             return sentences
         every = {name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)}
