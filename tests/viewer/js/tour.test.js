@@ -231,6 +231,8 @@ test("the tour's picture is the scene's first in grey, made smaller; there is on
   const other = tourPicture({ ...scene, images: [] });
   assert.deepEqual([other.rows, other.cols], [32, 32]);
   assert.ok(other.data.every((value) => value >= 0 && value <= 1));
+  tensors.set("p", { dtype: "U8", shape: [16, 192, 3], data }); // as wide, it would have two rows
+  assert.deepEqual(tourPicture(scene), other);
   const [row, col] = tourQuery(other);
   assert.ok(row >= 4 && row < 28 && col >= 4 && col < 28);
 });

@@ -16,17 +16,18 @@ import { sharpnessStep } from "./step-sharpness.js";
 const LARGEST_SIDE = 32;
 
 /**
- * The first picture of a scene in grey, not larger than 32 × 32; without one, a picture made here.
+ * The first picture of a scene in grey, not larger than 32 × 32; without one, or if it is too narrow then, one made here.
  * @param {Scene} scene
  * @returns {Picture}
  */
 export function tourPicture(scene) {
   const found = scene.images.length ? scene.tensors.get(scene.images[0].picture) : undefined;
-  if (!found || Math.min(found.shape[0], found.shape[1]) < 8) return madePicture();
+  if (!found) return madePicture();
   const { shape } = found;
   const data = /** @type {Uint8Array} */ (found.data);
   const scale = Math.ceil(Math.max(shape[0], shape[1]) / LARGEST_SIDE);
   const [rows, cols] = shape.map((size) => Math.floor(size / scale));
+  if (Math.min(rows, cols) < 8) return madePicture();
   const out = new Float32Array(rows * cols);
   for (let row = 0; row < rows * scale; row++) {
     for (let col = 0; col < cols * scale; col++) {
