@@ -76,6 +76,14 @@ def test_every_tap_needs_its_head(opened, folder_page):
     expect(number(page, "Best with as many heads")).to_have_text("0.07")
 
 
+def test_without_a_head_their_number_is_zero(opened, folder_page):
+    page = open_step(opened, folder_page, 4)
+    for _ in range(5):
+        page.locator('.learn-board button[aria-pressed="true"]').first.click()
+    expect(page.locator('.learn-board button[aria-pressed="true"]')).to_have_count(0)
+    expect(page.locator(".learn-slider output")).to_have_text("0 of 9")
+
+
 def test_waves_remove_the_copies(opened, folder_page):
     page = open_step(opened, folder_page, 5)
     sinusoidal = page.locator("figcaption", has_text="Sinusoidal")

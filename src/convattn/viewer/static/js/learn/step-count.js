@@ -23,7 +23,7 @@ export function countStep(tour) {
   const strip = comparison(tour, null);
   const numbers = numbersList("Error on this picture", "Worst error, pixels in ±1", "Best with as many heads");
   const text = (/** @type {number} */ value) => `${value} of ${taps.length}`;
-  const control = slider("Number of heads", { min: 1, max: 9, step: 1, value: 5, text }, (value) => {
+  const control = slider("Number of heads", { min: 0, max: 9, step: 1, value: 5, text }, (value) => {
     kept = new Set(bestTaps(taps, value).kept);
   });
 
