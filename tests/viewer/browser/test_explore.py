@@ -166,6 +166,17 @@ def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, fol
     expect(page.locator(".class-list")).not_to_have_text(before)
 
 
+def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, folder_page, tmp_path):
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    page = opened(f"{folder_page}#compare=1&head=5")
+    beside = page.locator(".compare-numbers").last
+    expect(beside).to_have_text("It has no such head.")
+    choose(page, 0, 2)
+    expect(beside).to_contain_text("hard share")
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(beside).to_have_text("It has no map of this query and image.")
+
+
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     (tmp_path / "own.png").write_bytes(b"nothing")
     page = opened(f"{address}#view=explore")

@@ -203,9 +203,11 @@ export function createComparison(model) {
         const layer = scene.networks[at].layers[number];
         const shown = beside.checked ? model.shown(number, at) : null;
         const view = smallView(model, number, at);
-        figure.hidden = !shown || !layer || head >= layer.heads;
+        const missing = !layer || head >= layer.heads;
+        figure.hidden = !shown || missing;
         if (figure.hidden || !shown || !view) {
-          say(text, beside.checked ? "It has no such head." : "");
+          const reason = missing ? "It has no such head." : "It has no map of this query and image.";
+          say(text, beside.checked ? reason : "");
           continue;
         }
         placeMarks(figure, view, pictureSize(model));
