@@ -177,6 +177,15 @@ def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, fold
     expect(beside).to_have_text("It has no map of this query and image.")
 
 
+def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, folder_page, tmp_path):
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    page = opened(f"{folder_page}#network=1&compare=")
+    small = page.locator("button.map").first
+    expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(small).to_have_attribute("aria-label", "Head 1 of layer 1 has no map of this query and image")
+
+
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
     (tmp_path / "own.png").write_bytes(b"nothing")
     page = opened(f"{address}#view=explore")

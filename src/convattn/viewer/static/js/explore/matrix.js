@@ -254,9 +254,11 @@ export function createMatrix(model, opened) {
   function describe() {
     for (const [number, { cells, scene }] of rows.entries()) {
       const shown = model.shown(number);
-      if (!shown) continue;
       for (const [head, { button }] of cells.entries()) {
-        setProp(button, "aria-label", headSentence(scene, number, head, rowNumbers(scene, shown.rows, head)));
+        const words = shown
+          ? headSentence(scene, number, head, rowNumbers(scene, shown.rows, head))
+          : `Head ${head + 1} of layer ${number + 1} has no map of this query and image`;
+        setProp(button, "aria-label", words);
       }
     }
   }
