@@ -220,6 +220,14 @@ def test_a_link_says_what_it_leaves_out(opened, folder_page):
     expect(said).to_have_text("The link to this view is on the clipboard, without own images and moved heads.")
 
 
+def test_a_page_that_may_not_copy_says_where_the_link_is(opened, folder_page):
+    """As one that is served to another machine, without encryption."""
+    page = opened(f"{folder_page}#view=explore")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.locator(".save-status")).to_contain_text("take the link from the address bar")
+
+
 def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
     text = html.escape(page_html("A page", scene=shown.scene.to_bytes()))
     (tmp_path / "frame.html").write_text(f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>')
