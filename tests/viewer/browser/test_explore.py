@@ -177,6 +177,15 @@ def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, fold
     expect(beside).to_have_text("It has no map of this query and image.")
 
 
+def test_no_picture_is_saved_where_there_is_no_map(opened, folder_page, tmp_path):
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    page = opened(f"{folder_page}#network=1&compare=")
+    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_role("button", name="Save map as PNG").click()
+    expect(page.locator(".save-status")).to_have_text("There is no map to save.")
+
+
 def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, folder_page, tmp_path):
     Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
     page = opened(f"{folder_page}#network=1&compare=")

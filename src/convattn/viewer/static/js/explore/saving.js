@@ -37,9 +37,10 @@ function offerFile(content, type, name) {
 }
 
 /** Draws the map of the chosen head. @param {Model} model @returns {Promise<Blob>} */
-function mapPng(model) {
+async function mapPng(model) {
   const map = h("canvas");
   const { layer, head } = model.state.get();
+  if (!model.shown(layer)) throw new Error("There is no map to save.");
   paintMap(model, map, layer, head);
   const scale = Math.ceil(PNG_SIDE / Math.max(map.width, map.height));
   const large = h("canvas", { width: map.width * scale, height: map.height * scale });
