@@ -11,6 +11,7 @@ import {
   extentOf,
   pictureExtent,
   pictureSize,
+  reachesBeyond,
   steerQuery,
   unionOf,
 } from "./field.js";
@@ -95,7 +96,7 @@ export function createDetail(model) {
     picture.style.visibility = average ? "hidden" : "";
     field.place(picture, edge);
     field.place(canvas, keys);
-    const padded = keys.top < edge.top - 0.01 || keys.left < edge.left - 0.01;
+    const padded = reachesBeyond(keys, edge);
     field.showImageEdge(edge, padded);
     paddingNote.hidden = !padded;
     const cell = nearestCell(layer, query);

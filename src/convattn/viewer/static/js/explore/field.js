@@ -52,6 +52,11 @@ export function unionOf(one, other) {
   };
 }
 
+/** Tells whether cells lie beyond the image: there is padding. @param {Extent} cells @param {Extent} image */
+export const reachesBeyond = (cells, image) =>
+  Math.min(cells.top - image.top, cells.left - image.left) < -0.01 ||
+  Math.max(cells.bottom - image.bottom, cells.right - image.right) > 0.01;
+
 /** Writes a share as a length of CSS, as browsers write it back. @param {number} share @param {string} [unit] */
 export const cssShare = (share, unit = "%") => `${Number((100 * share).toFixed(3))}${unit}`;
 

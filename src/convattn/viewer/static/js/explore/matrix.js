@@ -3,7 +3,7 @@
 
 import { div, h, keyTarget, setProp, setProps } from "../dom.js";
 import { contextOf, drawBars, drawMap } from "../draw.js";
-import { cellExtent, cssShare, extentOf, pictureSize } from "./field.js";
+import { cellExtent, cssShare, extentOf, pictureSize, reachesBeyond } from "./field.js";
 import { headSentence } from "./words.js";
 import { clamp, partOf } from "../numbers.js";
 import { rowNumbers } from "../statistics.js";
@@ -93,7 +93,7 @@ export function placeMarks(element, { extent, query, whole }, image) {
   const { top, left, bottom, right } = extent;
   const across = (/** @type {number} */ length) => cssShare(length / (right - left));
   const down = (/** @type {number} */ length) => cssShare(length / (bottom - top));
-  const padded = whole && (top < -0.6 || left < -0.6);
+  const padded = whole && reachesBeyond(extent, extentOf({ first: [0, 0], step: [1, 1] }, image));
   const edges = [down(-0.5 - top), across(right - image[1] + 0.5), down(bottom - image[0] + 0.5), across(-0.5 - left)];
   element.classList.toggle("placeless", !query);
   element.classList.toggle("padded", padded);

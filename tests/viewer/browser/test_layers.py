@@ -1,0 +1,27 @@
+"""Layers of odd kinds in a browser: padding on one side, names that begin with a number."""
+
+import re
+
+import pytest
+import torch
+from playwright.sync_api import expect
+from torch import nn
+
+from convattn.convert import network_to_attention
+from convattn.layers import RelativeAttention2d
+from convattn.viewer import Exhibit, build_scene, write_page
+
+
+def address_of(network, folder):
+    scene = build_scene(Exhibit(network.eval(), torch.rand(1, 3, 12, 12)))
+    return f"{write_page(scene, folder / 'page').as_uri()}#view=explore"
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def test_padding_on_the_right_and_below_alone_is_hatched(opened, tmp_path):
+    """As an even kernel has with padding="same"."""
+    network, _ = network_to_attention(nn.Sequential(nn.Conv2d(3, 5, 2, padding="same")))
+    page = opened(address_of(network, tmp_path))
+    expect(page.get_by_text("Hatched: padding around the image.")).to_be_visible()
+    expect(page.locator(".detail .outside")).to_have_attribute("d", "M-0.5 -0.5h13v13h-13zM-0.5 -0.5h12v12h-12z")
+    expect(page.locator(".matrix-row")).to_have_class(re.compile("padded"))
