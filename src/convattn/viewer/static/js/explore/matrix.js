@@ -213,7 +213,7 @@ export function createMatrix(model, opened) {
       "span",
       { class: "layer-name", role: "rowheader", title: layer.name },
       h("b", null, number + 1),
-      h("small", null, layer.name),
+      h("small", null, h("bdi", null, layer.name)), // its end is in sight, because the style sheet turns the line round
     );
     const canvas = h("canvas", { "aria-hidden": true });
     const row = matrixRow(
