@@ -129,7 +129,12 @@ def test_a_port_that_is_taken_is_told():
 
 @pytest.mark.parametrize(
     ("host", "port", "message"),
-    [("127.0.0.1", 70000, "port must be between 0 and 65535"), ("no such host", 0, "cannot serve at no such host")],
+    [
+        ("127.0.0.1", 70000, "port must be between 0 and 65535"),
+        ("no such host", 0, "cannot serve at no such host"),
+        ("no..host", 0, r"cannot serve at no\.\.host, port 0 \(.*label"),
+        ("no\0host", 0, "cannot serve at no\0host, port 0 \\(.*null"),
+    ],
 )
 def test_a_host_or_a_port_that_cannot_be_is_told(host, port, message):
     with pytest.raises(ArgumentError, match=message):

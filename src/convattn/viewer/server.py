@@ -114,9 +114,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise ArgumentError(must_be("port", "between 0 and 65535", port))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        if b"\0" in host.encode("idna"):  # which Python refuses after it has opened a socket
+            raise UnicodeError("a null character in it")
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # Python adds the address
+    except (OSError, UnicodeError) as error:
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # Python adds the address
         raise ArgumentError(
             f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for any that is free"
         ) from None
