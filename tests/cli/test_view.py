@@ -248,6 +248,12 @@ def test_the_address_as_json_and_in_the_browser(network, served, capsys):
     assert (capsys.readouterr().out, served.opened) == ("", [page.address])
 
 
+@pytest.mark.parametrize("host", ["127.1", "0"])
+def test_the_address_that_is_told_is_answered_whatever_the_host_is_called(network, served, host):
+    assert main(["view", *network, "--host", host, "--port", "0"]) == 0
+    assert served.printed == f"network at http://127.0.0.1:{served.ports[0]}/ (Ctrl-C stops)\n"
+
+
 def test_a_port_that_is_taken_is_told_before_the_network_is_loaded(served, capsys):
     with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -129,7 +129,7 @@ def _serve(collect: Callable[[], "Exhibition"], host: str, port: int, *, open_pa
     with listening(host, port) as opened, one_thread():
         shown = collect()
         scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels, largest=LARGEST)
-        title, address = scene.header["title"], _address(host, opened.getsockname()[1])
+        title, address = scene.header["title"], _address(*opened.getsockname()[:2])  # names of hosts are refused
         print_record(ServedPage(title, address), f"{title} at {address} (Ctrl-C stops)", json=json)
         if open_page:
             webbrowser.open(address)
