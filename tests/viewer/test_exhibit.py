@@ -108,3 +108,10 @@ def test_what_a_picture_cuts_off_is_said():
     assert second.startswith("12.5% of this image's numbers lie outside 0 to 1 before normalisation (from -0.5 to 2).")
     assert [image["note"] for image in build_scene(exhibit).header["images"]] == ["", second, ""]
     assert Exhibit(_network(), prepared).notes() == ["", "", ""]
+
+
+def test_a_single_number_that_a_picture_cuts_off_is_not_none():
+    images = torch.rand(1, 3, 64, 64)
+    images[0, 0, 0, 0] = 2
+    (note,) = Exhibit(_network(), images, mean=(0,) * 3, std=(1,) * 3).notes()
+    assert note.startswith("0.00814% of this image's numbers lie outside 0 to 1")

@@ -26,7 +26,7 @@ _ROUNDING = 1 / 510
 """Rounding error of a picture that is stored in bytes."""
 
 _CLIPPED = (
-    "{:.1%} of this image's numbers lie outside 0 to 1 before normalisation (from {:.3g} to {:.3g}). The picture shows"
+    "{:.3g}% of this image's numbers lie outside 0 to 1 before normalisation (from {:.3g} to {:.3g}). The picture shows"
     " them cut off, and what is computed in the page is of the picture."
 )
 
@@ -105,7 +105,7 @@ class Exhibit:
         images = self._before_normalisation().flatten(1)
         outside = (images < -_ROUNDING) | (images > 1 + _ROUNDING)
         extremes = zip(outside.double().mean(1).tolist(), *(images.aminmax(dim=1)), strict=True)
-        return [_CLIPPED.format(share, low.item(), high.item()) if share else "" for share, low, high in extremes]
+        return [_CLIPPED.format(100 * share, low.item(), high.item()) if share else "" for share, low, high in extremes]
 
     def _before_normalisation(self) -> Tensor:
         """Returns the images with the mean and deviation put back, where they are known."""
