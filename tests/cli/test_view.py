@@ -182,6 +182,15 @@ def test_a_report_of_another_network_is_refused(tmp_path, capsys):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_report_of_other_weights_is_refused(network, tmp_path, capsys):
+    """As of another run of the same recipe, whose layers have the same names."""
+    other = AttentionNet(width=8, depth=1, heads=4, ffn=8).eval()
+    analyze(other, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(tmp_path / "report.json")
+    assert main(["view", *network, "--report", str(tmp_path / "report.json"), "-o", str(tmp_path / "page")]) == 2
+    message = "--report was measured with other weights than network has, of blocks.0.mixer"
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_damaged_training_is_not_left_out(tmp_path, capsys):
     """A page without a timeline would say that there is none."""
     shutil.copytree(network_folder(SMALL), tmp_path / "run")

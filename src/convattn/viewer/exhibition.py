@@ -30,6 +30,7 @@ from convattn.networks.images import (
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
+from convattn.sealed import weights_digest
 from convattn.viewer.build import Exhibit
 from convattn.viewer.image_maps import is_positional
 from convattn.wording import some
@@ -171,9 +172,13 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
         raise CheckpointError(
             f"--report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
         ) from None
-    measured, there = [layer.name for layer in report.layers], {name for name, _ in first.network.named_modules()}
-    if not there.intersection(measured):
+    measured, there = [layer.name for layer in report.layers], dict(first.network.named_modules())
+    if not there.keys() & set(measured):
         raise ArgumentError(f"--report is of another network: {first.title} has no layer {some(measured)}")
+    digests = {name: one for name, one in (report.weights or {}).items() if name and name in there}  # Old ones lack it
+    other = [name for name, digest in digests.items() if weights_digest(there[name]) != digest]
+    if other:
+        raise ArgumentError(f"--report was measured with other weights than {first.title} has, of {some(other)}")
     return report
 
 

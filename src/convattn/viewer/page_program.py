@@ -42,20 +42,10 @@ class Program:
             self.places[name] = self._place
             self.add("attention", layer=self._numbers[name])
         elif type(module) is nn.Conv2d and _centred(module):
-            padding = {
-                "pairs": [[size, size] for size in module.padding],
-                "mode": module.padding_mode,
-                "spread": [1, 1],
-            }
-            self.add(
-                "convolve",
-                stride=list(module.stride),
-                dilation=list(module.dilation),
-                groups=module.groups,
-                padding=padding,
-                weight=module.weight,
-                bias=module.bias,
-            )
+            pairs = [[size, size] for size in module.padding]
+            padding = {"pairs": pairs, "mode": module.padding_mode, "spread": [1, 1]}
+            options = {"stride": list(module.stride), "dilation": list(module.dilation), "groups": module.groups}
+            self.add("convolve", **options, padding=padding, weight=module.weight, bias=module.bias)
         else:
             raise _UnknownPartError(module)
 
