@@ -154,6 +154,11 @@ def test_tensors_that_are_not_as_they_must_be_are_named(scene, tmp_path, name, c
         _load(tmp_path, _content(scene, **{name: change(scene.tensors[name])}))
 
 
+def test_the_lowest_weights_of_maps_have_a_size_for_each_head(scene, tmp_path):
+    with pytest.raises(CheckpointError, match=r"both/0/lows.* be a tensor of float any 4 any, but is 'float 1 3"):
+        _load(tmp_path, _content(scene, **{"maps/1/0/both/0/lows": torch.zeros(1, 3, 7)}))
+
+
 def test_a_file_of_other_tensors_is_refused(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "a scene")
     with pytest.raises(CheckpointError, match="holds no scene"):

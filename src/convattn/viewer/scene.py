@@ -150,7 +150,7 @@ _TENSORS = {
 }
 """Dtype and sizes of the tensors that the header names, by the end of their place in it."""
 
-_ROWS = {"levels": "uint8 any heads any any", "scales": "float any heads any"}
+_ROWS = {"levels": "uint8 any heads any any", "scales": "float any heads any", "lows": "float any heads any"}
 """The same of stored maps, whose names the header does not have."""
 
 
@@ -168,7 +168,7 @@ def require_scene(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> N
         if form or text.startswith("tensors/"):
             _require_tensor(form or "any", text, place, heads, tensors)
     for name, tensor in tensors.items():
-        if stored := re.fullmatch(r"maps/(\d+)/(\d+)/.*/(levels|scales)", name):
+        if stored := re.fullmatch(r"maps/(\d+)/(\d+)/.*/(levels|scales|lows)", name):
             heads = header["networks"][int(stored[1])]["layers"][int(stored[2])]["heads"]
             _require_tensor(_ROWS[stored[3]], name, name, heads, tensors)
         # In the timeline, a layer with fewer heads than another is filled up with nan.
