@@ -5,6 +5,7 @@ import { fixedText, numberText } from "../../../src/convattn/viewer/static/js/dr
 import {
   headSentence,
   percent,
+  reportUnitOf,
   shiftWords,
   statisticText,
 } from "../../../src/convattn/viewer/static/js/explore/words.js";
@@ -49,6 +50,16 @@ test("numbers are short, with a true minus sign", () => {
     ["0.00", "−1.00", "2.00"],
   );
   assert.deepEqual([0, 0.0123, 0.5, NaN].map(percent), ["0 %", "1.2 %", "50 %", "–"]);
+});
+
+test("a report counts in cells of queries, also where keys lie closer or farther apart", () => {
+  /** @param {[number, number]} queries @param {[number, number]} keys */
+  const unit = (queries, keys) =>
+    reportUnitOf({ ...LAYER, place: { first: [0, 0], step: queries }, keys: { ...LAYER.keys, step: keys } });
+  assert.deepEqual(
+    [unit([1, 1], [1, 1]), unit([4, 4], [4, 4]), unit([2, 3], [1, 1]), unit([4, 4], [4, 8])],
+    ["pixels", "cells", "cells of queries", "cells of queries"],
+  );
 });
 
 test("numbers of a report have the unit of those of a query", () => {

@@ -1,5 +1,5 @@
 // Numbers of one row of attention: what a head looks at from one query. `docs/how-to/analyse.md` names them; here they are of
-// one query, on the same units: steps of the layer's keys.
+// one query, in steps of the layer's keys, and there in steps of its queries.
 
 import { partOf } from "./numbers.js";
 import { cellCentre } from "./scene.js";

@@ -16,7 +16,7 @@ import {
   unionOf,
 } from "./field.js";
 import { paintMap, placeMarks, smallView } from "./matrix.js";
-import { headSentence, lookWords, percent, shiftWords, statisticText, unitOf } from "./words.js";
+import { headSentence, lookWords, percent, reportUnitOf, shiftWords, statisticText, unitOf } from "./words.js";
 import { cellCentre, nearestCell } from "../scene.js";
 import { rowNumbers } from "../statistics.js";
 
@@ -135,12 +135,12 @@ export function createDetail(model) {
     const { head } = state.get();
     const layer = model.layer();
     const report = layer.statistics?.[head];
-    const unit = unitOf(layer);
+    const [unit, reportUnit] = [unitOf(layer), reportUnitOf(layer)];
     heads[2].hidden = !report;
     /** @type {[string, string, string | null][]} name, of this query, of the report */
     const lines = [
-      ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", statisticText(report?.shift, unit)],
-      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", statisticText(report?.spread, unit)],
+      ["mean shift", found.shift ? shiftWords(found.shift, unit, 2) : "–", statisticText(report?.shift, reportUnit)],
+      ["spread", found.shift ? `${fixedText(found.spread)} ${unit}` : "–", statisticText(report?.spread, reportUnit)],
       ["entropy", `${fixedText(found.entropy)} nats`, statisticText(report?.entropy, "nats")],
       ["hard share", percent(found.hardShare), statisticText(report?.hard_share, "%")],
     ];

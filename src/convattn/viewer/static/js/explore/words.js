@@ -11,6 +11,16 @@ export function unitOf(layer) {
 }
 
 /**
+ * Returns the unit of displacements in a head report, which are in cells of the queries.
+ * @param {SceneLayer} layer
+ * @returns {string}
+ */
+export function reportUnitOf(layer) {
+  const { place, keys } = layer;
+  return place.step.every((size, axis) => size === keys.step[axis]) ? unitOf(layer) : "cells of queries";
+}
+
+/**
  * Says a displacement: "1.0 pixels up and 2.0 to the left".
  * @param {Pair} shift down and right
  * @param {string} unit
