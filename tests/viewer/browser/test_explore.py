@@ -73,6 +73,18 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
+@pytest.mark.parametrize("key", ["Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"])
+def test_keys_of_the_browser_are_left_to_it(opened, folder_page, key):
+    """Alt and an arrow go back."""
+    page = opened(f"{folder_page}#view=explore")
+    page.evaluate("addEventListener('keydown', (event) => { left = !event.defaultPrevented; event.preventDefault(); })")
+    for place in (page.get_by_test_id("picture"), page.get_by_test_id("handle"), page.locator("button.map").first):
+        before = query_of(page), page.get_by_test_id("sentence").text_content()
+        place.press(key)
+        assert page.evaluate("left")
+        assert (query_of(page), page.get_by_test_id("sentence").text_content()) == before
+
+
 def test_the_small_images_are_one_tab_stop(opened, address, shown):
     page = opened(f"{address}#view=explore")
     strip, thumbs = page.get_by_role("toolbar", name="Image"), page.locator("button.thumb")

@@ -175,6 +175,9 @@ export function oncePerFrame(run) {
 /** Steps of the arrow keys: down and right. @type {Record<string, [number, number]>} */
 const ARROW_STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
+/** Tells whether a key is pressed with one that makes it the browser's. @param {KeyboardEvent} event */
+export const isBrowsers = ({ altKey, ctrlKey, metaKey }) => altKey || ctrlKey || metaKey;
+
 /**
  * Calls a function with the step of an arrow key, which then does nothing else.
  * @param {Element} target
@@ -184,7 +187,7 @@ export function followArrows(target, move) {
   target.addEventListener("keydown", (event) => {
     const key = /** @type {KeyboardEvent} */ (event);
     const step = ARROW_STEPS[key.key];
-    if (!step) return;
+    if (!step || isBrowsers(key)) return;
     event.preventDefault();
     event.stopPropagation();
     move(step, key);
@@ -200,6 +203,7 @@ export function followArrows(target, move) {
  * @returns {[number, number] | undefined}
  */
 export function keyTarget(event, [row, col], far = 1) {
+  if (isBrowsers(event)) return undefined;
   const step = ARROW_STEPS[event.key];
   /** @type {Record<string, [number, number]>} */
   const ends = { Home: [row, 0], End: [row, Infinity], PageUp: [0, col], PageDown: [Infinity, col] };

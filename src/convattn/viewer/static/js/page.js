@@ -1,6 +1,6 @@
 // The page: title, tabs, and the address that brings back the view.
 
-import { freshId, h, para } from "./dom.js";
+import { freshId, h, isBrowsers, para } from "./dom.js";
 import { onTheme } from "./draw.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
@@ -109,7 +109,7 @@ function createTabs(state, makers) {
   const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...buttons);
   tabs.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
+    if (!step || isBrowsers(event)) return;
     const at = (names.indexOf(state.get().view) + step + names.length) % names.length;
     state.set({ view: names[at] });
     buttons[at].focus();
