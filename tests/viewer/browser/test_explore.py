@@ -230,6 +230,14 @@ def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
     expect(handle).to_be_focused()
 
 
+@pytest.mark.parametrize("key", ["Home", "PageDown"])
+def test_a_key_on_the_handle_leaves_the_query(opened, folder_page, key):
+    page = opened(f"{folder_page}#view=explore")
+    before = query_of(page)
+    page.get_by_test_id("handle").press(key)
+    assert query_of(page) == before
+
+
 def test_a_link_says_what_it_leaves_out(opened, folder_page):
     page = opened(f"{folder_page}#view=explore", permissions=["clipboard-read", "clipboard-write"])
     link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")

@@ -223,6 +223,7 @@ export function steerQuery(model, field, name) {
   setProps(field.element, { role: "application", "aria-roledescription": name, tabindex: 0 });
   onDrag(field.element, (event) => setQuery(model, field.pixelAt(event)));
   field.element.addEventListener("keydown", (event) => {
+    if (event.target !== field.element) return; // but the handle on it
     const layer = model.layer();
     const next = keyTarget(event, nearestCell(layer, model.state.get().query), event.shiftKey ? 4 : 1);
     if (next) setQuery(model, cellCentre(layer.place, nearestInside(next, layer.grid)));
