@@ -58,6 +58,14 @@ def test_sharp_heads_leave_rounding_only(opened, folder_page):
     expect(page.locator(".learn-line.learn-first").first).to_be_attached()
 
 
+def test_a_centre_outside_the_picture_has_no_weight(opened, folder_page):
+    page = open_step(opened, folder_page, 2)
+    weight = number(page, "Weight on the centre")
+    expect(weight).to_contain_text("%")
+    page.locator(".learn-strip .learn-frame").first.click(position={"x": 1, "y": 1})
+    expect(weight).to_have_text("outside")
+
+
 def test_a_border_is_matched(opened, folder_page):
     page = open_step(opened, folder_page, 3)
     border = number(page, "Largest difference at the border")

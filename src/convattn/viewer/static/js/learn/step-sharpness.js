@@ -112,7 +112,10 @@ export function sharpnessStep(tour) {
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most);
     const bound = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
-    const said = numbers.show(differenceText(largest), bound, `${(100 * most).toPrecision(3)} %`);
+    const [down, right] = taps[SHOWN_HEAD].offset;
+    const [centre] = cutAround(map, [query[0] + down, query[1] + right], 0); // NaN outside the picture
+    const weight = Number.isNaN(centre) ? "outside" : `${(100 * centre).toPrecision(3)} %`;
+    const said = numbers.show(differenceText(largest), bound, weight);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
     const across = chart.across(sharpness);
     setProps(rule, { x1: across, x2: across });
