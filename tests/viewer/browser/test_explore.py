@@ -257,6 +257,15 @@ def test_a_page_that_may_not_copy_says_where_the_link_is(opened, folder_page):
     expect(page.locator(".save-status")).to_contain_text("take the link from the address bar")
 
 
+def test_a_server_that_is_busy_leaves_no_blank_page(opened, server_page):
+    page = opened("about:blank")
+    page.route("**/scene", lambda route: route.fulfill(status=503, body="Service Unavailable"))
+    page.goto(server_page)
+    expect(page.locator("#convattn")).to_have_text("This page cannot be shown: its server answers 503, try again later")
+    assert opened.watched.errors
+    opened.watched.errors.clear()
+
+
 def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
     text = html.escape(page_html("A page", scene=shown.scene.to_bytes()))
     (tmp_path / "frame.html").write_text(f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>')

@@ -1,6 +1,6 @@
 // The page: title, tabs, and the address that brings back the view.
 
-import { freshId, h, isBrowsers, para } from "./dom.js";
+import { freshId, h, isBrowsers, para, reasonOf } from "./dom.js";
 import { onTheme } from "./draw.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
@@ -131,12 +131,24 @@ function createTabs(state, makers) {
   };
 }
 
-/** Opens the scene that is inside the page, or beside it on the server that the page came from. */
+/** Opens the scene inside the page, or beside it on the server that the page came from; or says why it cannot. */
 export async function openPage() {
-  const inside = document.getElementById("convattn-scene")?.textContent;
-  const buffer = inside
-    ? Uint8Array.from(atob(inside), (letter) => letter.charCodeAt(0)).buffer
-    : await (await fetch("scene")).arrayBuffer();
-  // The page in a frame of a notebook has no address of its own.
-  mount(openScene(buffer), location.protocol !== "about:");
+  try {
+    const inside = document.getElementById("convattn-scene")?.textContent;
+    const buffer = inside
+      ? Uint8Array.from(atob(inside), (letter) => letter.charCodeAt(0)).buffer
+      : await fetchedScene();
+    // The page in a frame of a notebook has no address of its own.
+    mount(openScene(buffer), location.protocol !== "about:");
+  } catch (error) {
+    document.getElementById("convattn")?.replaceChildren(`This page cannot be shown: ${reasonOf(error)}`);
+    throw error;
+  }
+}
+
+/** @returns {Promise<ArrayBuffer>} what the server has beside the page */
+async function fetchedScene() {
+  const answer = await fetch("scene");
+  if (!answer.ok) throw new Error(`its server answers ${answer.status}, try again later`);
+  return answer.arrayBuffer();
 }
