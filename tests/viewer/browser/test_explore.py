@@ -17,6 +17,7 @@ from tests.viewer.browser.reading import (
     read_weights,
 )
 
+from convattn.viewer.notebook import NotebookPage
 from convattn.viewer.page import page_html
 
 HOSTS = ["folder_page", "server_page"]
@@ -255,6 +256,18 @@ def test_a_page_that_may_not_copy_says_where_the_link_is(opened, folder_page):
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.get_by_role("button", name="Copy link").click()
     expect(page.locator(".save-status")).to_contain_text("take the link from the address bar")
+
+
+def test_links_of_the_page_open_from_a_notebook(opened, shown, tmp_path):
+    notebook = NotebookPage("A page", page_html("A page", scene=shown.scene.to_bytes()))
+    (tmp_path / "note.html").write_text(notebook._repr_html_())
+    page = opened((tmp_path / "note.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.get_by_role("tab", name="Learn").click()
+    link = frame.get_by_role("link", name="Paper, theorem 1")
+    link.evaluate("link => { link.href = 'about:blank'; }")  # or a request would leave this machine
+    with page.expect_popup():
+        link.click()
 
 
 def test_a_server_that_is_busy_leaves_no_blank_page(opened, server_page):
