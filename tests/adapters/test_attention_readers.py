@@ -213,6 +213,9 @@ PRODUCTS = {
     "summed over queries": (("bhkq,bhkc->bhqc", WEIGHTS, VALUES), False),
     "weights alone": (("bhqk,bhqk->bhqk", WEIGHTS, WEIGHTS), False),
     "operands as a list": (("bhqk,bhkc->bhqc", [WEIGHTS, VALUES]), False),
+    "without an output": (("bhqk,bhkc", WEIGHTS, VALUES), False),
+    "weights of one axis": (("k,kc->c", WEIGHTS, VALUES), False),
+    "any leading axes": (("...qk,...kc->...qc", WEIGHTS, VALUES), True),
 }
 
 

@@ -5,6 +5,7 @@ module's. A `Kernel` holds the tensors of one product; along its first axis imag
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -265,14 +266,12 @@ def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) 
     """
     if len(args) != 3 or not isinstance(args[0], str) or is_weights(args[1]) == is_weights(args[2]):
         return None
-    left, right, out = args[0].replace(" ", "").replace("->", ",").split(",")
-    weights, values = (args[1], args[2]) if is_weights(args[1]) else (args[2], args[1])
-    form = (left, right) if is_weights(args[1]) else (right, left)
-    lead = form[0][:-2]
-    same = form[1][:-2] == out[:-2] == lead and form[1][-1] == out[-1]
-    if not same or out[-2] != form[0][-2] or form[1][-2] != form[0][-1]:
-        return None
-    return weights, values
+    operands, _, out = args[0].replace(" ", "").partition("->")
+    left, _, right = operands.partition(",")
+    turned = is_weights(args[2])
+    equation = f"{right},{left}->{out}" if turned else f"{operands}->{out}"
+    weights, values = args[:0:-1] if turned else args[1:]
+    return (weights, values) if re.fullmatch(r"(.*)(\w)(\w),\1\3(\w)->\1\2\4", equation) else None
 
 
 def _without_override(function: Any) -> Any:
