@@ -1,6 +1,7 @@
 """What `watch` refuses, and that it leaves a model as it was, whatever happens."""
 
 import re
+from functools import partial
 
 import pytest
 import timm
@@ -72,6 +73,43 @@ def test_rows_that_do_not_sum_to_one_are_said_so():
     register_attention(Tokens, grid)
     assert seen_by(Tokens(fused=False), drawn(13, 6))[0].normalised
     assert not seen_by(Tokens(fused=False, leak=1e-4), drawn(13, 6))[0].normalised
+
+
+class Within(nn.Sequential):
+    """Runs its parts in a mode of its own."""
+
+    def __init__(self, mode, *parts):
+        super().__init__(*parts)
+        self.mode = mode
+
+    def forward(self, x):
+        with self.mode():
+            return super().forward(x)
+
+
+MODES = {"autocast": partial(torch.autocast, "cpu", torch.bfloat16), "gradients": torch.enable_grad}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_of_the_model_does_not_reach_the_weights_and_the_callback(mode, fused):
+    register_attention(Tokens, grid)
+    attention, found = Tokens(fused), []
+
+    def callback(call):
+        found.append((call.weights.dtype, call.weights.requires_grad))
+        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_grad_enabled()
+        with MODES[mode]():
+            q, k, _ = attention.maps(drawn(13, 6)).detach().unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        scale = 3**-0.5 if fused else 1
+        exact = (scale * q.double() @ k.double().mT).softmax(-1)
+        off = (call.weights[:, 0] - exact).abs().max()
+        # A plain softmax is of scores that autocast has rounded to half precision already.
+        assert off < (2e-2 if mode == "autocast" and not fused else 1e-6)
+
+    watch(Within(MODES[mode], attention), drawn(13, 6), callback)
+    assert found == [(torch.float32, False)]
 
 
 def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):

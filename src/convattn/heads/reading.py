@@ -121,15 +121,22 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     training = [(module, module.training) for module in model.modules()]
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(model))
-        settings.enter_context(torch.no_grad())
-        for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
-            settings.enter_context(without_autocast(device))
+        settings.enter_context(_without_modes(model))
         try:
             model.eval()
             yield
         finally:
             for module, flag in training:
                 module.training = flag
+
+
+def _without_modes(model: nn.Module) -> ExitStack:
+    """Enters a context without gradients and autocast, also inside a model that turns them on."""
+    settings = ExitStack()
+    settings.enter_context(torch.no_grad())
+    for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
+        settings.enter_context(without_autocast(device))
+    return settings
 
 
 _SCORES_AT_ONCE = 2**19
@@ -200,11 +207,7 @@ class FusedKernel:
 
 
 def weights_of(
-    q: Float[Tensor, "*images queries width"],
-    k: Float[Tensor, "*others keys width"],
-    mask: Tensor | None,
-    *,
-    causal: bool,
+    q: Float[Tensor, "*one queries width"], k: Float[Tensor, "*two keys width"], mask: Tensor | None, *, causal: bool
 ) -> Float[Tensor, "*lead queries keys"]:
     """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time, so that scores stay in the cache.
 
@@ -245,7 +248,7 @@ class PlainKernel:
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Returns the left factor."""
-        return self._weights.to(torch.promote_types(self._weights.dtype, torch.float32))
+        return self._weights.detach().to(torch.promote_types(self._weights.dtype, torch.float32))
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Compares the product in float64 with the module's; sums in another order give the budget."""
@@ -300,6 +303,7 @@ class Operations(TorchFunctionMode):
         self.paused = False
         self._report = report
         self._weights: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._is_made = self._weights.__contains__
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -327,9 +331,6 @@ class Operations(TorchFunctionMode):
                 if made.is_floating_point():
                     self._weights[made] = True
         return out
-
-    def _is_made(self, tensor: Any) -> bool:
-        return tensor in self._weights
 
     def _product(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
         """Returns weights and values of a product, and whether the values stand to the left; None for others."""
@@ -414,9 +415,7 @@ class _Pass:
 
     def run(self, given: Arguments) -> None:
         """Runs the model; if it raises, ArgumentError says on what."""
-        tensors = [
-            part for part in (*given.positional, *given.named.values()) if isinstance(part, Tensor) and part.ndim
-        ]
+        tensors = [x for x in (*given.positional, *given.named.values()) if isinstance(x, Tensor) and x.ndim]
         self._images = tensors[0].shape[0] if tensors else 0
         with ExitStack() as watching:
             every = names_by_module(self._model)
@@ -458,7 +457,7 @@ class _Pass:
         if module in self._wanted:
             self._operations.paused = True
             try:
-                with torch._C.DisableTorchFunction():
+                with torch._C.DisableTorchFunction(), _without_modes(self._model):
                     self._callback(self._read(call, products, out[0] if isinstance(out, tuple) else out))
             except BaseException as error:
                 self._raised = error
@@ -471,7 +470,8 @@ class _Pass:
         for call, products in reversed(self._stack):
             if call.module in self._wanted:
                 # Now, because the module may change its tensors in place afterwards.
-                weights = kernel.weights()
+                with _without_modes(self._model):
+                    weights = kernel.weights()
                 proof = kernel.proof(weights, max(1, kernel.shape[0] // max(1, self._images)))
                 products.append((kernel, weights, proof))
                 return
