@@ -114,5 +114,21 @@ def test_half_precision_keeps_its_dtype(road):
     assert_within_budget(y, *references(means.kernel.detach(), values, first, sizes, present))
 
 
+def looking_past_the_border(heads=3, reach=7, ahead=6):
+    """Heads that look ahead along both axes; at the far corner, only weights of 1e-31 are left."""
+    steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    kernel = torch.exp(-((steps[:, None] - ahead) ** 2) - (steps - ahead) ** 2)
+    return (kernel / kernel.sum()).float().expand(heads, -1, -1), (-reach, -reach)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_reaches_borders_that_a_head_looks_past(road, autocast):
+    means = KernelMeans(*looking_past_the_border())
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        y = means(torch.ones(1, 3, 9 * 9, 2, dtype=torch.float16), (9, 9))
+    assert y.dtype == torch.float16
+    assert (y - 1).abs().max() <= 81 * torch.finfo(torch.float16).eps
+
+
 def test_it_tells_its_taps():
     assert repr(KernelMeans(torch.rand(3, 2, 5), (-1, -2))) == "KernelMeans(3 heads, 2 x 5 from (-1, -2))"

@@ -104,7 +104,7 @@ class KernelMeans(nn.Module):
         heads, width, convolve = values.shape[1], values.shape[3], _CONVOLVE[len(sizes)]
         ends = zip(self.box[::-1], self.first[::-1], strict=True)
         pads = [n for size, first in ends for n in (-first, size - 1 + first)]
-        kernel = self.kernel[:, None]
+        kernel, dtype = self.kernel[:, None], values.dtype
         if present is None:
             ones = self.kernel.new_ones(1, 1, *sizes)
         else:
@@ -112,13 +112,15 @@ class KernelMeans(nn.Module):
             values = values * present[:, None, :, None]
         with without_autocast(values.device):
             total = convolve(functional.pad(ones, pads), kernel).flatten(2)
-        images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
-        depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
-        geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
-        padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
-        sums = convolve_large(padded, depthwise, None, geometry, heads * width)
+            # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
+            values = values.to(torch.promote_types(dtype, kernel.dtype))
+            images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
+            depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
+            geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
+            padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
+            sums = convolve_large(padded, depthwise, None, geometry, heads * width)
         y = rearrange(sums.flatten(2), "batch (heads width) positions -> batch heads positions width", width=width)
-        return y / _divisor(total).to(y.dtype)[..., None]
+        return (y / _divisor(total)[..., None]).to(dtype)
 
     def extra_repr(self) -> str:
         """Returns heads, box and its first displacement, for printing."""

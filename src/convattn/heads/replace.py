@@ -27,12 +27,7 @@ from convattn.heads.catalogue import PATCH_COUNTERS, is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerReport
-from convattn.heads.replaceable_heads import (
-    check_heads,
-    measured_heads,
-    why_not_head,
-    why_not_layer,
-)
+from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not_head, why_not_layer
 from convattn.record import Record
 from convattn.sealed import weights_digest
 from convattn.wording import counted, some
