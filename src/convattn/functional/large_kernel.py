@@ -72,6 +72,7 @@ class Sizes:
     dilation: tuple[int, ...]
     dtype: torch.dtype
     channels_last: bool = False  # whether the images or the kernel have channels innermost
+    direct: bool = False  # whether no transforms are taken
 
     @property
     def extent(self) -> tuple[int, ...]:
@@ -247,7 +248,8 @@ def _weight_layout(sizes: Sizes, speed: Speed) -> Choice:
 
 def _with_transforms(sizes: Sizes, direct: Choice, *, of_weights: bool = False) -> Choice:
     """Takes transforms in place of torch's convolution where they are estimated to be clearly faster."""
-    if direct.nanoseconds < _CALL + sizes.batch * min(sizes.channels, sizes.outputs) * math.prod(sizes.image):
+    numbers = sizes.batch * min(sizes.channels, sizes.outputs) * math.prod(sizes.image)
+    if sizes.direct or direct.nanoseconds < _CALL + numbers:
         return direct  # not worth a look
     time, blocks = min((_transform_time(sizes, blocks, of_weights=of_weights), blocks) for blocks in _cuts(sizes))
     if time >= _GAIN * direct.nanoseconds:
@@ -297,18 +299,19 @@ def sizes_of(x: Tensor, kernel: Tensor, geometry: Sequence[Sequence[int]], group
 
 
 def convolve_large(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Sequence[Sequence[int]], groups: int
+    x: Tensor, kernel: Tensor, bias: Tensor | None, geometry: Sequence[Sequence[int]], groups: int, direct: bool = False
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution by the plan; `geometry` is stride, padding and dilation along each axis.
 
     On other devices than a CPU, in other dtypes than float32 and float64, in compiled graphs, in `torch.func` and for
-    derivatives above the first torch computes it. The output has the layout of torch's.
+    derivatives above the first torch computes it. The output has the layout of torch's. `direct` takes no transforms,
+    which lose results that are small beside others.
     """
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, kernel, bias))
     stride, padding, dilation = map(tuple, geometry)
     if not learns and few_taps(kernel, padding[-1], groups):  # a plan takes 0.1 ms
         return _CONVOLUTIONS[kernel.ndim - 2](x, kernel, bias, stride, padding, dilation, groups)
-    sizes = sizes_of(x, kernel, geometry, groups)
+    sizes = replace(sizes_of(x, kernel, geometry, groups), direct=direct)
     if not _is_own(x, kernel, bias, sizes):
         return _by_torch(sizes, x, kernel, bias)
     if not learns:

@@ -118,7 +118,7 @@ class KernelMeans(nn.Module):
             depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
             geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
             padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
-            sums = convolve_large(padded, depthwise, None, geometry, heads * width)
+            sums = convolve_large(padded, depthwise, None, geometry, heads * width, direct=True)
         y = rearrange(sums.flatten(2), "batch (heads width) positions -> batch heads positions width", width=width)
         return (y / _divisor(total)[..., None]).to(dtype)
 
