@@ -234,7 +234,7 @@ GIVEN = {
     "tokens after a prefix": (torch.cat([X[:, :1], X], 1), True),
     "channels last": (X.unflatten(1, (5, 7)), True),
     "channels first": (X.mT.unflatten(2, (5, 7)), True),
-    "as many channels as rows and columns": (torch.zeros(2, 5, 7, 5, 7), False),
+    "the grid in place of channels": (torch.zeros(2, 5, 7, 5, 7), False),
     "no tensor": (SimpleNamespace(shape=X.shape), False),
     "no numbers": (X > 0, False),
     "no channels": (X[..., 0], False),
@@ -248,6 +248,10 @@ def test_inputs_are_put_in_the_order_of_the_grid_or_left_out(given, known):
     assert (found is not None) is known
     if found is not None:
         assert torch.equal(found, X)
+
+
+def test_as_many_channels_as_rows_and_columns_have_no_order():
+    assert on_grid(torch.zeros(2, 5, 5, 5), global_layout((5, 5)), 2) is None
 
 
 def test_a_position_with_two_queries_has_no_order():

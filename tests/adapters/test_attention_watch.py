@@ -17,7 +17,7 @@ from convattn.heads import catalogue as registered
 from convattn.heads.catalogue import attention_layers, register_attention
 from convattn.heads.layout import Layout, global_layout
 from convattn.heads.reading import watch
-from convattn.layers import RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
 
 class Silent(Tokens):
@@ -262,6 +262,24 @@ def test_models_that_cannot_run_or_be_seen(without_type_checks):
     compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
     with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
         seen_by(compiled, images)
+
+
+OWN_SIZES = {
+    "as many channels as rows and columns": (RelativeAttention2d, (6, 6, 6), {}, True),
+    "a sequence": (RelativeAttention1d, (3, 6), {}, True),
+    "a sequence of as many channels": (RelativeAttention1d, (6, 6), {}, True),
+    "rows times channels are positions": (RelativeAttention2d, (3, 12, 12), {"kernel_size": 2, "stride": 2}, False),
+}
+
+
+@pytest.mark.parametrize(("kind", "size", "options", "known"), OWN_SIZES.values(), ids=OWN_SIZES)
+def test_inputs_of_own_layers_have_their_channels_first(kind, size, options, known):
+    layer, x = kind(size[0], 5, num_heads=4, encoding="quadratic", **options), drawn(*size)
+    (call,) = seen_by(layer, x)
+    assert torch.equal(call.outputs, layer(x).detach().flatten(2).mT)
+    assert (call.inputs is not None) == known
+    if known:
+        assert torch.equal(call.inputs, x.flatten(2).mT)
 
 
 def test_layers_are_chosen_by_name():

@@ -177,8 +177,8 @@ def on_grid(x: Any, layout: Layout, images: int) -> Float[Tensor, "images positi
     shape, sizes = tuple(x.shape), tuple(layout.grid)
     tokens = (images * groups, queries)
     first, last = (shape[0], shape[2:]) == (images, sizes), shape[:-1] == (images, *sizes)
-    if len(sizes) > 1 and first != last:  # both hold, and the order is not known, if channels = rows = columns
-        return x.flatten(2).mT if first else x.flatten(1, -2)
+    if len(sizes) > 1 and (first or last):  # both hold, and the order is not known, if channels = rows = columns
+        return None if first and last else x.flatten(2).mT if first else x.flatten(1, -2)
     if shape[:-1] == (images, layout.positions) and shape[:-1] != tokens:
         return x
     if shape[:-1] in (tokens, (images, groups, queries)) or (shape[0] == tokens[0] and x[0, ..., 0].numel() == queries):

@@ -493,7 +493,7 @@ class _Pass:
         """Reads one layer; UnsupportedModelError names it."""
         try:
             if is_own(call.module):
-                return _read_own(call, out, self._images)
+                return _read_own(call, out)
             return self._read_foreign(call, products, out)
         except UnsupportedModelError as error:
             raise _prefixed(call, error) from error
@@ -578,7 +578,7 @@ _ROUNDINGS = 8
 """Further roundings for the proof of a layer of this library whose scores are computed in other steps."""
 
 
-def _read_own(call: CallContext, out: Tensor, images: int) -> AttentionCall:
+def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
     """Reads a layer of this library, which computes its weights itself."""
     layer = call.module
     assert isinstance(layer, RelativeAttention)
@@ -586,7 +586,8 @@ def _read_own(call: CallContext, out: Tensor, images: int) -> AttentionCall:
     y = out if out.ndim == x.ndim else out[None]
     layout = _own_layout(list(layer.geometry.axes(x.shape[2:])))
     weights = own_weights(layer, x)
-    ends = on_grid(x, layout, images), on_grid(y, layout, images)
+    given = x.flatten(2).mT if tuple(x.shape[2:]) == layout.grid else None  # channels are first, however many
+    ends = given, y.flatten(2).mT
     proof = prove_own(layer, x[:1], y[:1], weights[:1])
     return _proved(call, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps)
 
