@@ -122,7 +122,19 @@ def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
         seen_by(TIMM["class token"].build(), drawn(3, 20, 28))
 
 
+class Frames(Tokens):
+    """A module that is given several frames of each image, and attends to each of them apart."""
+
+    def forward(self, x):
+        return super().forward(torch.cat([x, x.flip(0)]))
+
+
 REFUSED = {
+    "more images than were given": (
+        Frames,
+        grid,
+        r"\(Frames\): weights of 4 × 2 × 13 × 13 for 2 images are not those of 1 groups of 13 queries and 13 keys$",
+    ),
     "an unknown class": (
         lambda: nn.Sequential(Tokens(), RelativeAttention2d(3, 3, 2, "quadratic")),
         None,

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -513,14 +515,14 @@ class _Pass:
         if not isinstance(layout, Layout):
             raise ArgumentError(must_be_a(f"what `read` of {type(call.module).__name__} returns", "a Layout", layout))
         groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
-        lead = torch.Size(shape[:-2]).numel()
-        if (queries, keys) != shape[-2:] or not images or shape[0] % images or lead % (images * groups):
+        heads = torch.Size(shape[:-2]).numel() // max(images * groups, 1)
+        sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
+        # Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
+        if (queries, keys) != shape[-2:] or not {*accumulate(shape[:-2], mul)} <= {1, *accumulate(sizes, mul)}:
             raise UnsupportedModelError(
                 f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
                 f" {queries} queries and {keys} keys"
             )
-        heads = lead // (images * groups)
-        sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
         mask = call.kwargs.get("attention_mask")
