@@ -83,23 +83,19 @@ def test_audio(build, size, layer, tokens):
     assert call.normalised
 
 
-def test_padded_texts_have_masks_of_their_own():
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [("Bert", "sdpa"), ("Bert", "eager"), ("Albert", "sdpa"), ("Albert", "eager"), ("MPNet", "eager")],
+)
+def test_padded_texts_have_masks_of_their_own(kind, attention):
     ids, mask = torch.randint(5, 90, (2, 11)), torch.ones(2, 11, dtype=torch.long)
     mask[1, 7:] = 0
-    for attention in ("sdpa", "eager"):
-        network = transformers_model(
-            "Bert",
-            vocab_size=97,
-            hidden_size=12,
-            num_hidden_layers=1,
-            num_attention_heads=3,
-            intermediate_size=16,
-            attn_implementation=attention,
-        )()
-        (call,) = calls_of(network, {"input_ids": ids, "attention_mask": mask})
-        assert call.layout.allowed is None
-        assert torch.equal(call.allowed[:, 0, 0], mask.bool())
-        assert not call.weights[1, ..., 7:].any()
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
+    network = transformers_model(kind, vocab_size=97, attn_implementation=attention, **sizes)()
+    (call,) = calls_of(network, {"input_ids": ids, "attention_mask": mask})
+    assert call.layout.allowed is None
+    assert torch.equal(call.allowed[:, 0, 0], mask.bool())
+    assert not call.weights[1, ..., 7:].any()
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Bert"])

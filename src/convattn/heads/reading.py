@@ -525,7 +525,7 @@ class _Pass:
             )
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
-        mask = call.kwargs.get("attention_mask")
+        mask = call.kwargs.get("attention_mask", *call.args[1:2])
         mask = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
         layout, allowed = allowed_pairs(kernel, mask, layout, weights.shape)
         given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
