@@ -205,6 +205,15 @@ def test_masks_and_outputs_off_the_grid_are_told(count, forgotten):
     assert math.isnan(score) is (count < 7)
 
 
+@pytest.mark.parametrize("count", [4, 5, 8])
+def test_a_batch_whose_images_share_a_mask_is_measured_with_the_others(count, forgotten):
+    """Of four or five images, the one held out is a batch of its own, and so has no other masks beside it."""
+    network, images = masked()
+    report = analyze(network, images[:count], controls=(), progress=False)
+    assert report.layers[0].measured.images == count
+    assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
+
+
 def test_a_network_without_any_positions_is_refused(forgotten):
     network, images = masked()
     note = "none of its queries, or none of its keys, has a position"

@@ -29,7 +29,7 @@ CHANGES = {
     "positions": (
         lambda _: make_call(LAYOUTS["windows"]),
         UnsupportedModelError,
-        "layer: queries and keys lie elsewhere than for the images before",
+        "layer: queries, keys or masks lie elsewhere than for the images before",
     ),
     "heads": (
         lambda call: make_call(call.layout, heads=2),
@@ -60,9 +60,9 @@ def test_what_changes_between_batches_is_refused_and_nothing_is_added(change, er
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_only_the_same_layout_fits(name):
+def test_only_the_same_layout_fits_or_one_with_a_mask_beside(name):
     pairs = make_pairs(LAYOUTS[name], "layer")
-    assert [other for other, layout in LAYOUTS.items() if pairs.fits(layout)] == [name]
+    assert {other for other, layout in LAYOUTS.items() if pairs.fits(layout)} - {f"{name} and a mask"} == {name}
     again = replace(LAYOUTS[name], keys=LAYOUTS[name].keys.clone(), source="seen again")
     assert pairs.fits(again)
 
@@ -73,6 +73,9 @@ def test_another_mask_does_not_fit():
     assert make_pairs(layout, "layer").fits(other)
     other.allowed[0, 5, 2] = False
     assert not make_pairs(layout, "layer").fits(other)
+    without = replace(layout, allowed=None)
+    assert not make_pairs(layout, "layer").fits(without)
+    assert make_pairs(without, "layer").fits(layout)
 
 
 def test_the_worst_proof_of_all_batches_is_kept():

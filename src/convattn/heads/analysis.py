@@ -319,7 +319,6 @@ class LayerMeasure:
     """Sums of one layer over images, and what its calls say about it.
 
     Attributes:
-        name: Dotted name.
         kind: Full name of its class.
         bytes: Memory of the weights of one image.
         pairs: Its pairs of queries and keys.
@@ -334,7 +333,7 @@ class LayerMeasure:
 
     def __init__(self, call: AttentionCall, kernel_size: int) -> None:
         """Starts without images for a layer of which this is the first call, which `add` then adds."""
-        self.name, self.kind, self.bytes = call.name, call.kind, call.weights[0].numel() * 4
+        self.kind, self.bytes = call.kind, call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
         self.sums, self.kernels = empty_sums(call, self.pairs, GROUPS), KernelFit()
         on_grid = all(x is not None and x.shape[1] == prod(call.layout.grid) for x in (call.inputs, call.outputs))
@@ -346,7 +345,7 @@ class LayerMeasure:
         """Adds a batch; `members` are the groups of its images, held out from the fit of the convolution or not."""
         name = call.name or ITSELF
         if not self.pairs.fits(call.layout):
-            raise UnsupportedModelError(f"{name}: queries and keys lie elsewhere than for the images before")
+            raise UnsupportedModelError(f"{name}: queries, keys or masks lie elsewhere than for the images before")
         if call.weights.shape[2] != self.sums.squares.shape[1]:
             raise UnsupportedModelError(f"{name}: it has another number of heads than for the images before")
         if held_out:
@@ -362,7 +361,8 @@ class LayerMeasure:
         if call.error - call.budget > self.error - self.budget:
             self.error, self.budget = call.error, call.budget
         self.normalised = self.normalised and call.normalised
-        self.masked = self.masked or call.allowed is not None
+        alike = (call.layout.allowed is None) == (self.pairs.layout.allowed is None)
+        self.masked = self.masked or call.allowed is not None or not alike
 
 
 _PATCHES = {

@@ -70,9 +70,9 @@ class Pairs:
         return (self.displacements.abs().amax(dim=1) <= radius).nonzero()[:, 0]
 
     def fits(self, layout: Layout) -> bool:
-        """Says whether another call of the layer has the same layout."""
+        """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
         mine = self.layout
-        if mine.grid != layout.grid or (mine.allowed is None) != (layout.allowed is None):
+        if mine.grid != layout.grid or (mine.allowed is not None and layout.allowed is None):
             return False
         same = [(mine.queries, layout.queries), (mine.keys, layout.keys), (mine.key_prefix, layout.key_prefix)]
         if mine.allowed is not None and layout.allowed is not None:
