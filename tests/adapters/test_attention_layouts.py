@@ -189,3 +189,9 @@ def test_one_image_tells_the_layout(case):
     assert call.normalised is case.normalised
     assert call.weights.shape[1::2] == (layout.groups, layout.queries.shape[1])
     assert sorted(layout.queries[layout.queries >= 0].tolist()) == list(range(layout.positions))
+
+
+def test_a_network_around_changes_no_layout():
+    case, calls = READ["windows of an image with channels first"], []
+    watch(nn.Sequential(case.build()), torch.randn(1, *case.size), calls.append, layers=f"0.{case.layer}")
+    assert [(call.layout.pattern, call.layout.grid) for call in calls] == [(case.pattern, case.grid)]

@@ -124,7 +124,7 @@ def read_block_windows(call: CallContext) -> Layout:
     block = call.parent("window_size")
     sizes = block.args[0].shape
     side: Any = block.module.window_size
-    first = call.name.startswith("stages") and type(block.module).__name__ == "SpatialBlock"
+    first = type(block.module).__name__ == "SpatialBlock"
     return window_layout(sizes[2:] if first else sizes[1:3], (side, side) if isinstance(side, int) else side)
 
 
