@@ -240,6 +240,24 @@ def test_the_model_is_left_as_it_was(name, callback, raised):
     assert torch.is_grad_enabled()
 
 
+class Uncopied(nn.Sequential):
+    """A network that cannot be copied."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not to be copied")
+
+
+def test_the_proof_of_a_layer_copies_that_layer_alone():
+    proved = 0
+    for seed in range(9):  # of which some need the longer proof
+        torch.manual_seed(seed)
+        layer = RelativeAttention2d(4, 5, num_heads=3, encoding="quadratic", content=True)
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter)
+        proved += len(seen_by(Uncopied(layer), drawn(4, 6, 9)))
+    assert proved == 9
+
+
 def test_a_module_that_raises_in_the_middle():
     register_attention(Wrong, grid)
     network = nn.Sequential(Wrong())

@@ -138,9 +138,8 @@ class HeadSums:
     entropies: Float64[Tensor, "*groups heads"]  # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
     prefix: Float64[Tensor, "*groups heads prefix_keys"]  # Σ A of positions on each prefix key
     prefix_size: Float64[Tensor, "*groups heads"]  # Σ |A| of positions on all prefix keys
-    prefix_maps: Float64[
-        Tensor, "*groups heads prefix_queries keys"
-    ]  # Σ A of prefix queries; one group of queries only
+    # Σ A of prefix queries; one group of queries only
+    prefix_maps: Float64[Tensor, "*groups heads prefix_queries keys"]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "HeadSums":
         """Returns the sums with every tensor changed."""

@@ -415,6 +415,10 @@ class _Pass:
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
 
+    def __deepcopy__(self, _: object) -> "_Pass":
+        """Stays itself where a layer is copied with its hooks, or the whole network would be copied with each layer."""
+        return self
+
     def run(self, given: Arguments) -> None:
         """Runs the model; if it raises, ArgumentError says on what."""
         tensors = [x for x in (*given.positional, *given.named.values()) if isinstance(x, Tensor) and x.ndim]
@@ -498,7 +502,7 @@ class _Pass:
                 return _read_own(call, out)
             return self._read_foreign(call, products, out)
         except UnsupportedModelError as error:
-            raise _prefixed(call, error) from error
+            raise UnsupportedModelError(f"{call.name} ({type(call.module).__name__}): {error}") from error
 
     def _read_foreign(self, call: CallContext, products: list[_Product], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
@@ -531,10 +535,6 @@ class _Pass:
         given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
         ends = on_grid(given, layout, images), on_grid(out, layout, images)
         return _proved(call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
-
-
-def _prefixed(call: CallContext, error: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{call.name} ({type(call.module).__name__}): {error}")
 
 
 def _proved(
