@@ -33,9 +33,15 @@ def test_a_network_without_images_is_refused():
 
 
 @pytest.mark.parametrize("shown", [_exhibit(), [_exhibit("one"), _exhibit("other")]], ids=["one", "two"])
-def test_exhibits_bring_their_images(shown):
-    with pytest.raises(ArgumentError, match="images must be None, because exhibits bring theirs"):
-        view(shown, IMAGES)
+@pytest.mark.parametrize("given", [{"images": IMAGES}, {"mean": (0, 0, 0)}, {"std": (1, 1, 1)}, {"layers": ("a",)}])
+def test_exhibits_bring_all_that_is_of_one_network(shown, given):
+    with pytest.raises(ArgumentError, match="images, mean, std and layers must be left out, because exhibits bring"):
+        view(shown, **given)
+
+
+def test_one_name_is_not_taken_for_names_of_layers():
+    with pytest.raises(ArgumentError, match="layers must be names of layers, or None, but is 'blocks"):
+        view(_network(), IMAGES, layers="blocks.1.mixer")
 
 
 def test_chosen_layers_and_a_title_are_shown():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError
+from convattn.errors import ArgumentError, must_be
 from convattn.viewer.build import Exhibit, build_scene
 from convattn.viewer.page import page_html
 
@@ -62,7 +62,7 @@ def view(
         What a notebook shows as the page.
 
     Raises:
-        ArgumentError: Images are missing, or do not fit the network.
+        ArgumentError: Images are missing, do not fit the network, or are given beside exhibits.
         SceneSizeError: The maps are too large; take fewer images, or name layers.
         UnsupportedModelError: The network has no attention that can be read.
 
@@ -75,9 +75,11 @@ def view(
     if isinstance(model, nn.Module):
         if images is None:
             raise ArgumentError("images are missing: give the prepared images that the network is to see")
+        if isinstance(layers, str):
+            raise ArgumentError(must_be("layers", "names of layers, or None", layers))
         model = Exhibit(model, images, mean=mean, std=std, layers=None if layers is None else tuple(layers))
-    elif images is not None:
-        raise ArgumentError("images must be None, because exhibits bring theirs")
+    elif not (images is layers is None and len(mean) == len(std) == 0):
+        raise ArgumentError("images, mean, std and layers must be left out, because exhibits bring theirs")
     scene = build_scene(model, title=title, largest=LARGEST)
     shown = scene.header["title"]
     return NotebookPage(shown, page_html(shown, scene=scene.to_bytes()))
