@@ -238,6 +238,15 @@ def test_arguments_are_checked(options, message):
         convolutional_init(vit(**VITS["9 heads of width 2"]), **options)
 
 
+def test_weights_that_a_hook_computes_are_copied():
+    network = vit(**VITS["9 heads of width 2"])
+    torch.nn.utils.spectral_norm(network.head)
+    network.train()(pixels())  # which leaves a weight that belongs to a graph
+    made, record = convolutional_init(network)
+    assert record.exact
+    assert made(pixels()).shape == (2, 5)
+
+
 def test_masks_are_refused():
     made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
     message = r"^attn_mask must be None: heads that attend by position take no mask$"

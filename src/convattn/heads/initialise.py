@@ -1,6 +1,5 @@
 """Initialises a vision transformer so that its heads are the taps of a convolution of patches."""
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
 from convattn.convert.certificate import LeftAlone, VerdictRecord, underflows
-from convattn.convert.surgery import full_name, graft, keep_modes
+from convattn.convert.surgery import copy_network, full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
@@ -161,7 +160,7 @@ def convolutional_init(
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
     describe = _description(vit)
-    made = copy.deepcopy(vit)
+    made = copy_network(vit)
     network = describe(made)
     layers, left = _read_layers(made, network)
     embedding = made.get_submodule(network.embedding)
