@@ -10,7 +10,7 @@ from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn.errors import UnsupportedModelError
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import convolutional_init
 
 BLOCKS = timm.models.vision_transformer
@@ -107,6 +107,13 @@ def test_parts_are_refused_by_name(build, line):
         convolutional_init(network)
     first, second, *_ = str(caught.value).splitlines()
     assert (first, second) == ("cannot initialise VisionTransformer as a convolution:", line)
+
+
+def test_what_is_no_network_or_has_no_weights_is_refused(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^vit must be a network \(torch\.nn\.Module\), but is of type str$"):
+        convolutional_init("vit_tiny_patch16_224")
+    with pytest.raises(ArgumentError, match=r"^vit must have weights, but cls_token is on the meta device$"):
+        convolutional_init(vit(**WIDTHS).to("meta"))
 
 
 def test_numbers_that_are_not_finite_are_refused():

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
 from convattn.convert.certificate import LeftAlone, VerdictRecord, underflows
-from convattn.convert.surgery import copy_network, full_name, graft, keep_modes
+from convattn.convert.surgery import copy_network, find_empty, full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be, must_be_a
 from convattn.grid import Geometry, PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, attention_class, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork, TokenAttention, linear
@@ -159,7 +159,11 @@ def convolutional_init(
         raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
+    if not isinstance(vit, nn.Module):
+        raise ArgumentError(must_be_a("vit", "a network (torch.nn.Module)", vit))
     describe = _description(vit)
+    if (name := find_empty(vit)) is not None:
+        raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
     made = copy_network(vit)
     network = describe(made)
     layers, left = _read_layers(made, network)
@@ -263,9 +267,8 @@ def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | 
     encoding = Quadratic(layer.heads, 2).to(device=weight.device, dtype=kind)
     with torch.no_grad():
         encoding.centres.copy_(centres)
-        encoding.root_sharpness.fill_(
-            root_of_sharpness(_HARD.get(kind, 128.0) if sharpness is None else sharpness, kind)
-        )
+        alpha = _HARD.get(kind, 128.0) if sharpness is None else sharpness
+        encoding.root_sharpness.fill_(root_of_sharpness(alpha, kind))
     return encoding
 
 
