@@ -7,9 +7,10 @@ from math import prod
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import GRID, attention_maps, every_head, outputs, report_of
+from tests.adapters.report_cases import GRID, attention_maps, every_head, fixed_weights, outputs, report_of
 from torch import nn
 
+from convattn.heads.convolved_attention import KernelMeans
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import measured_heads
 from convattn.testing.budget import assert_within_budget, roundings
@@ -112,3 +113,17 @@ def test_heads_of_which_kernels_differ_much_in_size_run_apart():
     heads = (layer.heads[0], wide, layer.heads[2])
     groups = measured_heads(replace(layer, measured=replace(layer.measured, heads=heads)), (0, 1, 2))
     assert [(group.heads, tuple(group.kernel.shape[1:])) for group in groups] == [((0, 2), (1, 2)), ((1,), (9, 13))]
+
+
+@pytest.mark.parametrize("rest", [1e-6, 1e-9, 1e-12])
+def test_borders_that_a_head_looks_past_keep_the_little_that_is_left(rest):
+    """At the last columns only a share `rest` of the kernel is on the grid, and is then shared out among its places."""
+    _, _, report = planted(5.0)
+    (layer,) = report.layers
+    count = len(layer.displacements)
+    kernel = tuple(1 - rest if shift == (0, 3) else rest / count for shift in layer.displacements)
+    heads = tuple(replace(head, position_kernel=kernel) for head in layer.heads)
+    layer = replace(layer, measured=replace(layer.measured, heads=heads))
+    (group,) = measured_heads(layer, (0, 1, 2))
+    weights = KernelMeans(group.kernel, group.first).weights(GRID)
+    assert (weights - fixed_weights(layer)).abs().sum(-1).max() <= 1e-6

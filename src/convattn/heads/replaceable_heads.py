@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
-from convattn.heads.convolved_attention import MeasuredHeads
+from convattn.heads.convolved_attention import _CONVOLVE, MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
 LEAST_SHARE = 0.95
@@ -99,7 +100,7 @@ def _why_unusable(layer: LayerReport, kernel: Sequence[float]) -> str | None:
 
 
 _CUT = 2.0**-23
-"""Share of a head's kernel that may lie outside the box to which it is cut: no more than float32 rounds away."""
+"""Share of a query's weights that may lie outside the box to which a kernel is cut: what float32 rounds away."""
 
 _APART = 4
 """Heads share a box if it has at most this many times the taps of the smallest head's own box."""
@@ -125,7 +126,7 @@ class _Box(NamedTuple):
 def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHeads, ...]:
     """Reads the kernels of some heads, in groups of similar size, the smallest first."""
     kernels = _whole_kernels(layer, heads)
-    boxes = {head: _smallest_box(kernel) for head, kernel in kernels.items()}
+    boxes = {head: _smallest_box(kernel, layer.grid) for head, kernel in kernels.items()}
     groups: list[tuple[list[int], _Box]] = []
     for head in sorted(heads, key=lambda head: boxes[head].taps):
         box = boxes[head]
@@ -149,24 +150,28 @@ def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[
     return dict(zip(heads, whole, strict=True))
 
 
-def _smallest_box(kernel: Float[Tensor, "*whole"]) -> _Box:
-    """Cuts sides off a kernel, the lightest first, as long as at most `_CUT` is outside the box."""
+def _smallest_box(kernel: Float[Tensor, "*whole"], grid: tuple[int, ...]) -> _Box:
+    """Cuts sides off a kernel, the lightest first, as long as at most `_CUT` of any query's weights is outside."""
     radius = kernel.shape[0] // 2
     first, last = [-radius] * kernel.ndim, [radius] * kernel.ndim
-    spare = _CUT
+    box, outside = _Box(tuple(first), tuple(last)), torch.zeros_like(kernel)
+    seen = partial(_CONVOLVE[len(grid)], torch.ones(1, 1, *grid, dtype=kernel.dtype), padding=radius)
+    spare = _CUT * seen(kernel[None, None])
     while True:
-        inside = _Box(tuple(first), tuple(last)).cut(kernel)
+        inside = box.cut(kernel)
         sides = []
         for axis in range(kernel.ndim):
             if first[axis] < 0:
                 sides.append((inside.select(axis, 0).sum().item(), axis, first, 1))
             if last[axis] > 0:
                 sides.append((inside.select(axis, -1).sum().item(), axis, last, -1))
-        weight, axis, ends, step = min(sides, key=lambda side: side[0], default=(math.inf, 0, first, 0))
-        if weight > spare:
-            return _Box(tuple(first), tuple(last))
-        spare -= weight
+        _, axis, ends, step = min(sides, key=lambda side: side[0], default=(math.inf, 0, first, 0))
         ends[axis] += step
+        smaller = _Box(tuple(first), tuple(last))
+        smaller.cut(outside.copy_(kernel)).zero_()
+        if smaller == box or bool((seen(outside[None, None]) > spare).any()):
+            return box
+        box = smaller
 
 
 def _group(
