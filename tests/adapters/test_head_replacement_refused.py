@@ -121,6 +121,13 @@ def test_counts_of_random_heads(report, count, without_type_checks):
         random_heads(report, count)
 
 
+@pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**64, -(2**63) - 1], ids=repr)
+def test_seeds_of_random_heads(report, seed, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"^seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, but is "):
+        random_heads(report, 1, seed=seed)
+    assert len(random_heads(report, 1, seed=-(2**63))) == len(random_heads(report, 1, seed=2**64 - 1)) == 1
+
+
 def test_random_heads_of_what_is_no_report(without_type_checks):
     with pytest.raises(ArgumentError, match="report must be a HeadReport, but is of type str"):
         random_heads("report.json", 1)

@@ -272,9 +272,7 @@ class ConvolutionFit:
         self._sums = {name: self._sums[name] + value for name, value in added.items()} if self._sums else added
         self.fitted += len(x)
 
-    def score(
-        self, x: Float[Tensor, "images positions channels"], y: Float[Tensor, "images positions outputs"]
-    ) -> None:
+    def score(self, x: Float[Tensor, "images positions inputs"], y: Float[Tensor, "images positions outputs"]) -> None:
         """Adds images to score; from the first of them on, the fit is done."""
         assert self._basis is not None
         if self._solution is None:

@@ -42,13 +42,13 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     Args:
         report: The report.
         count: How many to draw.
-        seed: Seed.
+        seed: Seed, a whole number that torch takes.
 
     Returns:
         Pairs of a layer's name and the number of a head, to be given as `heads`.
 
     Raises:
-        ArgumentError: `count` is larger than the number of heads, or `report` is not a HeadReport.
+        ArgumentError: `count` is larger than the number of heads, `seed` is no seed, or `report` is not a HeadReport.
 
     Example:
         >>> from convattn import RelativeAttention2d, analyze
@@ -62,6 +62,8 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(every):
         raise ArgumentError(must_be("count", f"from 0 to {len(every)}, the heads of the report", count))
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
     return tuple(every[index] for index in sorted(order.tolist()))
 
