@@ -240,6 +240,15 @@ def test_what_a_registered_function_raises_is_told(forgotten):
         analyze(network, images, progress=False)
 
 
+def test_a_head_whose_score_is_not_known_is_told():
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, num_classes=3)
+    with torch.no_grad():
+        vit.blocks[0].attn.qkv.weight[:64] = 0
+    (layer,) = analyze(vit, noise(5, 3, 64, 64), controls=(), progress=False).layers
+    assert [math.isnan(head.position_score.value) for head in layer.heads] == [True, False, False]
+    assert " by position alone (position score of at least 0.9, not known of 1 head)" in layer.sentence
+
+
 def test_layers_can_be_chosen():
     vit = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=32, num_classes=3)
     report = analyze(vit, noise(4, 3, 32, 32), layers=["blocks.1.attn"], controls=(), progress=False)

@@ -197,12 +197,10 @@ class HeadReport(Record):
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         heads = [head for layer in self.layers for head in layer.heads]
-        where = {layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers}
-        answer = (
-            f"{sum(where.values())} of {counted(len(heads), 'head')} convolutional (position score ≥ {CONVOLUTIONAL})"
-        )
-        hard, names = sum(head.hard for head in heads), [f"{name} ({count})" for name, count in where.items() if count]
-        lines = [f"{self.model}: {answer}, {hard} hard, on {counted(self.images, 'image')}"]
+        many = {layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers}
+        told = f"{sum(many.values())} of {counted(len(heads), 'head')} convolutional (position score ≥ {CONVOLUTIONAL})"
+        hard, names = sum(head.hard for head in heads), [f"{name} ({count})" for name, count in many.items() if count]
+        lines = [f"{self.model}: {told}, {hard} hard, on {counted(self.images, 'image')}"]
         lines += [f"  convolutional   {some(names)}"] * bool(names)
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
@@ -252,10 +250,12 @@ def layer_sentence(
 
 
 def _by_position(heads: Sequence[HeadStatistics]) -> str:
-    if all(math.isnan(head.position_score.value) for head in heads):
+    unknown = sum(math.isnan(head.position_score.value) for head in heads)
+    if unknown == len(heads):
         return "It is not known which heads attend by position alone"
     count = _count(sum(head.convolutional for head in heads), len(heads))
-    return f"{count} by position alone (position score of at least 0.9)"
+    besides = f", not known of {counted(unknown, 'head')}" if unknown else ""
+    return f"{count} by position alone (position score of at least 0.9{besides})"
 
 
 def _count(number: int, of: int) -> str:
