@@ -42,6 +42,17 @@ class Twice(Tokens):
         return super().forward(super().forward(x))
 
 
+class Freed(Tokens):
+    """A module that takes its weights for other numbers afterwards, to save memory."""
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(q @ k.mT, -1)
+        y = weights @ v
+        weights.zero_()
+        return y.transpose(1, 2).flatten(2)
+
+
 class Half(nn.Module):
     """Attention as an einsum, in another order of letters and with values to the left."""
 
@@ -59,6 +70,13 @@ def test_a_registered_class(fused):
     assert (call.layout.prefix, call.layout.grid, call.weights.shape) == (1, (3, 4), (2, 1, 2, 13, 13))
     assert call.normalised
     assert call.kind.endswith("watch_cases.Tokens")
+
+
+def test_weights_that_a_module_overwrites_afterwards_are_those_that_it_used():
+    register_attention(Freed, grid)
+    (call,) = seen_by(Freed(), drawn(13, 6))
+    assert (call.weights.sum(-1) - 1).abs().max() < 1e-5
+    assert call.normalised
 
 
 def test_products_written_as_einsum():

@@ -250,8 +250,8 @@ class PlainKernel:
         self.shape = tuple(weights.shape)
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
-        """Returns the left factor."""
-        return self._weights.detach().to(torch.promote_types(self._weights.dtype, torch.float32))
+        """Copies the left factor."""
+        return self._weights.detach().to(torch.promote_types(self._weights.dtype, torch.float32), copy=True)
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Compares the product in float64 with the module's; sums in another order give the budget."""
