@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -128,8 +129,7 @@ def analyze(
     _require_layers(model, layers)
     counts = {_MEASURED: len(images)}
     counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
-    runs: dict[str, Run] = {}
-    notes: list[str] = []
+    runs, notes = dict[str, Run](), list[str]()
     with _bar(progress, counts) as advance:
         for name, count in counts.items():
             network, image = model, partial(_image, images)
@@ -273,11 +273,12 @@ class Run:
         calls: Counter[str] = Counter()
 
         def add(call: AttentionCall) -> None:
+            on_cpu = {name: value.cpu() for name, value in vars(call).items() if isinstance(value, Tensor)}
+            call = replace(call, **on_cpu)  # where the sums are
             calls[call.name] += 1
             name = call.name if calls[call.name] == 1 else f"{call.name} (call {calls[call.name]})"
             if self._names is None and not has_positions(call.layout):
-                if (name or ITSELF) not in self.passed_over:
-                    self.passed_over.append(name or ITSELF)
+                self.passed_over += {name or ITSELF}.difference(self.passed_over)
                 return
             if name not in self.layers:
                 self.layers[name] = LayerMeasure(call, self._kernel_size)
@@ -617,7 +618,7 @@ def covered(shifts: Float64[Tensor, "heads axes"], kernel_size: int) -> Float64[
     reach = (kernel_size - 1) / 2
     axes = shifts.shape[1]
     taps = torch.tensor(list(product(*[[step - reach for step in range(kernel_size)]] * axes)), dtype=torch.float64)
-    distance, nearest = torch.cdist(taps, shifts.cpu()).min(dim=0)
+    distance, nearest = torch.cdist(taps, shifts).min(dim=0)
     return torch.tensor(len(nearest[distance <= 0.5].unique()) / len(taps), dtype=torch.float64)
 
 
@@ -641,8 +642,7 @@ def _without_bias(values: list[Tensor]) -> Estimate:
     Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
     a share of about displacements / (pairs × images), which is larger than the standard error.
     """
-    found = _estimate(values)
-    groups = len(values) - 1
+    found, groups = _estimate(values), len(values) - 1
     if groups < 2:
         return found
     mean = float(torch.stack(values[1:]).double().mean())

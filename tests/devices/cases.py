@@ -1,0 +1,134 @@
+"""Computes on the CPU and on the second device, and prints the largest difference of each case as a line of JSON."""
+
+import copy
+import json
+import sys
+from functools import partial
+from itertools import chain
+
+import timm
+import torch
+from tests.devices.elsewhere import Device, There, on_cpu, put_there
+
+from convattn import (
+    AttentionNet,
+    Content,
+    GatedRelativeAttention2d,
+    LargeKernelConv2d,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+    analyze,
+    attention_to_conv,
+    certify,
+    conv_to_attention,
+    convolutional_init,
+    network_to_conv,
+    replace_convolutional_heads,
+)
+from convattn.viewer import Exhibit, build_scene
+
+IMAGES = torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+ENCODINGS = (
+    "quadratic",
+    "generalized_quadratic",
+    "learned_axial",
+    "learned_table",
+    "sinusoidal",
+    "distance",
+    "axial_distance",
+    "linear_distance",
+    "shift",
+)
+
+
+def gradients(layer, x):
+    """Returns the result and the gradients of all that learns, as one vector."""
+    y = layer(x)
+    learning = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(y.square().sum(), learning, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in (y, *found)])
+
+
+def numbers_of_heads(model, x):
+    """Returns what the heads of a network look at, and in how far that is a convolution."""
+    report = analyze(model, on_its_device(model, x), progress=False)
+    heads = [head for layer in report.layers for head in layer.heads]
+    found = [[head.position_score.value, head.entropy.value, *(axis.value for axis in head.shift)] for head in heads]
+    controls = [head.entropy.value for layer in report.layers for one in layer.controls for head in one.measured.heads]
+    return torch.tensor([*chain.from_iterable(found), *controls])
+
+
+def on_its_device(model, x):
+    return There(on_cpu(x)) if isinstance(next(model.parameters()), There) else x
+
+
+def replaced(model, x):
+    report = analyze(model, x, controls=(), progress=False)
+    return replace_convolutional_heads(model, report, heads=[(report.layers[0].name, 0)])[0](x)
+
+
+def started(model, x):
+    return convolutional_init(model, generator=torch.Generator().manual_seed(0))[0](x)
+
+
+def certified(model, x):
+    assert certify(model, copy.deepcopy(model), x).verdict == "exact"
+    return model(x)
+
+
+def shown(model, x):
+    scene = build_scene(Exhibit(model, x))
+    return torch.tensor([len(layer["grid"]) for layer in scene.header["networks"][0]["layers"]])
+
+
+def vit():
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
+
+
+def net(**options):
+    return AttentionNet(width=8, depth=2, heads=4, ffn=8, **options).eval()
+
+
+def cases():
+    """Yields a name, what makes the module, what is computed of it, and the images."""
+    for name in ENCODINGS:
+        for window in ({}, {"padding": 1, "stride": 2, "kernel_size": 3}):
+            made = partial(RelativeAttention2d, 4, 6, 9, name, **window)
+            yield f"{name}, {'window' if window else 'whole image'}", made, gradients, IMAGES
+    content = Content(key_width=8)
+    apart = Content(key_width=8, position=False)
+    yield "content", partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=content), gradients, IMAGES
+    yield "gate", partial(GatedRelativeAttention2d, 4, 6, 4, "quadratic", content=apart), gradients, IMAGES
+    yield "sequence", partial(RelativeAttention1d, 4, 6, 4, "quadratic"), gradients, IMAGES[:, :, 0]
+    yield "volume", partial(RelativeAttention3d, 4, 6, 4, "quadratic"), gradients, IMAGES.unflatten(3, (3, 4))
+    yield "large kernel", partial(LargeKernelConv2d, 4, 4, 15, padding=7, groups=4), gradients, IMAGES
+    yield "to attention", partial(torch.nn.Conv2d, 4, 6, 3), lambda m, x: conv_to_attention(m)[0](x), IMAGES
+    layer = partial(RelativeAttention2d, 4, 6, 4, "quadratic")
+    yield "to a convolution", layer, lambda m, x: attention_to_conv(m, spatial=12)[0](x), IMAGES
+    exact = partial(attention_to_conv, borders="exact", spatial=12)
+    yield "to a convolution, exact", layer, lambda m, x: exact(m)[0](x), IMAGES
+    yield "network to convolutions", net, lambda m, x: network_to_conv(m, images=x)[0](x), PICTURES
+    yield "certificate", net, certified, PICTURES
+    yield "heads of a network", net, numbers_of_heads, PICTURES
+    yield "heads of a vision transformer", vit, numbers_of_heads, PICTURES
+    yield "replaced heads", vit, replaced, PICTURES
+    yield "start as a convolution", vit, started, PICTURES
+    yield "page", vit, shown, PICTURES
+
+
+def main():
+    for name, make, compute, x in cases():
+        torch.manual_seed(0)
+        module = make()
+        expected = compute(module, x)
+        sys.stderr.write(f"{name}\n")
+        with Device():
+            found = on_cpu(compute(put_there(copy.deepcopy(module)), There(x)))
+        difference, size = (one.abs().max().item() for one in (found - expected, expected))
+        sys.stdout.write(json.dumps({"case": name, "difference": difference, "size": size}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
