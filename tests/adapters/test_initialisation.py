@@ -222,6 +222,11 @@ ARGUMENTS = {
         r"^kernel_size must be odd, so that there is a patch in the middle, but is \(3, 2\)$",
     ),
     "sharpness": ({"sharpness": 0}, r"^sharpness must be a positive finite number, but is 0$"),
+    "a sharpness that is no number": (
+        {"sharpness": True},
+        r"^sharpness must be a positive finite number, but is True$",
+    ),
+    "generator": ({"generator": 0}, r"^generator must be a torch.Generator or None, but is of type int$"),
     "content_share": ({"content_share": 1.0}, r"^content_share must be a share in \[0, 1\), but is 1\.0$"),
     "content": ({"content": "open"}, r"^content must be \"gated\" or False, but is 'open'$"),
     "a share of nothing": (

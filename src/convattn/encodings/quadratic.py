@@ -55,7 +55,7 @@ def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], d
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
-    if not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
+    if isinstance(sharpness, bool) or not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
     root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(dtype)
     if not 0 < (root**2 / 2).item() < math.inf:

@@ -161,17 +161,17 @@ def convolutional_init(
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
     if not isinstance(vit, nn.Module):
         raise ArgumentError(must_be_a("vit", "a network (torch.nn.Module)", vit))
+    if not isinstance(generator, torch.Generator | None):
+        raise ArgumentError(must_be_a("generator", "a torch.Generator or None", generator))
     describe = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
     made = copy_network(vit)
     network = describe(made)
     layers, left = _read_layers(made, network)
-    embedding = made.get_submodule(network.embedding)
     grid = PatchGrid(network.grid, network.count)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
-    attentions: dict[str, GatedPatchAttention | PatchAttention] = {}
-    replaced: dict[nn.Module, nn.Module] = {}
+    attentions, replaced = dict[str, GatedPatchAttention | PatchAttention](), dict[nn.Module, nn.Module]()
     for name, before in layers.items():
         layer = _add_heads(before, geometry, generator)
         encoding = _tap_encoding(layer, geometry, sharpness)
@@ -187,7 +187,7 @@ def convolutional_init(
         old = made.get_submodule(name)
         replaced[old] = keep_modes(old, layer.wrap(attention))
     made = graft(made, replaced)
-    embedding.register_forward_pre_hook(grid)
+    made.get_submodule(network.embedding).register_forward_pre_hook(grid)
     return made, _make_record(vit, made, network, attentions, next(iter(layers.values())), left)
 
 
