@@ -34,10 +34,10 @@ ABOVE = {
     ROOT: 1_559,
     "convert": 4_719,
     "models": 1_049,
-    "networks": 1_880,
+    "networks": 1_877,
     "heads": 5_503,
-    "viewer": 1_738,
-    "cli": 1_394,
+    "viewer": 1_734,
+    "cli": 1_393,
     "lab": 5_697,
 }
 """Rooms above their budget, and the lines that they may have meanwhile. Lower a number, never raise it."""

@@ -16,7 +16,7 @@ from convattn.functional.large_kernel import convolve_large
 from convattn.functional.torch_modes import without_autocast
 from convattn.heads.families.attention_class import TokenAttention, linear
 
-_CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
 
@@ -101,7 +101,7 @@ class KernelMeans(nn.Module):
         self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
-        heads, width, convolve = values.shape[1], values.shape[3], _CONVOLVE[len(sizes)]
+        heads, width, convolve = values.shape[1], values.shape[3], CONVOLVE[len(sizes)]
         ends = zip(self.box[::-1], self.first[::-1], strict=True)
         pads = [n for size, first in ends for n in (-first, size - 1 + first)]
         kernel, dtype = self.kernel[:, None], values.dtype

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
-from convattn.heads.convolved_attention import _CONVOLVE, MeasuredHeads
+from convattn.heads.convolved_attention import CONVOLVE, MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
 LEAST_SHARE = 0.95
@@ -157,7 +157,7 @@ def _smallest_box(kernel: Float[Tensor, "*whole"], grid: tuple[int, ...]) -> _Bo
     radius = kernel.shape[0] // 2
     first, last = [-radius] * kernel.ndim, [radius] * kernel.ndim
     box, outside = _Box(tuple(first), tuple(last)), torch.zeros_like(kernel)
-    seen = partial(_CONVOLVE[len(grid)], torch.ones(1, 1, *grid, dtype=kernel.dtype), padding=radius)
+    seen = partial(CONVOLVE[len(grid)], torch.ones(1, 1, *grid, dtype=kernel.dtype), padding=radius)
     spare = _CUT * seen(kernel[None, None])
     while True:
         inside = box.cut(kernel)
