@@ -8,7 +8,7 @@ from itertools import chain
 
 import timm
 import torch
-from tests.devices.elsewhere import Device, There, on_cpu, put_there
+from tests.devices.elsewhere import Device, There, on_cpu, put_there, register
 
 from convattn import (
     AttentionNet,
@@ -119,6 +119,7 @@ def cases():
 
 
 def main():
+    register()
     for name, make, compute, x in cases():
         torch.manual_seed(0)
         module = make()

@@ -1,7 +1,7 @@
 """A second device, made of the CPU: its tensors hold numbers, and may not be computed with those of the CPU.
 
 So a tensor that a function makes on the wrong device is found where there is no GPU: as on one, the operation raises.
-Importing this registers the device in the process, for good.
+`register` makes the device known in a process, for good: call it in one of its own.
 """
 
 import torch
@@ -18,8 +18,9 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.float16, torch.bfloat16]
 
 
-backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-torch.__future__.set_overwrite_module_params_on_conversion(True)
+def register():
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
 
 
 class There(Tensor):

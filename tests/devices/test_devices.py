@@ -33,8 +33,8 @@ def test_another_device_computes_the_same(lines):
 
 def test_a_tensor_on_the_wrong_device_is_found():
     script = (
-        "import torch\nfrom tests.devices.elsewhere import Device, There\n"
-        "with Device():\n    There(torch.ones(3)) + torch.ones(3)\n"
+        "import torch\nfrom tests.devices.elsewhere import Device, There, register\n"
+        "register()\nwith Device():\n    There(torch.ones(3)) + torch.ones(3)\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "aten::add: expected all tensors to be on the same device, but found elsewhere and cpu" in ran.stderr
