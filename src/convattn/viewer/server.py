@@ -120,7 +120,7 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # Python adds the address
         raise ArgumentError(
-            f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for any that is free"
+            f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for a free one, or another host"
         ) from None
 
 
