@@ -19,6 +19,7 @@ from tests.adapters.report_cases import (
     words,
 )
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.heads import analyze
@@ -304,6 +305,24 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     ):
         with pytest.raises(ArgumentError, match=message):
             layer(*arguments, **given)
+
+
+def test_a_computed_output_matrix_and_hooks_of_torchvision_are_not_lost():
+    """torch computes attention from the tensors of `out_proj` itself, so a copy of them would look right."""
+    vision = torchvision_vit()
+    told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
+    attention = vision.encoder.layers[0].self_attention
+    heads = [(told.layers[0].name, 0)]
+    handle = attention.register_forward_hook(lambda *_: None)
+    _, record = replace_convolutional_heads(vision, told, heads=heads)
+    assert [head.reason for head in record.left][:1] == ["it has hooks, which would be lost; remove them first"]
+    handle.remove()
+    parametrizations.weight_norm(attention.out_proj)
+    _, record = replace_convolutional_heads(vision, told, heads=heads, same_weights=False)
+    assert {head.reason for head in record.left if head.layer == heads[0][0]} == {
+        "its out_proj has a parametrised weight; make it permanent first"
+    }
+    assert not record.replaced
 
 
 @pytest.fixture

@@ -161,15 +161,15 @@ _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 
 
-def require_linear(attention: nn.Module, name: str) -> nn.Linear:
+def require_linear(attention: nn.Module, name: str, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """Returns a linear map of an attention layer, or raises UnsupportedModelError.
 
-    The map must be an `nn.Linear` itself and its weight not computed; neither of the two may have hooks of the user.
+    The map must be of the class `kind` itself and its weight not computed; neither may have hooks of the user.
     """
     part = getattr(attention, name, None)
     if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
         raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
-    if type(part) is not nn.Linear:
+    if not isinstance(part, kind) or type(part) is not kind:
         raise UnsupportedModelError(f"its {name} must be an nn.Linear, but is a {type(part).__name__}")
     for module, where in ((attention, "it"), (part, f"its {name}")):
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]

@@ -4,9 +4,16 @@ from typing import Any, final
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
-from convattn.heads.families.attention_class import AttentionClass, CallContext, TokenAttention, linear, split_linear
+from convattn.heads.families.attention_class import (
+    AttentionClass,
+    CallContext,
+    TokenAttention,
+    require_linear,
+    split_linear,
+)
 from convattn.heads.layout import Layout
 
 _VIT = "torchvision.models.vision_transformer.VisionTransformer"
@@ -62,7 +69,7 @@ def torch_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError("it has learned keys and values beside the tokens")
     if not attention.batch_first:
         raise UnsupportedModelError("its batch is the second axis")
-    out, width = attention.out_proj, attention.embed_dim
+    output, width = require_linear(attention, "out_proj", NonDynamicallyQuantizableLinear), attention.embed_dim
     whole = nn.Linear(width, 3 * width, device="meta")
     whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
     query, key, value = split_linear(whole, 3)
@@ -71,7 +78,7 @@ def torch_matrices(attention: nn.Module) -> TokenAttention:
         query=query,
         key=key,
         value=value,
-        output=linear(out.weight, out.bias, like=out),
+        output=output,
         wrap=TorchAttention,
         dropout=attention.dropout,
     )
