@@ -214,6 +214,24 @@ def test_a_batch_whose_images_share_a_mask_is_measured_with_the_others(count, fo
     assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
 
 
+def test_a_mask_of_the_whole_first_batch_is_not_that_of_the_layer(forgotten):
+    """Two images hide the same tokens. What is measured does not depend on whether they come first."""
+    network, _ = masked()
+    images = noise(8, 7, 5)
+    images[:, :, 0] = 1.0
+    first, second, third = torch.randperm(8, generator=torch.Generator().manual_seed(0))[:3]  # the order of images
+    images[[first, second], 4:, 0] = -1.0
+    later = images.clone()
+    later[second], later[third] = images[third], images[second]
+    reports = [analyze(network, given, controls=(), progress=False) for given in (images, later)]
+    for report in reports:
+        assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
+        assert report.layers[0].displacements == reports[0].layers[0].displacements
+    head, other = (report.layers[0].heads[0] for report in reports)
+    assert head.position_kernel == pytest.approx(other.position_kernel, rel=1e-6)
+    assert head.entropy.value == pytest.approx(other.entropy.value, rel=1e-6)
+
+
 def test_a_network_without_any_positions_is_refused(forgotten):
     network, images = masked()
     note = "none of its queries, or none of its keys, has a position"

@@ -29,7 +29,7 @@ CHANGES = {
     "positions": (
         lambda _: make_call(LAYOUTS["windows"]),
         UnsupportedModelError,
-        "layer: queries, keys or masks lie elsewhere than for the images before",
+        "layer: queries or keys lie elsewhere than for the images before",
     ),
     "heads": (
         lambda call: make_call(call.layout, heads=2),

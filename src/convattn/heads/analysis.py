@@ -237,6 +237,7 @@ class Run:
         """Starts without images; `layers` are the names of those to measure, None for all."""
         self.count, self.layers, self.passed_over = count, dict[str, LayerMeasure](), list[str]()
         self._names, self._kernel_size = layers, kernel_size
+        self._apart: set[str] = set()  # Layers whose masks differ between batches
 
     def measure(
         self, model: nn.Module, image: Callable[[int], Tensor], after: Callable[[int], None], like: "Run"
@@ -253,7 +254,13 @@ class Run:
             batch = _batch([image(number) for number in order[start:stop]], shape)
             shape = tuple(batch.shape[1:])
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
+            apart = len(self._apart)
             self._add(model, batch, members, held_out=start >= fitted)
+            if len(self._apart) > apart:  # the sums so far are over other pairs
+                after(-start)
+                self.layers.clear()
+                self.measure(model, image, after, like)
+                return
             after(stop - start)
 
     def _batches(self, ends: Sequence[int], like: "Run") -> Iterator[tuple[int, int]]:
@@ -280,9 +287,16 @@ class Run:
             if self._names is None and not has_positions(call.layout):
                 self.passed_over += {name or ITSELF}.difference(self.passed_over)
                 return
+            if name in self._apart and call.layout.allowed is not None:
+                allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
+                call = replace(call, layout=replace(call.layout, allowed=None), allowed=allowed)
             if name not in self.layers:
                 self.layers[name] = LayerMeasure(call, self._kernel_size)
-            self.layers[name].add(call, members, held_out=held_out)
+            layer = self.layers[name]
+            if name in self._apart or layer.pairs.fits(call.layout):
+                layer.add(call, members, held_out=held_out)
+            else:
+                self._apart.add(name)
 
         try:
             watch(model, batch, add, layers=self._names)
@@ -346,7 +360,7 @@ class LayerMeasure:
         """Adds a batch; `members` are the groups of its images, held out from the fit of the convolution or not."""
         name = call.name or ITSELF
         if not self.pairs.fits(call.layout):
-            raise UnsupportedModelError(f"{name}: queries, keys or masks lie elsewhere than for the images before")
+            raise UnsupportedModelError(f"{name}: queries or keys lie elsewhere than for the images before")
         if call.weights.shape[2] != self.sums.squares.shape[1]:
             raise UnsupportedModelError(f"{name}: it has another number of heads than for the images before")
         if held_out:
@@ -362,8 +376,7 @@ class LayerMeasure:
         if call.error - call.budget > self.error - self.budget:
             self.error, self.budget = call.error, call.budget
         self.normalised = self.normalised and call.normalised
-        alike = (call.layout.allowed is None) == (self.pairs.layout.allowed is None)
-        self.masked = self.masked or call.allowed is not None or not alike
+        self.masked |= call.allowed is not None or (call.layout.allowed is None) != (self.pairs.layout.allowed is None)
 
 
 _PATCHES = {

@@ -290,11 +290,7 @@ def _schema(pa: ModuleType) -> Any:
             *((name, pa.float64()) for number in HEAD_NUMBERS for name in (number, f"{number}_error")),
             ("shift", lists),
             ("shift_error", lists),
-            ("hard_shift", lists),
-            ("prefix_weights", lists),
-            ("prefix_maps", pa.list_(lists)),
-            ("kernel", lists),
-            ("position_kernel", lists),
+            *((name, pa.list_(lists) if name == "prefix_maps" else lists) for name in _LIST_NAMES),
         ]
     )
 

@@ -127,16 +127,9 @@ _FLAT = 1e-14
 def explained(
     errors: list[Float64[Tensor, " images"]], totals: list[Float64[Tensor, " images"]], groups: int, least: float = 0.0
 ) -> Estimate:
-    """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of the images.
+    """Returns R² = 1 − Σ errors / Σ totals over batches, with the standard error of a jackknife over groups of images.
 
-    Args:
-        errors: Squared errors of a model on batches of images that it was not fitted to.
-        totals: Those of a trivial model.
-        groups: Number of groups.
-        least: R² is nan unless the totals are more than this an image.
-
-    Returns:
-        The estimate.
+    `totals` are the squared errors of a trivial model. R² is nan unless they are more than `least` an image.
     """
     error, total = (torch.cat(parts) if parts else torch.zeros(0) for parts in (errors, totals))
     if not float(total.sum()) > least * len(total):

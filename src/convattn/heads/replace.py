@@ -416,17 +416,8 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     given the heads that average and those that attend. Each layer sees the output of the layers that are already
     fitted. Every fifth image is held out, and a fit that does not help on those is undone.
 
-    Args:
-        model: The network as it was.
-        made: The network with replaced heads, whose output matrices are changed in place.
-        names: Names of the layers with replaced heads.
-        images: At least 5 images, prepared as the network expects them.
-
-    Returns:
-        How much each fit helps on the held-out images, and which layers hold no output matrix.
-
-    Raises:
-        ArgumentError: The images do not fit the network, are too few, or no layer holds an output matrix.
+    `names` are the layers of `made` with replaced heads, whose output matrices are changed in place. ArgumentError is
+    raised for fewer than 5 images, for images that do not fit, and if no layer holds an output matrix.
     """
     require_batch("refit", images)
     teacher, student = copy_network(model).eval(), copy_network(made).eval()
