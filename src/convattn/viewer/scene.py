@@ -30,7 +30,7 @@ class Scene:
     """What the interactive page shows.
 
     Saved, it is one safetensors file: the header is JSON under "convattn.scene" in its metadata, and names the tensors.
-    `docs/how-to/viewer.md` describes the format.
+    `docs/reference/formats.md` describes the format.
 
     Attributes:
         header: Title, images, networks and their layers, as JSON types.

@@ -89,7 +89,7 @@ export const integersOf = numbersOf(Int32Array, "integers");
 export const bytesOf = numbersOf(Uint8Array, "bytes");
 
 /**
- * What a page shows: images, networks, their layers. `docs/how-to/viewer.md` describes the format and what its fields mean.
+ * What a page shows: images, networks, their layers. `docs/reference/formats.md` describes the format and its fields.
  * Texts that name tensors stand for these; positions are (row, col) in pixels of the image as the network sees it.
  * @typedef {[number, number]} Pair
  * @typedef {{name: string, label: string | null, picture: string, note?: string, own?: boolean}} SceneImage  own: whether
