@@ -74,9 +74,8 @@ class Encoding(nn.Module, ABC):
 
     A subclass must write only `score`. It also writes `options` if its constructor has arguments of its own,
     `feature_width` and `feature_vectors` if scores are linear in features that the heads share, and `require_span` if
-    it does not hold every displacement. None of these check their arguments; to use an encoding call it, or `table` and
-    `features`, which do. Layers read an encoding without calling it, so hooks on it are refused unless they compute its
-    parameters. A submodule's own hooks run when `score` calls it.
+    it does not hold every displacement. These check no arguments; `forward`, `table` and `features` do.
+    Layers do not call it, so hooks on it are refused unless they compute its parameters; hooks on its submodules run.
 
     Attributes:
         num_heads: Number of heads.
@@ -206,7 +205,7 @@ class Encoding(nn.Module, ABC):
             displacement: As in `score`.
 
         Returns:
-            r_δ, of width `feature_width`.
+            r_δ, (*points, feature_width).
 
         Raises:
             NotImplementedError: The subclass has not written it.
@@ -284,10 +283,7 @@ class AxisAdditiveEncoding(Encoding):
     def axis_tables(
         self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
     ) -> list[Float[Tensor, "heads _"]]:
-        """Scores, for each axis alone, all displacements of a grid along it, from the lowest to the highest.
-
-        Arguments and errors are those of `table`.
-        """
+        """Scores displacements along each axis alone, lowest first; arguments and errors are those of `table`."""
         displacements = enumerate(self._displacements(axes, dtype, device))
         return [self._fitting(self.axis_score(n, along), along.shape, along) for n, along in displacements]
 
@@ -307,10 +303,10 @@ class AxisAdditiveEncoding(Encoding):
 
         Args:
             axis: Number of the axis.
-            displacement: Displacements along it, in pixels.
+            displacement: Displacements along it, in pixels, of any shape.
 
         Returns:
-            One term of the score per head and displacement.
+            The axis's term of the score, (heads, *points).
         """
 
     def axis_feature_vectors(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points width"]:
@@ -321,7 +317,7 @@ class AxisAdditiveEncoding(Encoding):
             displacement: Displacements along it, in pixels.
 
         Returns:
-            The axis's part, of width `feature_width`.
+            The axis's part, (*points, feature_width).
 
         Raises:
             NotImplementedError: The subclass has not written it.

@@ -31,6 +31,9 @@ class LinearDistance(AxisAdditiveEncoding):
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
+
+        Raises:
+            ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(torch.randn(num_heads, dims) * 2)

@@ -18,8 +18,7 @@ from convattn.grid import whole_number
 class Sinusoidal(AxisAdditiveEncoding):
     """Score Σ_a v_h,a · (sin ωδ_a, cos ωδ_a)_ω with fixed ω_i = max_period^(−i/F), i = 0, …, F − 1.
 
-    Source: Dai et al. 2019 (Transformer-XL), §3.3, with the frequencies of Vaswani et al. 2017, along each axis of
-        a grid.
+    Source: Dai et al. 2019 (Transformer-XL), §3.3, along each axis, with the frequencies of Vaswani et al. 2017.
 
     Attributes:
         head_vectors: v, (dims, heads, 2·frequencies), sines first; drawn from N(0, 0.02²).
