@@ -19,7 +19,7 @@ def accelerate_large_kernels(
 ) -> tuple[nn.Module, AgreementCertificate]:
     """Copies a network, and replaces the convolutions that torch computes slowly on a CPU by planned ones.
 
-    One is replaced where its plan leaves torch's own way, for the result or for a gradient; subclasses stay.
+    A convolution is replaced if the plan of its result or of a gradient leaves torch's own way; subclasses stay.
 
     Args:
         network: The network, on a CPU; it is not changed.
@@ -29,6 +29,7 @@ def accelerate_large_kernels(
         The copy, and whether it computes the same on these images, in evaluation mode.
 
     Raises:
+        ArgumentError: The images do not fit the network. UnsupportedModelError: It cannot be copied.
         ConversionError: Nothing can be replaced: torch's own way is the fastest for each convolution at these sizes.
 
     Example:

@@ -60,6 +60,7 @@ def save_layer(
             tensors, or NaN in them.
         ArgumentError: The layer or the certificate has another type, the certificate is of other weights, or the folder
             exists and is not empty.
+        WriteError: The folder cannot be written.
 
     Example:
         >>> import tempfile

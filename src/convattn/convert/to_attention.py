@@ -92,8 +92,7 @@ def conv_to_attention(
     Raises:
         UnsupportedModelError: The module is of another class, or its weights are not finite real numbers.
         ArgumentError: `sharpness`, `head_width` or `content` is out of range, `impl` does not fit them, or an argument
-            does not belong to the kind of `conv`.
-            UnknownNameError if `impl` is unknown.
+            does not belong to the kind of `conv`. UnknownNameError if `impl` is unknown.
 
     Example:
         >>> from torch import nn

@@ -133,7 +133,7 @@ def save_network(
         ArgumentError: The network, the source, its options, the folder or the certificate are wrong, or the certificate
             is of other weights.
         MissingDependencyError: The source is not installed.
-        ConvAttnError: The folder cannot be written.
+        WriteError: The folder cannot be written.
 
     Example:
         >>> import tempfile
