@@ -345,7 +345,7 @@ def load_recipe(
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
-    """Returns a recipe as TOML with every value; `load_recipe` reads the same recipe back."""
+    """Returns a recipe as TOML with every value, for `load_recipe`; raises MissingDependencyError without tomli-w."""
     tomli_w = optional_module("tomli_w", "tomli-w", "train")
     return tomli_w.dumps(recipe.to_dict(), multiline_strings=True)
 

@@ -50,7 +50,7 @@ def pretrained_names() -> list[str]:
 
 
 def pretrained_card(name: str) -> PretrainedCard:
-    """Returns the card of a trained network that comes with the package."""
+    """Returns the card of a trained network of the package; raises UnknownNameError if it has none of that name."""
     return PretrainedCard.load(network_folder(f"{_HOME}{name}") / CARD)
 
 
