@@ -28,7 +28,7 @@ def certify(  # noqa: PLR0913 - the options of the command
     exact: bool = False,
     json: bool = False,
 ) -> int:
-    """Say whether another network computes what a network computes, and which layer is the first that does not.
+    """Say whether a second network computes the same as the first, and name the first layer that does not.
 
     Nothing is written. The verdict is exact (the same up to rounding), close (within a limit, and no decision changed
     on the images given), different, or failed (outputs are missing, of other shapes or not finite). How much rounding

@@ -58,8 +58,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     --random-weights.
 
     Args:
-        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
-            them), or the folder of a network, a training run or a layer.
+        source: timm:NAME, torchvision:NAME, hf:NAME with --dry-run alone, convattn:NAME for a trained network of this
+            package (`convattn info` lists them), or the folder of a network, a training run or a layer.
         output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
             it must be new or empty. Required, except with --dry-run.
         to: What to make: attention, or conv for convolutions.
@@ -78,8 +78,8 @@ def convert(  # noqa: PLR0913 - the options of the command
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
         borders: exact makes convolutions that err nowhere at borders, auto only where it can. Default: plain.
         fold: Merge the batch normalisation or linear map after each new convolution into it.
-        tolerance: Largest difference to call close and to write, as a share in (0, 1) of the largest output. Default:
-            0.01 is called close, on images and not on random numbers, and only what is close is written.
+        tolerance: Largest difference to write, as a share in (0, 1) of the largest output. On images that are not
+            random it is also called close. Default: 0.01 on such images, and none on random numbers.
         allow_difference: Write a result that is different, too. The exit code stays 3.
         dry_run: Write nothing, and show what would change and what it would cost.
         json: Print the certificate, or with --dry-run the forecast, as JSON.
