@@ -36,7 +36,7 @@ large bias first: with AVX2 the sum is then 2.5 times as far (median of 30 layer
 
 @dataclass(frozen=True)
 class AgreementCertificate(VerdictRecord):
-    """Whether another network computes what a network of torch computes, measured on some images.
+    """Whether a second network computes the same as a network of torch, measured on some images.
 
     The verdict is "exact" if all outputs, and all layers that could be compared, are within the rounding of the
     reference, and the other is not quantised; "close" if the largest difference is within `tolerance` and no decision
@@ -110,7 +110,7 @@ def certify(
     options: Mapping[str, Any] | None = None,
     tolerance: float | None = CLOSE,
 ) -> AgreementCertificate:
-    """Says whether another network computes what a network of torch computes, and where it begins not to.
+    """Says whether a second network computes the same as a network of torch, and which layer is the first to differ.
 
     The tolerance is derived: the reference runs in float64, and in its own dtype with other last digits of images and
     weights and in another order of summation; the other may be twice as far from float64 as the farthest of these.

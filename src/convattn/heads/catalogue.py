@@ -142,7 +142,7 @@ class AttentionModule:
 
 
 def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
-    """Lists the attention layers of a model whose classes are known, those that are refused with their reasons.
+    """Lists the attention layers of a model whose classes are known; those that are not read have a reason.
 
     Args:
         model: The network.

@@ -124,7 +124,7 @@ def mirror(
         chosen: Which images, on any device.
 
     Returns:
-        The images, those mirrored.
+        All images, the chosen ones mirrored.
 
     Example:
         >>> images = torch.tensor([[[[1, 2]]], [[[3, 4]]]], dtype=torch.uint8)

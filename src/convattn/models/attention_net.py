@@ -180,8 +180,8 @@ class AttentionNet(MixingNet):
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
             gated: Whether a gate per head mixes the distributions of content and position; needs content.
-            position_start: Of "distance", "axial_distance", "sinusoidal" and "learned_table". "network": as drawn,
-                linear maps like the others. "table": scaled to the entropy of attention of "learned_axial".
+            position_start: How "distance", "axial_distance", "sinusoidal" and "learned_table" start. "network": with
+                linear maps drawn like all others. "table": attending to as many pixels as "learned_axial" does.
             encoding_options: Further arguments of the encoding, such as {"hidden": 32} of "distance".
 
         Raises:
@@ -365,7 +365,7 @@ class ConvNet(MixingNet):
 
     @classmethod
     def of(cls, network: MixingNet) -> "ConvNet":
-        """Makes a `ConvNet` from a network like it whose blocks hold convolutions, as `network_to_conv` does.
+        """Makes a `ConvNet` of a network of its form whose blocks hold convolutions, as `network_to_conv` returns it.
 
         Kernels are padded with zeros to the size of the largest, which does not change the result. The result is saved
         and loaded as any other.

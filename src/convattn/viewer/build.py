@@ -42,7 +42,7 @@ class Exhibit:
         title: What the page calls it; "" takes the class.
         note: A sentence about it.
         mean: Mean per channel that was taken from pixels between 0 and 1 when the images were prepared; () if unknown.
-        std: What they were divided by then; () if unknown.
+        std: Standard deviation per channel, by which they were then divided; () if unknown.
         classes: Names of the classes that it scores; () if unknown.
         report: What its heads look at, measured before; or None.
         heads: Where its heads looked while it was trained.

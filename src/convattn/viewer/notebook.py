@@ -54,7 +54,7 @@ def view(
         model: The network; or exhibits, which bring their images, to be shown side by side.
         images: Prepared images, on the network's device.
         mean: Mean per channel that was taken from pixels between 0 and 1; () if unknown.
-        std: What they were divided by then.
+        std: Standard deviation per channel, by which they were then divided; () if unknown.
         layers: Names of the layers to show; None shows all that can be read.
         title: Title of the page; "" takes the network's class.
 
