@@ -93,7 +93,7 @@ def network_to_attention(
     layer's own weight, and the certificate says so.
 
     To measure the result, copies of both networks run in evaluation mode on copies of the images; this calls hooks, and
-    takes about four times the memory of the network's parameters. Convolutions called as functions are not converted;
+    takes about five times the memory of the network's parameters. Convolutions called as functions are not converted;
     the certificate names the modules that call them. Those made of other operations (unfolding) are not detected.
 
     A `NormalisedConv` becomes attention again, with tables that hold the images given, whatever the other arguments.
