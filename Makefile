@@ -51,7 +51,7 @@ test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but th
 test-cuda: $(VENV)/.dev  ## Run the tests that need a CUDA device, which make test leaves out
 	$(PYTEST) -m cuda
 
-check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports and JavaScript
+check: $(VENV)/.dev node_modules/.stamp ## Format, lint, types, imports, lines of rooms, JavaScript and prose
 	VENV=$(VENV) scripts/check
 
 fix: $(VENV)/.dev node_modules/.stamp ## Repair what can be repaired
