@@ -32,11 +32,9 @@ PAGE = """\
 # What an analysis costs
 
 How long does [`analyze`](../how-to/analyse.md) take, and how much memory? timm's `{network}` with random weights sees
-{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, median of {rounds} round(s)
-in turns; memory is the largest beyond the network and the images.
+{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, {rounds};
+memory is the largest beyond the network and the images.
 
-| | seconds | × explicit attention | lowest to highest ratio | GiB |
-|---|---|---|---|---|
 {rows}
 
 The first is a forward pass alone, in batches of {batch}; `analyze` runs the network fused, as it is. Controls are
@@ -49,7 +47,8 @@ measured on a tenth of the images each, with a copy of the network for the secon
 {processor}, 1 thread; {versions}; float32; revision {revision}. All numbers are in
 [analysis-time.json](analysis-time.json).
 
-Not covered: other networks, whose layers may be larger or smaller beside the rest, several threads, other devices.
+Not covered: {spread}other networks, whose layers
+may be larger or smaller beside the rest, several threads, other devices.
 """
 
 
@@ -102,13 +101,16 @@ def measure_all(images: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 def page(record: dict[str, Any]) -> str:
     """Writes the page; every number comes from the record."""
-    rows = [
-        f"| {name} | {median(one['seconds']):.1f} | {median(one['ratios']):.2f} |"
-        f" {min(one['ratios']):.2f} to {max(one['ratios']):.2f} | {one['bytes'] / 2**30:.2f} |"
-        for name, one in record["measured"].items()
-    ]
+    once = record["rounds"] == 1
+    rows = ["| | seconds | × explicit attention | GiB |", "|---|---|---|---|"]
+    for name, one in record["measured"].items():
+        extremes = "" if once else f" ({min(one['ratios']):.2f} to {max(one['ratios']):.2f})"
+        ratio = f"{median(one['ratios']):.2f}{extremes}"
+        rows.append(f"| {name} | {median(one['seconds']):.1f} | {ratio} | {one['bytes'] / 2**30:.2f} |")
     return PAGE.format(
-        **{name: record[name] for name in ("network", "images", "size", "rounds", "batch", "command")},
+        **{name: record[name] for name in ("network", "images", "size", "batch", "command")},
+        rounds="measured once" if once else f"medians of {record['rounds']} rounds in turns, ratios with extremes",
+        spread="the spread between rounds, " if once else "",
         rows="\n".join(rows),
         processor=record["hardware"]["processor"],
         versions=", ".join(f"{name} {version}" for name, version in record["versions"].items()),
