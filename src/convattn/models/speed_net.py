@@ -1,4 +1,4 @@
-"""A small network for a short training: its layers mix pixels by attention with learned centres, and nothing else."""
+"""A small network for a short training: layers of attention with learned centres, or controls in their place."""
 
 from collections.abc import Sequence
 from typing import Any, cast, final
