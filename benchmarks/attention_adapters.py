@@ -123,7 +123,7 @@ def page(readings: Sequence[Reading], record: dict[str, Any]) -> str:
     skipped = {kind: reason for found in done for kind, reason in found.skipped.items()}
     rows = ["| architecture | library | input | layers | layout | prefix | error / budget | rows sum to 1 |"]
     rows += ["|---" * 8 + "|"] + [_row(found) for found in done]
-    reasons = [f"- {found.name} ({found.library}): {_one_line(found.refused)}" for found in readings if found.refused]
+    reasons = [f"- {found.name} ({found.library}): {_reasons(found.refused)}" for found in readings if found.refused]
     return PAGE.format(
         total=len(readings),
         read=len(done),
@@ -164,6 +164,18 @@ def _row(found: Reading) -> str:
 
 def _one_line(reason: str | None) -> str:
     return " ".join((reason or "").split())
+
+
+def _reasons(refused: str) -> str:
+    """Returns each reason once, with the classes and the number of layers for which it is given."""
+    classes: dict[str, list[str]] = {}
+    for line in refused.splitlines()[1:]:
+        layer, _, reason = line.strip().rpartition("): ")
+        classes.setdefault(reason, []).append(layer.rpartition("(")[2])
+    return "; ".join(
+        f"{reason} ({', '.join(sorted(set(names)))}, {len(names)} layers)" if names[0] else reason
+        for reason, names in classes.items()
+    )
 
 
 def main() -> None:
