@@ -151,7 +151,7 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     yield "encodings.md", f"changes accuracy by {_points(content)}: not resolved"
     ahead = less("sa-quadratic", "convnet")
     yield "index.md", f"No difference is resolved. | {_points(ahead)}, n = {len(ahead)} |"
-    yield "index.md", f"level with quadratic heads. | {_points(less('sa-learned', 'sa-quadratic'))}, n = 3 |"
+    yield "index.md", f"no difference is resolved. | {_points(less('sa-learned', 'sa-quadratic'))}, n = 3 |"
     yield "index.md", f"end behind. | {_points(less('sa-sinusoidal', 'sa-quadratic'))}, n = 3 |"
     yield "index.md", f"confounded. | {_points(table)}; {_interval(start)} with equal starts; n = 3 |"
     yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
@@ -265,8 +265,9 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
         gap = [100 * (a - b) for a, b in zip(values, own["attention"], strict=True)]
         words = "" if name == "attention" else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
         yield "speedrun.md", f"| {spread(values)} | {words} |"
-        if name == "conv":
-            yield "index.md", f"convolutions {_points(gap)}, n = {len(gap)}"
+        if name in ("hard", "random-frozen"):
+            words = _points([-points for points in gap] if name == "hard" else _less(own["random"], values))
+            yield "index.md", f"{words}, n = {len(gap)}"
 
 
 def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
