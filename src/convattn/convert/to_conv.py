@@ -200,8 +200,8 @@ class AttentionMap:
         return torch.stack(grids).all(0).to(self.weights.device)
 
     def leak(self, window: Window) -> float:
-        """Returns the largest share of ā that any query of any head sees outside a window."""
-        return _sum_over_keys(self.weights * ~self.mask(window), self.axes).max().item()
+        """Returns the largest share of attention that any query of any head gives to keys outside a window."""
+        return (_sum_over_keys(self.weights * ~self.mask(window), self.axes) / self.totals).nan_to_num(1).max().item()
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""

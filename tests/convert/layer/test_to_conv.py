@@ -141,6 +141,19 @@ def test_more_window_leaves_less_outside():
     assert found[3].leak < 0.5 * found[0].leak
 
 
+def test_the_leak_counts_queries_at_borders():
+    """The first query does not see what holds nearly all of the others' attention, and looks outside the window."""
+    encoding = LearnedTable(1, 1, extent=8)
+    with torch.no_grad():
+        encoding.scores.fill_(-20)
+        encoding.scores[0, 7 - 1], encoding.scores[0, 7 + 2] = 10, 5
+    layer = RelativeAttention1d(1, 1, 1, encoding, dtype=torch.float64)
+    _, certificate = attention_to_conv(layer, kernel_size=3, spatial=8)
+    away = (torch.arange(8) - torch.arange(8)[:, None]).abs() > 1
+    assert (layer.attention((8,))[0] * away).sum(1).max() <= certificate.leak <= 1 + 1e-9
+    assert certificate.leak == pytest.approx(1)
+
+
 def test_uniform_attention_is_an_exact_mean_over_the_image():
     layer = seeded(RelativeAttention1d, 2, 3, 2, LearnedTable(2, 1, extent=16), dtype=torch.float64)
     nn.init.zeros_(layer.encoding.scores)
