@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.convert import conv_to_attention, freeze, network_to_attention
+from convattn.convert import SamePaddedAttention, conv_to_attention, freeze, network_to_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import FrozenAttention, RelativeAttention1d, RelativeAttention2d
@@ -54,6 +54,17 @@ def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
         assert torch.equal(frozen(x), before)
     assert not list(frozen.parameters())
     assert not frozen(x).requires_grad
+
+
+@pytest.mark.parametrize("sharpness", [None, 1.0])
+def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
+    """Hard heads become a convolution of torch, which has no geometry."""
+    layer, x = conv_to_attention(nn.Conv2d(4, 6, 3, stride=2), sharpness=sharpness)[0], images(2, 4, 9, 8)
+    padded = SamePaddedAttention(layer).eval()
+    frozen = copy.deepcopy(freeze(nn.Sequential(padded), x))
+    assert not isinstance(frozen[0].attention, RelativeAttention2d)
+    high = copy.deepcopy(padded).double()(x.double())
+    assert_within_budget(frozen(x), high, roundings(call, padded, x))
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)

@@ -349,7 +349,7 @@ class SamePaddedAttention(nn.Module):
         super().__init__()
         if not attention.geometry.keeps_grid:
             raise ArgumentError(must_be("attention", "a layer without padding", attention))
-        self.attention = attention
+        self.attention, self._geometry = attention, attention.geometry  # a frozen layer may have none
         self.training = attention.training
 
     @property
@@ -376,7 +376,7 @@ class SamePaddedAttention(nn.Module):
         Returns:
             (batch, out_channels, *out) or (out_channels, *out) with ⌈size / stride⌉ pixels along each axis.
         """
-        return self.attention(pad_same(x, self.attention.geometry))
+        return self.attention(pad_same(x, self._geometry))
 
 
 def pad_same(x: Float[Tensor, "..."], geometry: Geometry) -> Float[Tensor, "..."]:
