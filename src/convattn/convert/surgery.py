@@ -126,10 +126,10 @@ def is_own_hook(hook: object) -> bool:
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
 
-    Hooks by which torch computes a weight are not passed on. Returns the network, or the module that replaced it.
+    Hooks by which torch computes a weight stay if the new module has them. Returns the network, or what replaced it.
     """
     for old, new in replaced.items():
-        own = [key for key, hook in old._forward_pre_hooks.items() if is_own_hook(hook)]
+        own = {k for k, hook in old._forward_pre_hooks.items() if is_own_hook(hook)} - new._forward_pre_hooks.keys()
         for name in CALLS:
             hooks = getattr(old, name)
             setattr(new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own))

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
-from convattn.convert import accelerate_large_kernels
+from convattn.convert import accelerate_large_kernels, certify
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import LargeKernelConv1d, LargeKernelConv2d
 
@@ -37,6 +38,29 @@ def test_slow_convolutions_are_replaced_on_a_copy():
     made(images)
     assert len(calls) == 2
     assert made.training
+
+
+COMPUTED = {
+    "pruned": lambda conv: prune.random_unstructured(conv, "weight", 0.5),
+    "weight_norm": nn.utils.weight_norm,
+    "spectral_norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("wrap", COMPUTED.values(), ids=COMPUTED)
+def test_a_weight_that_a_hook_computes_goes_on_learning(wrap):
+    torch.manual_seed(0)
+    net, images = nn.Sequential(wrap(nn.Conv2d(8, 8, 31, padding=15, groups=8))).eval(), torch.randn(2, 8, 40, 40)
+    made, certificate = accelerate_large_kernels(net, images)
+    assert certificate.verdict == "exact"
+    assert type(made[0]) is LargeKernelConv2d
+    made(images).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
+    with torch.no_grad():
+        for parameter in (*net.parameters(), *made.parameters()):
+            parameter.mul_(1.5)
+    assert certify(net, made, images).verdict == "exact"
 
 
 def test_one_sequence_without_a_batch():
