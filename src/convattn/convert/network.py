@@ -509,14 +509,12 @@ def fold_following(
                 linear = _normalisation(conv, follower)
             if linear is None:
                 continue
-            kind = type(follower).__name__
             reason = next((why for module in (parent, conv, follower) if (why := _why_not(module))), None)
-            if reason is not None:
-                notes[conv] = f"{kind} not folded in: {reason}"
-                continue
-            _fold(conv, *linear)
-            setattr(parent, name, nn.Identity().train(follower.training))
-            notes[conv] = f"{kind} folded in"
+            if reason is None and not _fold(conv, *linear):
+                reason = f"the kernel would not be finite in {conv.weight.dtype}"
+            if reason is None:
+                setattr(parent, name, nn.Identity().train(follower.training))
+            notes[conv] = f"{type(follower).__name__} " + (f"not folded in: {reason}" if reason else "folded in")
     return notes
 
 
@@ -571,19 +569,21 @@ def _why_not(module: nn.Module) -> str | None:
     return f"a {type(module).__name__} has hooks" if any(getattr(module, hooks) for hooks in CALLS) else None
 
 
-def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> None:
-    """Merges a linear map into the convolution before it."""
+def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> bool:
+    """Merges a linear map into the convolution before it, and returns True if its dtype holds all numbers."""
     transposed = isinstance(conv, TransposedConvolution)
     weight = conv.weight.detach().double()
     old = bias.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().double()
     if transposed:
         weight = rearrange(weight, "(groups i) o ... -> (groups o) i ...", groups=conv.groups)
     flat = weight.flatten(1)
-    flat = linear @ flat if linear.ndim == 2 else linear[:, None] * flat
-    weight = flat.view(-1, *weight.shape[1:])
+    weight = (linear @ flat if linear.ndim == 2 else linear[:, None] * flat).view(-1, *weight.shape[1:])
     if transposed:
         weight = rearrange(weight, "(groups o) i ... -> (groups i) o ...", groups=conv.groups)
     moved = bias + (linear @ old if linear.ndim == 2 else linear * old)
+    made = [one.to(conv.weight.dtype).contiguous() for one in (weight, moved)]
+    if not all(one.isfinite().all() for one in made):
+        return False
     conv.out_channels = len(moved)
-    conv.weight = nn.Parameter(weight.to(conv.weight.dtype).contiguous(), requires_grad=conv.weight.requires_grad)
-    conv.bias = nn.Parameter(moved.to(conv.weight.dtype), requires_grad=conv.weight.requires_grad)
+    conv.weight, conv.bias = (nn.Parameter(one, requires_grad=conv.weight.requires_grad) for one in made)
+    return True

@@ -57,6 +57,16 @@ def test_nothing_is_folded_within_a_sequence_whose_forward_was_replaced():
     assert record.layers[0].notes == ()
 
 
+def test_what_the_dtype_does_not_hold_is_not_folded():
+    norm = with_statistics(nn.BatchNorm2d(6))
+    norm.running_var.fill_(1e-12)
+    norm.weight.data.fill_(3e4)
+    model = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), norm).half().eval()
+    made, record = network_to_conv(model)
+    assert all(parameter.isfinite().all() for parameter in made.parameters())
+    assert record.layers[0].notes == ("BatchNorm2d not folded in: the kernel would not be finite in torch.float16",)
+
+
 class Parts(nn.Module):
     """Runs a sequence in its own way."""
 
