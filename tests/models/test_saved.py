@@ -1,4 +1,5 @@
 import json
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from tests.models.network_cases import SAVED, save_as_before, small_images
 
 from convattn import load_network, save_network
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
-from convattn.models import NETWORKS, ConvNet, ResNet
+from convattn.models import NETWORKS, AttentionNet, ConvNet, ResNet
 
 
 @pytest.mark.parametrize("save", [save_network, save_as_before])
@@ -32,6 +33,18 @@ def test_a_network_saves_itself_and_its_class_loads_it(tmp_path):
         assert torch.equal(loaded(small_images()), network(small_images()))
     with pytest.raises(CheckpointError, match="saved holds a ResNet, no ConvNet"):
         ConvNet.from_pretrained(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("kind", [dict, MappingProxyType])
+def test_arguments_are_those_that_the_network_was_made_with(tmp_path, kind):
+    options = {"hidden": 5}
+    network = AttentionNet("distance", width=8, depth=1, heads=4, ffn=8, encoding_options=kind(options)).eval()
+    fused = network.fused()
+    options["hidden"] = 7
+    fused.arguments["encoding_options"]["hidden"] = 7
+    assert network.arguments["encoding_options"] == {"hidden": 5}
+    save_network(network, tmp_path)
+    assert torch.equal(load_network(tmp_path)(small_images()), network(small_images()))
 
 
 def test_configuration_names_the_class_and_every_argument(tmp_path):

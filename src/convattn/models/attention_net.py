@@ -419,8 +419,7 @@ def _enlarge(conv: nn.Conv2d, size: int) -> nn.Conv2d:
     margins = [(size - k) // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
     with torch.device("meta"):
         made = nn.Conv2d(conv.in_channels, conv.out_channels, size, padding=size // 2, padding_mode=conv.padding_mode)
-    with torch.no_grad():
-        weight = nn.functional.pad(conv.weight, margins).clone()
+    weight = nn.functional.pad(conv.weight.detach(), margins).clone()
     made.weight = nn.Parameter(weight, requires_grad=conv.weight.requires_grad)
     assert isinstance(conv.bias, nn.Parameter)
     made.bias = conv.bias

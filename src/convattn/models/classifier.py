@@ -3,7 +3,7 @@
 import copy
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -102,21 +102,22 @@ class ImageClassifier(nn.Module):
 
         network = from_pretrained(pretrained_model_name_or_path, **options)
         if not isinstance(network, cls):
-            raise CheckpointError(
-                f"{pretrained_model_name_or_path} holds a {type(network).__name__}, no {cls.__name__}"
-            )
+            kind = type(network).__name__
+            raise CheckpointError(f"{pretrained_model_name_or_path} holds a {kind}, no {cls.__name__}")
         return network
 
     def _copy(self: _Model, **arguments: Any) -> _Model:
         """Copies the network and gives the copy new arguments; the caller adapts its modules."""
         made = copy.deepcopy(self)
-        made.arguments = {**self.arguments, **arguments}
+        made.arguments.update(arguments)
         return made
 
 
 def _plain(value: Any) -> Any:
-    """Returns a sequence as a list, the only one that JSON has, and other values as they are."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    """Copies a mapping as a dict and a sequence as a list, as JSON has them, and returns other values as they are."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
