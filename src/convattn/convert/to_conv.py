@@ -630,10 +630,10 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         **asdict(geometry),
     )
     values = layer.values.factors()
-    parameters = [values.value, *([] if values.output is None else [values.output])]
+    factors = [values.value, *([] if values.output is None else [values.output])]
     with torch.no_grad():
-        for mine, own in zip(conv.values.parameters(), parameters, strict=True):
-            mine.copy_(own).requires_grad_(like.requires_grad)
+        for mine, factor, own in zip(conv.values.parameters(), factors, layer.values.parameters(), strict=True):
+            mine.copy_(factor).requires_grad_(own.requires_grad)
         for mine, own in zip(conv.scores, scores, strict=True):
             mine.copy_(own)
         if conv.bias is not None and layer.bias is not None:

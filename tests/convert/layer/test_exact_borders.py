@@ -146,6 +146,14 @@ def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
     assert conv(x).square().mean().item() < before
 
 
+@pytest.mark.parametrize("frozen", ["value", "output"])
+def test_each_factor_learns_as_it_did(frozen):
+    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic", head_width=2)
+    layer.values.get_parameter(frozen).requires_grad_(False)
+    conv, _ = exact(layer, (7, 11))
+    assert [name for name, factor in conv.values.named_parameters() if not factor.requires_grad] == [frozen]
+
+
 def test_it_becomes_the_attention_again_that_it_was():
     layer = seeded(RelativeAttention2d, 4, 6, 3, "generalized_quadratic", groups=2, head_width=1).eval()
     conv, _ = exact(layer, (7, 11))
