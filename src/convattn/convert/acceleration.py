@@ -43,10 +43,9 @@ def accelerate_large_kernels(
     places = dict(made.named_modules(remove_duplicate=False))
     layers = {name: _LAYERS[type(named[name])].of(places[name]) for name in shapes}
     chosen = [name for name, several in shapes.items() if any(_gains(layers[name], shape) for shape in several)]
-    replaced: dict[nn.Module, nn.Module] = {places[name]: layers[name] for name in chosen}
-    if not replaced:
+    if not chosen:
         raise ConversionError("nothing to replace: at these sizes torch's own way is the fastest for each convolution")
-    made = graft(made, replaced)
+    made = graft(made, {places[name]: layers[name] for name in chosen})
     return made, certify(network, made, images)
 
 

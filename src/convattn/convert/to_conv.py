@@ -629,8 +629,7 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         **shared,
         **asdict(geometry),
     )
-    values = layer.values.factors()
-    factors = [values.value, *([] if values.output is None else [values.output])]
+    factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
     with torch.no_grad():
         for mine, factor, own in zip(conv.values.parameters(), factors, layer.values.parameters(), strict=True):
             mine.copy_(factor).requires_grad_(own.requires_grad)
