@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.surgery import Arguments, copy_network, find_empty, input_shapes, names_by_module, run
+from convattn.convert.surgery import Arguments, copy_network, find_empty, input_shapes, names_by_module, run, tensors
 from convattn.convert.taps import CONVOLUTIONS, Convolution, read_taps, tap_pixels
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.functional.torch_modes import without_autocast
@@ -231,23 +231,25 @@ def _end_to_end(
 def _outputs_and_targets(
     model: nn.Module, teacher: nn.Module, layer: nn.Module, target: nn.Module, images: Tensor
 ) -> Iterator[tuple[Tensor, Float[Tensor, "batch *_"], Float[Tensor, "batch *_"]]]:
-    """Yields, batch by batch, a layer's inputs, its outputs and its target outputs, both outputs in float64."""
-    recorded: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    """Yields for each batch and call a layer's inputs, its outputs and its target outputs, both outputs in float64."""
+    recorded: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+    channels_last = isinstance(target, nn.Linear) and not isinstance(layer, nn.Linear)
 
-    def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        recorded[module] = inputs[0].detach(), (output[0] if isinstance(output, tuple) else output).detach().double()
+    def record(module: nn.Module, given: Any, named: Any, output: Any) -> None:  # what a network may change later
+        x, y = next(tensors((given, named))), next(tensors(output))
+        recorded[module].append((x.clone(), y.to(torch.float64, copy=True)))
 
-    handles = [part.register_forward_hook(record) for part in (layer, target)]
+    handles = [part.register_forward_hook(record, with_kwargs=True) for part in (layer, target)]
     try:
         with torch.no_grad():
             for batch in images.split(_BATCH):
-                model(batch.clone())  # a network may change what it is given
-                teacher(batch.clone())
-                (x, made), (_, wanted) = recorded[layer], recorded[target]
-                if isinstance(target, nn.Linear) and not isinstance(layer, nn.Linear):
-                    wanted = wanted.movedim(-1, 1)
-                _require_one_shape("two layers", made, wanted)
-                yield x, made, wanted
+                recorded |= {layer: [], target: []}
+                for network in (model, teacher):
+                    network(batch.clone())
+                for (x, made), (_, y) in zip(recorded[layer], recorded[target], strict=True):
+                    wanted = y.movedim(-1, 1) if channels_last else y
+                    _require_one_shape("two layers", made, wanted)
+                    yield x, made, wanted
     finally:
         for handle in handles:
             handle.remove()

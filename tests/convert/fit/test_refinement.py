@@ -119,6 +119,45 @@ def test_a_fit_that_does_not_help_is_taken_back():
     assert torch.equal(refined[0].weight, conv[0].weight)
 
 
+class Around(nn.Module):
+    """Calls a layer in its own way."""
+
+    def __init__(self, call):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.call = RelativeAttention2d(3, 3, 4, "quadratic", dtype=torch.float64), call
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
+def add_in_place(layer, x):
+    x = 1 * x
+    x += layer(x)
+    return x
+
+
+PLAIN = lambda layer, x: torch.relu(layer(x))  # noqa: E731 - a case like those below
+CALLS = {
+    "its output changed in place": (lambda layer, x: torch.relu_(layer(x)), PLAIN),
+    "its input changed in place": (add_in_place, lambda layer, x: x + layer(x)),
+    "by name": (lambda layer, x: torch.relu(layer(input=x)), PLAIN),
+    "twice": (lambda layer, x: layer(x) + layer(3 * x), lambda layer, x: layer(torch.cat([x, 3 * x]))),
+}
+
+
+@pytest.mark.parametrize(("call", "alike"), CALLS.values(), ids=CALLS)
+def test_a_layer_is_fitted_however_it_is_called(call, alike):
+    x, found = images(40, 3, 9, 9, dtype=torch.float64), []
+    for network in (Around(call), Around(alike)):
+        conv, _ = network_to_conv(network, kernel_size=3, images=x)
+        refined, record = refine(conv, network, x)
+        assert record.layers[0].kept
+        found.append((refined.layer.weight, record.layers[0]))
+    assert (found[0][0] - found[1][0]).abs().max() < 1e-12
+    assert found[0][1].before == pytest.approx(found[1][1].before, rel=1e-12)
+
+
 def test_batch_normalisation_folded_in_is_part_of_what_is_wanted():
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4)
