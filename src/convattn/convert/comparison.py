@@ -17,7 +17,7 @@ from convattn.convert.certificate import LayerCertificate, LeftAlone, NetworkCer
 from convattn.convert.surgery import Arguments, copy_module, full_name, is_floating, output_of, parts, tensors
 from convattn.convert.taps import AnyConvolution, read_taps, summed_otherwise
 from convattn.convert.to_attention import pad_same
-from convattn.errors import ArgumentError, ConversionError, must_fit
+from convattn.errors import ArgumentError, ConversionError, must_be, must_fit
 from convattn.functional.reference import LEAST_ROUNDINGS
 from convattn.sealed import weights_digest
 from convattn.wording import some
@@ -275,9 +275,7 @@ def _with_convolutions(
 
     for name, (conv, same) in convolutions.items():
         held, place, read = originals[name]._parameters, places[name], dict(conv.named_parameters())
-        own = [
-            kind for kind, x in held.items() if kind in read and x is not None and x.data_ptr() == read[kind].data_ptr()
-        ]
+        own = [k for k, x in held.items() if k in read and x is not None and x.data_ptr() == read[k].data_ptr()]
         present = place._parameters  # not the place itself: a cycle would keep the copy in memory
         place.forward = partial(forward, copy.copy(conv), same, own, present)
     return copied
@@ -343,6 +341,8 @@ def _predictions(
     """
     if not plain or not results or plain[0].ndim != 2 or plain[0].shape[1] < 2 or results[0].shape != plain[0].shape:
         return None, None, None, None, None
+    if labels is not None and len(labels) != len(plain[0]):
+        raise ArgumentError(must_be("labels", f"one per row of scores, {len(plain[0])}", len(labels)))
     before, after = plain[0].argmax(1), results[0].argmax(1)
     best, now = (plain[0].gather(1, chosen[:, None])[:, 0] for chosen in (before, after))
     changed, near = before != after, (best - now).double() <= gap

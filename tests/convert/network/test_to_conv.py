@@ -113,6 +113,24 @@ def test_labels_must_be_one_whole_number_per_image(labels, without_type_checks):
         network_to_conv(AttentionNet(width=8, depth=1, heads=4, ffn=8), images=torch.randn(2, 3, 8, 8), labels=labels)
 
 
+class ByRow(nn.Module):
+    """Scores each row of an image by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = hard(nn.Conv2d(3, 4, 3))
+
+    def forward(self, x):
+        return self.layer(x).mean(3).movedim(1, 2).flatten(0, 1)
+
+
+def test_labels_must_be_one_per_row_of_scores():
+    x, labels = images(2, 3, 8, 8), torch.tensor([0, 1])
+    with pytest.raises(ArgumentError, match="labels must be one per row of scores, 12, but is 2"):
+        network_to_conv(ByRow(), images=x, labels=labels)
+    assert network_to_conv(ByRow(), images=x)[1].top1_total == 12
+
+
 def test_borders_are_checked_before_any_layer():
     network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
     with pytest.raises(UnknownNameError, match="unknown borders 'zeros'"):
