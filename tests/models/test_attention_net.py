@@ -4,6 +4,7 @@ from tests.models.network_cases import SMALL, count_parameters, run, small_image
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from convattn.convert import network_to_conv
 from convattn.encodings import ENCODINGS
 from convattn.encodings.start import attended_keys
 from convattn.errors import (
@@ -12,7 +13,7 @@ from convattn.errors import (
     ShapeError,
     UnknownNameError,
 )
-from convattn.layers import Content, GatedRelativeAttention2d
+from convattn.layers import Content, GatedRelativeAttention2d, NormalisedConv
 from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget, references
 
@@ -118,6 +119,13 @@ def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
         sum(2 * 2 * 9 * width * heads for heads in network.heads) if network.blocks[0].mixer.gate is not None else 0
     )
     assert counts["Global"] == expected.total + tables
+
+
+def test_flops_of_a_network_that_keeps_borders_are_those_of_attention():
+    network = AttentionNet(**SMALL)
+    made, _ = network_to_conv(network, images=small_images(), borders="exact", fold=False)
+    assert isinstance(made.blocks[0].mixer, NormalisedConv)
+    assert made.flops(10) == network.flops(10)
 
 
 def test_tables_end_at_the_image_size():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convattn.encodings import Shift
 from convattn.errors import CheckpointError
-from convattn.layers import RelativeAttention
+from convattn.layers import NormalisedConv, RelativeAttention
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ImageClassifier(nn.Module):
 
         Returns:
             Operations of the linear maps, of convolutions with the taps on the padding, of the mixing and of the
-            scores; mixing and scores with N x N weights.
+            scores; mixing and scores with N x N weights, that of a `NormalisedConv` too.
         """
         return _count_flops(self, image_size)
 
@@ -127,24 +127,24 @@ def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
     def count(layer: nn.Module, _: Any, output: Tensor) -> None:
         counts["linear"] += 2 * output.numel() * cast(Tensor, layer.weight)[0].numel()
 
-    def count_attention(layer: RelativeAttention, inputs: tuple[Tensor], output: Tensor) -> None:
+    def count_attention(layer: RelativeAttention | NormalisedConv, inputs: tuple[Tensor], output: Tensor) -> None:
         queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
         counts["linear"] += 2 * queries * sum(weight.numel() for weight in layer.values.parameters())
-        if not isinstance(layer.encoding, Shift):
+        if isinstance(layer, NormalisedConv) or not isinstance(layer.encoding, Shift):
             counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
-        if layer.content is not None:
+        if isinstance(layer, RelativeAttention) and layer.content is not None:
             products = 2 * queries * keys * layer.content.key.out_features
             counts["linear"] += 2 * (queries + keys) * layer.content.key.weight.numel()
             counts["content_scores"] += products
             counts["position_scores"] += products if layer.content.uses_position else 0
 
     empty = copy.deepcopy(network).to("meta").eval()
-    attention = [module for module in empty.modules() if isinstance(module, RelativeAttention)]
-    inside = {module for layer in attention for module in layer.modules()}
+    attention = [module for module in empty.modules() if isinstance(module, RelativeAttention | NormalisedConv)]
     for layer in attention:
-        layer.impl = "reference"  # the other paths look at the weights
+        if isinstance(layer, RelativeAttention):
+            layer.impl = "reference"  # the other paths look at the weights
         layer.register_forward_hook(count_attention)
-    for module in set(empty.modules()) - inside:
+    for module in set(empty.modules()) - {part for layer in attention for part in layer.modules()}:
         weight = getattr(module, "weight", None)
         if weight is not None and weight.ndim > 1:
             module.register_forward_hook(count)
