@@ -175,6 +175,12 @@ DAMAGES = {
     "kind a list": (lambda folder: write_config(folder, kind=[]), "does not describe a layer of schema version 1"),
     "no options": (lambda folder: write_config(folder, options=None), "do not fit together"),
     "unknown option": (lambda folder: write_config(folder, options={"size": 3}), "do not fit together"),
+    "a device, where sizes take memory before they are compared": (
+        lambda folder: write_config(
+            folder, options={"in_channels": 2, "out_channels": 3, "kernel_size": [5], "device": "cpu"}
+        ),
+        "do not fit together: .*multiple values for keyword argument 'device'",
+    ),
     "other weights": (exchange, "(?s)do not fit together.*size mismatch for weight"),
 }
 

@@ -172,9 +172,9 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     if name == SamePaddedAttention.__name__:
         return SamePaddedAttention(rebuild_layer(description["attention"]))  # type: ignore[arg-type]
     options = {key: _tuples(value) for key, value in description["options"].items()}
-    kind = KINDS[name]
+    kind: Any = KINDS[name]
     if not issubclass(kind, RelativeAttention):
-        return kind(**options)
+        return kind(**options, device=None)  # which a description must not choose
     encoding = description["encoding"]
     if encoding["name"] not in ENCODINGS:
         hint = "if it is your own, call convattn.register_encoding before loading"
@@ -182,7 +182,7 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     if description["content"]:
         options["content"] = Content(**description["content"])
     built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])
-    return kind(encoding=built, **options)
+    return kind(encoding=built, **options, device=None)
 
 
 def _tuples(value: Any) -> Any:
