@@ -170,6 +170,7 @@ def test_images_that_do_not_fit_are_refused(shape):
     ("options", "error", "message"),
     [
         ({"mixing": "convs"}, UnknownNameError, "unknown mixing 'convs': did you mean 'conv'"),
+        ({"widths": 8}, ArgumentError, "widths must be the channels of one stage or more, but is 8"),
         ({"widths": ()}, ArgumentError, r"widths must be the channels of one stage or more, but is \(\)"),
         ({"widths": (8, 0)}, ArgumentError, "widths must be an integer of at least 1, but is 0"),
         ({"num_classes": 0}, ArgumentError, "num_classes must be an integer of at least 1"),
@@ -178,6 +179,6 @@ def test_images_that_do_not_fit_are_refused(shape):
         ({"sharpness": 0.0}, ArgumentError, "sharpness must be a positive finite number"),
     ],
 )
-def test_wrong_arguments_are_named(options, error, message):
+def test_wrong_arguments_are_named(options, error, message, without_type_checks):
     with pytest.raises(error, match=message):
         SpeedNet(**options)

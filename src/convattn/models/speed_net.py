@@ -54,9 +54,7 @@ class WhitenedPatches(nn.Module):
         products = torch.zeros(self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device)
         count = 0
         for part in images.split(_AT_ONCE):
-            patches = rearrange(
-                _patches(part, self.patch).double(), "batch rows cols inputs -> (batch rows cols) inputs"
-            )
+            patches = _patches(part, self.patch).double().flatten(0, 2)
             products += patches.T @ patches
             count += len(patches)
         variances, directions = torch.linalg.eigh(products / count)
@@ -144,7 +142,7 @@ class SpeedNet(ImageClassifier):
             raise UnknownNameError("mixing", mixing, _MIXINGS)
         for name, size in {"num_classes": num_classes, "in_channels": in_channels, "patch": patch}.items():
             whole_number(name, size)
-        if not widths:
+        if not isinstance(widths, Sequence) or not widths:
             raise ArgumentError(must_be("widths", "the channels of one stage or more", widths))
         for width in widths:
             whole_number("widths", width)
