@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.models.network_cases import run, small_images
 from torch import nn
+from torch.nn.utils import prune
 
 from convattn import load_network, save_network
 from convattn.errors import ConversionError, UnknownNameError
@@ -69,6 +70,8 @@ def changed(change):
         (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 2, padding=1)), "must keep the size"),
         (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, groups=2)), "must keep the size"),
         (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, bias=False)), "have a bias and an odd"),
+        (lambda block: block.mixer.register_forward_hook(lambda *_: None), "which has hooks; remove them first"),
+        (lambda block: prune.l1_unstructured(block.mixer, "weight", 0.5), "which has hooks; .* make pruning permanent"),
         (lambda block: setattr(block, "dense", nn.Identity()), "linear maps in some blocks only"),
         (lambda block: setattr(block.mixer, "padding_mode", "circular"), "padding modes circular and zeros"),
     ],

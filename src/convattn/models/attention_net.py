@@ -384,10 +384,9 @@ class ConvNet(MixingNet):
             >>> ConvNet.of(ConvNet(kernel_size=5, width=8, depth=1, ffn=8)).kernel_size
             5
         """
-        source = copy.deepcopy(network)
-        mixers = [_plain_mixer(number, block) for number, block in enumerate(source.blocks)]
+        mixers = [_plain_mixer(number, block) for number, block in enumerate(network.blocks)]
         modes = sorted({mixer.padding_mode for mixer in mixers})
-        dense = {isinstance(block.dense, nn.Linear) for block in source.blocks}
+        dense = {isinstance(block.dense, nn.Linear) for block in network.blocks}
         if len(modes) > 1 or len(dense) > 1:
             differing = f"padding modes {' and '.join(modes)}" if len(modes) > 1 else "linear maps in some blocks only"
             raise ConversionError(f"cannot make a ConvNet: the blocks have {differing}, but must be alike")
@@ -395,8 +394,9 @@ class ConvNet(MixingNet):
         shared = {name: network.arguments[name] for name in _SHARED_ARGUMENTS}
         with torch.device("meta"):  # all tensors come from the network
             made = cls(size, **shared, dense=dense.pop(), padding_mode=modes[0])
-        for block, mixer in zip(source.blocks, mixers, strict=True):
-            block.mixer = _enlarge(mixer, size)
+        source = copy.deepcopy(network)
+        for block in source.blocks:
+            block.mixer = _enlarge(cast(nn.Conv2d, block.mixer), size)
         made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
         return made.train(network.training)
 
@@ -411,6 +411,8 @@ def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:
     plain = (mixer.stride, mixer.dilation, mixer.groups) == ((1, 1), (1, 1), 1) and mixer.bias is not None
     if not plain or mixer.padding != halves or any(k % 2 == 0 for k in mixer.kernel_size):
         raise ConversionError(f"{start} {mixer}, but must keep the size and have a bias and an odd kernel")
+    if mixer._forward_hooks or mixer._forward_pre_hooks:
+        raise ConversionError(f"{start} {mixer}, which has hooks; remove them first, or make pruning permanent")
     return mixer
 
 
