@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convattn.convert.agreement import AgreementCertificate, certify
 from convattn.convert.surgery import copy_network, graft, input_shapes, names_by_module, read_arguments
-from convattn.errors import ConversionError
+from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
 
 _LAYERS = {nn.Conv1d: LargeKernelConv1d, nn.Conv2d: LargeKernelConv2d, nn.Conv3d: LargeKernelConv3d}
@@ -29,7 +29,7 @@ def accelerate_large_kernels(
         The copy, and whether it computes the same on these images, in evaluation mode.
 
     Raises:
-        ArgumentError: The images do not fit the network. UnsupportedModelError: It cannot be copied.
+        ArgumentError: The network is no module or does not take them. UnsupportedModelError: It cannot be copied.
         ConversionError: Nothing can be replaced: torch's own way is the fastest for each convolution at these sizes.
 
     Example:
@@ -38,14 +38,15 @@ def accelerate_large_kernels(
         >>> [type(layer).__name__ for layer in made], certificate.verdict
         (['Conv2d', 'LargeKernelConv2d'], 'exact')
     """
+    if not isinstance(network, nn.Module):
+        raise ArgumentError(must_be_a("network", "an nn.Module", network))
     named = {names[0]: module for module, names in names_by_module(network).items() if type(module) in _LAYERS}
     shapes, made = input_shapes(network, read_arguments(network, images), named), copy_network(network)
-    places = dict(made.named_modules(remove_duplicate=False))
-    layers = {name: _LAYERS[type(named[name])].of(places[name]) for name in shapes}
+    layers = {name: _LAYERS[type(named[name])].of(made.get_submodule(name)) for name in shapes}
     chosen = [name for name, several in shapes.items() if any(_gains(layers[name], shape) for shape in several)]
     if not chosen:
         raise ConversionError("nothing to replace: at these sizes torch's own way is the fastest for each convolution")
-    made = graft(made, {places[name]: layers[name] for name in chosen})
+    made = graft(made, {made.get_submodule(name): layers[name] for name in chosen})
     return made, certify(network, made, images)
 
 

@@ -116,9 +116,7 @@ def conv_to_attention(
         layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
         layer.encoding = encoding = _encoding(taps, sharpness)  # the layer's dtype may be too narrow for centres
     layer.train(conv.training)
-    discarded: tuple[tuple[float, ...], ...] = ()
-    if isinstance(layer.values, FactoredValues):
-        discarded = _truncate(taps, layer.values)
+    discarded = _truncate(taps, layer.values) if isinstance(layer.values, FactoredValues) else ()
     with torch.no_grad():
         kept = layer.values.maps().double()
         alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None

@@ -70,6 +70,11 @@ def test_one_sequence_without_a_batch():
     assert type(made[0]) is LargeKernelConv1d
 
 
+def test_what_is_no_network_is_refused(without_type_checks):
+    with pytest.raises(ArgumentError, match=r"network must be an nn\.Module, but is "):
+        accelerate_large_kernels(None)
+
+
 def test_nothing_to_gain():
     net = nn.Sequential(nn.Conv2d(3, 8, 3))
     with pytest.raises(ConversionError, match="nothing to replace"):
