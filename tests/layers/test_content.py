@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
+from torch.nn.utils import prune
 
 from convattn.encodings import LearnedAxial, Quadratic
 from convattn.errors import ArgumentError
@@ -90,6 +91,29 @@ def test_a_bias_of_the_keys_changes_nothing():
     with torch.no_grad():
         layer.content.key.bias.add_(3)
     assert (layer.attention(x) - before).abs().max() <= 100 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize(("place", "name"), [("query", "weight"), ("key", "weight"), ("", "position")])
+def test_pruning_takes_effect(place, name):
+    torch.manual_seed(0)
+    layer, x = RelativeAttention2d(4, 6, 2, "quadratic", content=True).eval(), torch.randn(2, 4, 3, 5)
+    module = layer.content.get_submodule(place)
+    prune.l1_unstructured(module, name, amount=2)
+    with torch.no_grad():
+        getattr(module, f"{name}_orig").mul_(3)
+    pruned = layer(x)
+    prune.remove(module, name)
+    assert torch.equal(pruned, layer(x))
+
+
+@pytest.mark.parametrize("place", ["", "query", "key"])
+def test_hooks_that_would_be_ignored_are_refused(place):
+    layer, x = RelativeAttention2d(4, 6, 2, "quadratic", content=True), torch.randn(2, 4, 3, 5)
+    layer.content.get_submodule(place).register_forward_hook(lambda _, __, y: 2 * y)
+    with pytest.raises(ArgumentError, match=r"the forward hook .* would be ignored"):
+        layer(x)
+    layer.impl = "reference"
+    layer(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
 from convattn.functional import (
     ContentMaps,
@@ -101,18 +102,17 @@ class ContentScores(nn.Module):
     ) -> Float[Tensor, "images outputs *queries"]:
         """Attends in little memory, without the weights of all images at once."""
         # `share` is the share of position per head if a gate mixes two distributions.
+        for module in (self, self.query, self.key):
+            compute_parameters(module)
+        terms = ContentMaps(self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias)
         dtype = torch.promote_types(keys.dtype, torch.float32)
         with without_autocast(keys.device):
             position = self.tables(axes, encoding, dtype, keys.device)
         if path != "flex":
-            return content_attention(keys, axes, self.maps(), position, maps, groups, share=share, dropout=dropout)
+            return content_attention(keys, axes, terms, position, maps, groups, share=share, dropout=dropout)
         if share is not None or dropout:
             raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path))
-        return flex_attention(keys, axes, self.maps(), position, maps, groups)
-
-    def maps(self) -> ContentMaps:
-        """Returns the linear maps from pixels to queries and keys."""
-        return ContentMaps(self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias)
+        return flex_attention(keys, axes, terms, position, maps, groups)
 
     def tables(
         self, axes: Sequence[Axis], encoding: Encoding, dtype: torch.dtype, device: torch.device
