@@ -179,7 +179,7 @@ class NormalisedConv(HasKernel):
             )
         axes, keys = self.geometry.axes(x.shape[2:]), pad_keys(x, self.geometry)
         with without_autocast(x.device):
-            means = self._means(keys.to(self.scores[0].dtype), axes).to(x.dtype)
+            means = self._means(keys, axes).to(x.dtype)
         maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
         ones = (1,) * self.dims
         y = convolve(means, maps.view(*maps.shape, *ones), self.bias, ones, (0,) * self.dims, ones, self.groups)
@@ -187,10 +187,9 @@ class NormalisedConv(HasKernel):
 
     def _means(self, keys: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "batch groups_heads_channels *queries"]:
         """Returns each head's weighted means of the keys, channels of a group by head."""
-        shares = self._shares(axes) if self.shares is None else self.shares
+        shares, kernels, means = self._shares(axes) if self.shares is None else self.shares, self._kernels(), []
         keys = keys[..., None] if self.dims == 1 else keys  # torch correlates planes faster than lines
-        keys = keys.contiguous(memory_format=_LAYOUTS[keys.ndim - 2])
-        kernels, means = self._kernels(), []
+        keys = keys.to(kernels[0][0].dtype).contiguous(memory_format=_LAYOUTS[keys.ndim - 2])
         for head in range(self.num_heads):
             y = keys
             for kernel, along in kernels:
@@ -220,7 +219,8 @@ class NormalisedConv(HasKernel):
         for number, scores in enumerate(self.scores):
             along = (number,) if self.separable else every
             shape = [taps if axis in along else 1 for axis, taps in enumerate(self.taps)]
-            kernels.append((scores.exp().view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along))
+            kernel = scores.to(torch.promote_types(scores.dtype, torch.float32)).exp()
+            kernels.append((kernel.view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along))
         return kernels
 
     def _correlate(

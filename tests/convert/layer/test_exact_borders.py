@@ -105,6 +105,19 @@ def test_images_of_other_sizes():
         assert_within_budget(conv(x), hi, lows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
+    layer = seeded(RelativeAttention2d, 1, 1, 1, Quadratic(1, 2, centres=[[0.0, 6.0]], sharpness=0.5), bias=False)
+    with torch.no_grad():
+        layer.values.weight.fill_(1)
+    conv, _ = exact(layer, (19, 23))
+    conv.to(dtype)
+    x = 3 + torch.randn(2, 1, 19, 23).to(dtype)
+    wide = copy.deepcopy(conv).double()
+    assert (conv(x) - wide(x.double())).abs().max() <= torch.finfo(dtype).eps / 2 * x.abs().max()
+    assert torch.equal(conv.freeze((19, 23))(x), conv(x))
+
+
 def test_hard_heads_stay_plain_and_far_ones_are_refused():
     hard = RelativeAttention1d(2, 3, 3, Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0))
     assert type(exact(hard, 9)[0]) is nn.Conv1d
