@@ -153,6 +153,8 @@ def test_what_a_frozen_layer_cannot_do_is_refused():
 
 
 def test_wrong_arguments_are_named(without_type_checks):
+    with pytest.raises(ArgumentError, match="x must be a tensor, but is of type list"):
+        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 3, 5, 7))([1])
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         freeze(3, images(1, 3, 5, 7))
     with pytest.raises(

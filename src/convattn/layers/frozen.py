@@ -74,9 +74,9 @@ class FrozenAttention(HasKernel):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        prepared = self._prepared.get(tuple(x.shape[2:]))
         dtype = next(iter(self._prepared.values())).path.work.dtype
         require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)
+        prepared = self._prepared.get(tuple(x.shape[2:]))
         if prepared is None:
             made = " or ".join(" x ".join(map(str, size)) for size in self._prepared)
             raise ShapeError(
