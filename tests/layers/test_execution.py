@@ -8,6 +8,8 @@ import torch
 from tests.layers.layer_cases import by_reference, hard_layer, images
 from tests.testing.convolutions import convolve
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
 
 from convattn.convert import conv_to_attention
 from convattn.encodings import Quadratic, Shift
@@ -58,6 +60,19 @@ def test_soft_heads_are_no_convolution(change):
         match=r"impl='shift' needs hard heads, but more than 1\.5e-08 of a head's attention falls outside one pixel",
     ):
         layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
+def test_scores_of_hard_heads_may_have_tangents():
+    encoding = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=800.0)
+    layer, x = RelativeAttention1d(3, 5, 2, encoding), torch.randn(2, 3, 7)
+    assert layer.plan(x.shape).path == "shift"
+    numbers = dict(layer.named_parameters())
+    with forward_ad.dual_level():
+        centres = forward_ad.make_dual(encoding.centres, torch.ones_like(encoding.centres))
+        y = functional_call(layer, {**numbers, "encoding.centres": centres}, x)
+        assert forward_ad.unpack_dual(y).tangent is None
+    assert torch.equal(y, layer(x))
 
 
 def test_heads_far_apart_are_not_one_kernel():

@@ -211,7 +211,7 @@ def shift_attention(
     Returns:
         Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
     """
-    if unmoved and not needs_own_operations(maps):
+    if unmoved and not needs_own_operations(maps, *unmoved):
         maps = _NoGradient.apply(maps, *unmoved)
     first, taps, dilation = window = shifts.window
     maps = _by_tap(maps, shifts.offsets, window)
