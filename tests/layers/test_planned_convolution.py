@@ -91,6 +91,18 @@ def test_double_backward(dims, options):
     )
 
 
+def test_hooks_that_are_put_on_the_layer_do_not_run_in_the_convolution():
+    convolution, seen = nn.Conv2d(2, 3, 3), []
+    convolution.register_forward_hook(lambda *_: seen.append("both"))
+    layer = LargeKernelConv2d.of(convolution)
+    layer.register_forward_hook(lambda *_: seen.append("layer"))
+    layer(torch.zeros(1, 2, 5, 5))
+    assert seen == ["both", "layer"]
+    convolution(torch.zeros(1, 2, 5, 5))
+    assert seen == ["both", "layer", "both"]
+    assert layer.weight is convolution.weight
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
 def test_other_modes_are_left_to_torch():
     layer, plain, x = pair(2, CASES[2][1])

@@ -1,5 +1,6 @@
 """Convolutions with large kernels as modules: those of torch, planned."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar, cast, final
 
@@ -23,9 +24,8 @@ class LargeKernelConvolution(_ConvNd):
     def of(cls: type[_Self], convolution: nn.Module) -> _Self:
         """Makes the layer of a convolution of torch; both hold the same parameters."""
         made = cls.__new__(cls)
-        made.__dict__.update(convolution.__dict__)
-        for held in ("_parameters", "_buffers", "_modules"):
-            made.__dict__[held] = dict(convolution.__dict__[held])
+        for name, value in convolution.__dict__.items():  # parameters, hooks: the same ones, each in a table of its own
+            made.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
         return made
 
     def plan(
