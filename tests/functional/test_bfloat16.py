@@ -73,6 +73,22 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
 
 
 @every_size
+def test_gradients_are_summed_in_float32_whatever_the_default_dtype_is(queries, keys, monkeypatch):
+    monkeypatch.setattr(bfloat16, "_CACHE_IN_BFLOAT16", 1)
+    leaves = [value.requires_grad_() for value in inputs(queries, keys, batch=300)]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = attended(*leaves)
+    upstream = numbers(*y.shape, seed=3).to(y.dtype)
+    found = torch.autograd.grad(y, leaves, upstream, retain_graph=True)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = torch.autograd.grad(y, leaves, upstream)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@every_size
 def test_each_input_may_be_the_only_one_that_learns(queries, keys):
     values = inputs(queries, keys)
     everything = gradients(attended, values)[1:]

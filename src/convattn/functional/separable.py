@@ -467,10 +467,9 @@ class _Bfloat16(torch.autograd.Function):
             return tuple(backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient))
         means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
         dx = torch.empty_like(pixels) if needs[0] else None
-        dmatrix = torch.zeros(matrix.shape) if needs[1] else None
-        dweights = [
-            torch.zeros(weight.shape) if need else None for weight, need in zip(weights, needs[2:], strict=True)
-        ]
+        dmatrix = torch.zeros_like(matrix, dtype=torch.float32) if needs[1] else None
+        pairs = zip(weights, needs[2:], strict=True)
+        dweights = [torch.zeros_like(weight, dtype=torch.float32) if need else None for weight, need in pairs]
         drows, dcols = [*dweights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
