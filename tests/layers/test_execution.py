@@ -62,6 +62,15 @@ def test_soft_heads_are_no_convolution(change):
         layer(x)
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+def test_hard_heads_are_found_whatever_the_default_device_is(rows):
+    encoding = Quadratic(2, 2, centres=[[0.0, 0.0], [1.0, -1.0]], sharpness=800.0)
+    layer, x = RelativeAttention2d(3, 5, 2, encoding), torch.randn(2, 3, rows, 5)
+    expected = layer(x)
+    with torch.device("meta"):
+        assert torch.equal(layer(x), expected)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
 def test_scores_of_hard_heads_may_have_tangents():
     encoding = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=800.0)

@@ -91,6 +91,22 @@ def test_double_backward(dims, options):
     )
 
 
+def test_the_default_device_changes_nothing():
+    torch.manual_seed(0)
+    layer, x = LargeKernelConv2d(16, 16, 31, padding=15, groups=16), torch.randn(1, 16, 56, 56)
+    plan = layer.plan(x.shape)
+    assert "default" not in (plan.forward.path, plan.weight_gradient.path)
+
+    def found():
+        y = layer(x)
+        return [y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))]
+
+    expected = found()
+    with torch.device("meta"):
+        again = found()
+    assert all(torch.equal(one, other) for one, other in zip(expected, again, strict=True))
+
+
 def test_hooks_that_are_put_on_the_layer_do_not_run_in_the_convolution():
     convolution, seen = nn.Conv2d(2, 3, 3), []
     convolution.register_forward_hook(lambda *_: seen.append("both"))

@@ -465,7 +465,8 @@ def _parts(sizes: Sizes, blocks: Sequence[Block]) -> Iterator[tuple[slice, slice
 
 def _correlate(x: Tensor, kernel: Tensor, sizes: Sizes, blocks: Sequence[Block]) -> Tensor:
     """Computes a convolution by transforms: the transform of each piece times the conjugate one of the kernel."""
-    y = torch.empty(sizes.batch, sizes.outputs, *sizes.result, dtype=x.dtype, memory_format=_format(sizes))
+    shape, kind = (sizes.batch, sizes.outputs, *sizes.result), {"dtype": x.dtype, "device": x.device}
+    y = torch.empty(shape, memory_format=_format(sizes), **kind)
     grouped, kernels = x.unflatten(1, (sizes.groups, -1)), kernel.unflatten(0, (sizes.groups, -1))
     of_groups = y.unflatten(1, (sizes.groups, -1))
     for groups, outputs, batches in _parts(sizes, blocks):
@@ -489,7 +490,7 @@ def _correlate_images(gradient: Tensor, x: Tensor, sizes: Sizes, blocks: Sequenc
     of_groups, dims = found.unflatten(0, (sizes.groups, -1)), tuple(range(-len(blocks), 0))
     wanted = [slice(None, span, step) for span, step in zip(sizes.extent, sizes.dilation, strict=True)]
     for groups, outputs, batches in _parts(sizes, blocks):
-        total = torch.zeros(())
+        total = x.new_zeros(())
         for images in batches:
             factors = _transformed(upstream[images, groups, outputs], blocks, [(b.step, b.step) for b in blocks])
             pieces = _windows(grouped[images, groups], sizes, blocks)

@@ -414,7 +414,7 @@ def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis]
         >>> shifts.offsets, shifts.leak
         (((1,),), 0.0)
     """
-    offsets, leak = [], torch.zeros(())
+    offsets, leak = [], torch.zeros((), device="cpu")
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
         at = scores.argmax(-1, keepdim=True)
@@ -436,7 +436,7 @@ def _leak_at_end(
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
     first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
     if first >= stop:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     nearest, lower = scores[:, first:stop], scores[:, :first]
     if first:  # all that lies below, as its largest score divided by the softmax there: quicker than its logarithm
         below = lower.amax(-1, keepdim=True) - torch.softmax(lower, -1).amax(-1, keepdim=True).log()
