@@ -99,7 +99,10 @@ def double(*_):
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-@pytest.mark.parametrize(("name", "place"), [("quadratic", ""), ("learned_axial", "tables"), ("distance", "outer")])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("quadratic", ""), ("learned_axial", "tables"), ("distance", "outer"), ("axial_distance", "axes.1")],
+)
 def test_other_hooks_are_refused_by_name(kind, name, place):
     encoding = small_encoding(name, 3, 2)
     layer, module = RelativeAttention2d(3, 5, 3, encoding), encoding.get_submodule(place)

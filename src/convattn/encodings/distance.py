@@ -104,9 +104,11 @@ class AxialDistance(AxisAdditiveEncoding):
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
+        compute_parameters(self.axes[axis])
         return cast(Distance, self.axes[axis]).score(displacement[..., None])
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
+        compute_parameters(self.axes[axis])
         found, width = cast(Distance, self.axes[axis]).feature_vectors(displacement[..., None]), self.hidden
         return functional.pad(found, (axis * width, (self.dims - 1 - axis) * width))

@@ -61,9 +61,7 @@ def _scores(encoding: Encoding, size: int) -> Float[Tensor, "heads queries keys"
     """Scores every query and key of an image, in float64."""
     windows = encoding.table([Axis(range(size), size)] * encoding.dims, torch.float64)
     for axis in range(1, 1 + encoding.dims):
-        windows = windows.unfold(
-            axis, size, 1
-        )  # the displacements of one query, for every query from the last to the first
+        windows = windows.unfold(axis, size, 1)  # each query's displacements, from the last query to the first
     return windows.flatten(1 + encoding.dims).flatten(1, -2)
 
 
