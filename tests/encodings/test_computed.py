@@ -97,6 +97,15 @@ def test_shapes_and_matrices_that_do_not_fit_are_refused():
         GeneralizedQuadratic(3, 2).precision = [[1.0, 0.5], [0.0, 1.0]]
 
 
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, 1e80), (torch.float32, 1e-80), (torch.float16, 1e6)])
+def test_a_precision_that_the_dtype_does_not_hold_is_refused(dtype, value):
+    encoding = GeneralizedQuadratic(3, 2).to(dtype)
+    before = encoding.shape.detach().clone()
+    with pytest.raises(ArgumentError, match=f"precision must be symmetric and positive definite in {dtype}"):
+        encoding.precision = value * torch.eye(2, dtype=torch.float64)
+    assert torch.equal(encoding.shape, before)
+
+
 def test_a_parameter_that_is_itself_computed_is_not_written():
     pruned = prune.random_unstructured(Quadratic(3, 2), "root_sharpness", amount=1)
     parametrised = Quadratic(3, 2)

@@ -117,7 +117,6 @@ def _read(given: Sequence[Sequence[int]], num_heads: int, dims: int) -> tuple[tu
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given)) from None
     if len(read) != num_heads or any(len(displacement) != dims for displacement in read):
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given))
-    for value in (value for displacement in read for value in displacement):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ArgumentError(must_be("displacements", "integers", given))
+    if not all(isinstance(one, int) and not isinstance(one, bool) for displacement in read for one in displacement):
+        raise ArgumentError(must_be("displacements", "integers", given))
     return read

@@ -63,9 +63,12 @@ class GeneralizedQuadratic(Encoding):
         given = given_numbers("precision", value, tuple(self.shape.shape))
         factors, failed = torch.linalg.cholesky_ex((given + given.mT) / 2)
         most = self.dims * torch.finfo(self.shape.dtype).eps * given.abs().amax((-2, -1), keepdim=True)
-        if failed.any() or ((given - given.mT).abs() > most).any():
-            raise ArgumentError(must_be("precision", "symmetric and positive definite", value))
-        write_parameter(self, "shape", factors.mT)
+        held = factors.mT.to(self.shape.dtype)
+        found = held.mT @ held  # as it will be read
+        kept = found.isfinite().all() and (found.diagonal(dim1=-2, dim2=-1) > 0).all()
+        if failed.any() or not kept or ((given - given.mT).abs() > most).any():
+            raise ArgumentError(must_be("precision", f"symmetric and positive definite in {held.dtype}", value))
+        write_parameter(self, "shape", held)
 
     @property
     def feature_width(self) -> int:
@@ -74,10 +77,8 @@ class GeneralizedQuadratic(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
-        offset = displacement - self.centres.to(displacement.dtype).view(
-            self.num_heads, *(1,) * (displacement.ndim - 1), self.dims
-        )
-        shape = self.shape.to(displacement.dtype)
+        centres = self.centres.view(self.num_heads, *(1,) * (displacement.ndim - 1), self.dims)
+        shape, offset = self.shape.to(displacement.dtype), displacement - centres.to(displacement.dtype)
         scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
         return -(scaled**2).sum(-1) / 2
 
