@@ -32,7 +32,7 @@ from convattn.functional.fourier import Filters, fourier_attention, fourier_filt
 from convattn.functional.reference import HeadMaps, pad_keys, position_weights
 from convattn.functional.separable import separable_attention, values_first_attention
 from convattn.functional.shift import Shifts, shift_attention
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import autocasts, without_autocast
 from convattn.grid import Axis, Geometry
 
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 4.0}
@@ -368,8 +368,7 @@ def make_path(work: Work, encoding: Encoding, impl: str, dropout: float) -> Path
         ArgumentError: "shift" is requested of heads that are not hard.
     """
     name, reason = choose(work, encoding, impl, dropout)
-    autocast = work.device.type != "meta" and torch.is_autocast_enabled(work.device.type)
-    with without_autocast(work.device) if autocast else nullcontext():
+    with without_autocast(work.device) if autocasts(work.device) else nullcontext():
         if name == "shift":
             assert isinstance(encoding, Shift)
             return Path(name, reason, work, _fixed_shifts(encoding, work))
