@@ -239,3 +239,8 @@ class NormalisedConv(HasKernel):
 
     def _maps(self) -> Tensor:
         return self.values.maps()
+
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        if self.frozen_size is not None:
+            raise ArgumentError("a frozen layer keeps its divisors: load into the network, then freeze it again")
+        super()._load_from_state_dict(*arguments, **named)

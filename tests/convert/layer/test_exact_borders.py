@@ -146,7 +146,9 @@ def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
     x = torch.randn(2, 3, 7, 11)
     loaded = load_layer(save_layer(conv, tmp_path / "layer", certificate=certificate))
     assert torch.equal(loaded(x), conv(x))
-    assert torch.equal(copy.deepcopy(conv)(x[0]), conv(x)[0])
+    assert torch.equal(copy.deepcopy(conv)(x), conv(x))
+    hi, lows = references(lambda module, x: module(x), layer, x[0])
+    assert_within_budget(conv(x[0]), hi, lows)
 
     def gradients(module, x):
         return torch.autograd.grad(module(x).square().mean(), next(module.values.parameters()))[0]
@@ -238,3 +240,5 @@ def test_a_frozen_copy_holds_its_divisors():
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     with pytest.raises(ShapeError, match=r"spatial size \(7, 11\)"):
         frozen(torch.zeros(1, 3, 7, 7))
+    with pytest.raises(ArgumentError, match="load into the network, then freeze it again"):
+        frozen.load_state_dict(conv.state_dict())  # its divisors would be those of other scores
