@@ -131,9 +131,10 @@ def test_what_is_no_path_is_refused(value):
         as_path(value, "output")
 
 
-def test_a_file_in_no_folder_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"path must be in a folder that exists, but is '.*nowhere/file'"):
-        write_atomically(tmp_path / "nowhere" / "file", "text")
+@pytest.mark.parametrize("place", ["nowhere/file", "."])
+def test_a_file_in_no_folder_or_in_place_of_one_is_refused(tmp_path, place):
+    with pytest.raises(ArgumentError, match=r"path must be a file in a folder that exists, but is '"):
+        write_atomically(tmp_path / place, "text")
     assert names(tmp_path) == []
 
 

@@ -232,7 +232,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     for name in ("binary.json", ""):
         with pytest.raises(CheckpointError, match="cannot read Certificate from"):
             Certificate.load(tmp_path / name)
-    with pytest.raises(ArgumentError, match="path must be in a folder that exists"):
+    with pytest.raises(ArgumentError, match="path must be a file in a folder that exists"):
         CERTIFICATE.save(tmp_path / "nowhere" / "record.json")
 
 

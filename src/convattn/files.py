@@ -38,7 +38,7 @@ def file_sha256(path: Path) -> str:
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Writes text (as UTF-8) or bytes to a file that is either whole or not there, and returns its path.
 
-    Its folder must exist; otherwise ArgumentError is raised, and WriteError if the file cannot be written.
+    Raises ArgumentError if its folder does not exist or it is a folder, and WriteError if it cannot be written.
 
     Example:
         >>> import tempfile
@@ -58,8 +58,8 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     The umask decides who may read it, whatever permissions the block gave it. Errors are those of `write_atomically`.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise ArgumentError(must_be("path", "in a folder that exists", str(path)))
+    if path.is_dir() or not path.parent.is_dir():
+        raise ArgumentError(must_be("path", "a file in a folder that exists", str(path)))
     with _as_write_error(path), hidden_folder(path.parent, path.name) as hidden:
         file = hidden / path.name
         yield file
