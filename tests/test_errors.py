@@ -95,6 +95,14 @@ def test_messages_about_arguments_have_one_form():
     assert must_be_a("model", "an nn.Module", [1]) == "model must be an nn.Module, but is of type list"
 
 
+def test_a_long_value_is_cut_and_its_type_named():
+    message = must_be("shape", "4 whole numbers", list(range(1000)), because="a reason")
+    assert message.startswith("shape must be 4 whole numbers, but is [0, 1, 2, 3,")
+    assert message.endswith("… (of type list): a reason")
+    assert len(message) < 300
+    assert must_be("shape", "one number", "a" * 298).endswith("a'")
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_a_lack_of_memory_is_said(error):
     message = "images must fit into memory with the network, but there is not enough of it to run on 4 images"

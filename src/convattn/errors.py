@@ -51,7 +51,7 @@ __all__ = [
 
 
 def must_be(argument: str, expectation: str, value: object, *, because: str = "") -> str:
-    """Returns the message "`argument` must be `expectation`, but is `value`", and the reason at the end.
+    """Returns the message "`argument` must be `expectation`, but is `value`", cut if long, and the reason at the end.
 
     Example:
         >>> must_be("stride", "an integer of at least 1", 0)
@@ -61,6 +61,7 @@ def must_be(argument: str, expectation: str, value: object, *, because: str = ""
         shown = repr(value)
     except ValueError:  # a number of more digits than Python prints
         shown = f"a number of type {type(value).__name__} that is too long to print"
+    shown = shown if len(shown) <= 300 else f"{shown[:200]}… (of type {type(value).__name__})"
     return f"{argument} must be {expectation}, but is {shown}" + (f": {because}" if because else "")
 
 

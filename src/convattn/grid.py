@@ -79,8 +79,7 @@ def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int
         (2, 2, 2)
     """
     values = (value,) * dims if isinstance(value, int) else value
-    valid = isinstance(values, Sequence) and not isinstance(values, str) and len(values) == dims
-    if not valid or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in values):
+    if not isinstance(values, Sequence) or len(values) != dims or any(type(v) is not int or v < least for v in values):
         raise ArgumentError(must_be(name, f"an integer of at least {least}, or {dims} of them", value))
     return tuple(values)
 
