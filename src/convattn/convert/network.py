@@ -159,8 +159,7 @@ def network_to_attention(
         place = copied.get_submodule(plain.names[0])
         layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
         notes = [*plain.notes, *lost.get(plain.names[0], ())]
-        size = watch.content_bytes.get(layer)
-        if size is not None:
+        if (size := watch.content_bytes.get(layer)) is not None:
             notes.append(f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB")
         kernel = plain.conv.taps if isinstance(plain.conv, NormalisedConv) else tuple(plain.conv.kernel_size)
         path = watch.paths.get(layer)
@@ -310,8 +309,7 @@ def _lost_ties(model: nn.Module, found: Sequence[PlainConvolution]) -> dict[str,
     layouts = {f"{plain.names[0]}.weight".lstrip("."): _layout(plain) for plain, _ in with_weight}
     lost = {}
     for plain, weight in with_weight:
-        others = [owner for owner in owners[weight] if layouts.get(owner) != _layout(plain)]
-        if others:
+        if others := [owner for owner in owners[weight] if layouts.get(owner) != _layout(plain)]:
             lost[plain.names[0]] = [f"it no longer shares its weight with {', '.join(others)}"]
     return lost
 
@@ -392,9 +390,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode, borders=borders)
     converted: list[tuple[list[str], AnyConvolution | NormalisedConv, Certificate]] = []
     for layer in chosen:
-        name = named[layer][0]
+        name, parent = named[layer][0], model.get_submodule(named[layer][0].rpartition(".")[0])
         try:
-            converted.append((named[layer], *_convert_layer(convert, layer, sizes.get(name))))
+            converted.append((named[layer], *_convert_layer(convert, layer, parent, sizes.get(name))))
         except ConvAttnError as error:
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
@@ -455,8 +453,7 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
     if images is None:
         return
-    empty = find_empty(model)
-    if empty is not None:
+    if (empty := find_empty(model)) is not None:
         why = f"its {empty} is on the meta device and has no values"
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     parameter = next(iter(model.parameters()), None)
@@ -467,17 +464,19 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
 def _convert_layer(
     convert: partial[tuple[AnyConvolution | NormalisedConv, Certificate]],
     layer: RelativeAttention,
+    parent: nn.Module,
     sizes: tuple[int, ...] | None,
 ) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
-    if sizes is None:
-        return convert(layer)
     heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
-    if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
-        conv, certificate = convert(layer)
-        if not any("sizes" in item for item in certificate.not_covered):
-            return conv, certificate
-    return convert(layer, spatial=sizes)
+    seen = sizes is None or (heads is not None and heads.seen(unit_steps(layer.geometry, sizes)))
+    conv, certificate = convert(layer, spatial=None if seen else sizes)
+    if sizes is not None and seen and any("sizes" in item for item in certificate.not_covered):
+        conv, certificate = convert(layer, spatial=sizes)
+    changed = isinstance(conv, NormalisedConv) or conv.kernel_size != layer.kernel_size or any(conv.padding)
+    if changed and isinstance(parent, SamePaddedAttention):
+        raise UnsupportedModelError("images are padded by its window, and its convolution has another")
+    return conv, certificate
 
 
 def fold_following(

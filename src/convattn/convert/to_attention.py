@@ -325,7 +325,7 @@ class SamePaddedAttention(nn.Module):
     depends on the image, so they are added here and not by the layer.
 
     Attributes:
-        attention: The layer, without padding of its own.
+        attention: The layer, or the convolution that `network_to_conv` made of it, without padding of its own.
 
     Example:
         >>> import torch
@@ -335,19 +335,21 @@ class SamePaddedAttention(nn.Module):
         torch.Size([1, 5, 4, 4])
     """
 
-    def __init__(self, attention: RelativeAttention) -> None:
+    def __init__(self, attention: RelativeAttention | AnyConvolution) -> None:
         """Wraps a layer, whose window, stride and dilation determine the padding.
 
         Args:
-            attention: The layer, without padding of its own.
+            attention: The layer, or a convolution, without padding of its own.
 
         Raises:
             ArgumentError: The layer pads or dilates its images.
         """
         super().__init__()
-        if not attention.geometry.keeps_grid:
+        if isinstance(attention, RelativeAttention) and not attention.geometry.keeps_grid:
             raise ArgumentError(must_be("attention", "a layer without padding", attention))
-        self.attention, self._geometry = attention, attention.geometry  # a frozen layer may have none
+        window = {name: getattr(attention, name) for name in ("kernel_size", "stride", "dilation")}
+        self._geometry = Geometry.parse(len(attention.stride), **window)  # what replaces the layer may have none
+        self.attention = attention
         self.training = attention.training
 
     @property

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.sweep.randomise import randomise
 from benchmarks.sweep.subjects import Built
-from convattn import network_to_attention
+from convattn import load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError
 
@@ -114,6 +114,34 @@ def test_every_subclass_of_timm(kind, stride, sizes):
     assert isinstance(made[0], SamePaddedAttention) == dynamic
     assert bool(certificate.layers[0].notes) == kind.startswith(("Std", "Scaled"))
     assert made[0].weight.shape == (6, 4, 3, 3)
+
+
+def test_convolutions_that_pad_by_size_come_back(tmp_path):
+    network = nn.Sequential(timm.layers.Conv2dSame(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    x, other = images(2, 3, 17, 24), images(1, 3, 32, 19)
+    attention, _ = network_to_attention(network, images=x)
+    made, certificate = network_to_conv(attention, images=x)
+    assert certificate.verdict == "exact"
+    assert not certificate.left_alone
+    assert isinstance(made[0].attention, nn.Conv2d)
+    assert torch.equal(made[0].weight, network[0].weight)
+    assert torch.equal(made(other), network(other))
+    loaded = load_network(save_network(made, tmp_path / "made"), model=network)
+    assert torch.equal(loaded(other), made(other))
+    again, _ = network_to_attention(made, images=x)
+    assert torch.equal(again(other), attention(other))
+
+
+@pytest.mark.parametrize("borders", ["plain", "exact"])
+def test_a_wider_window_than_that_of_the_padding_is_not_taken(borders):
+    network = nn.Sequential(timm.layers.Conv2dSame(3, 4, 3, stride=2), nn.Conv2d(4, 4, 3)).eval()
+    x = images(2, 3, 17, 24)
+    soft, _ = network_to_attention(network, images=x, sharpness=4.0)
+    made, certificate = network_to_conv(soft, images=x, borders=borders)
+    assert [(item.name, item.reason) for item in certificate.left_alone] == [
+        ("0.attention", "images are padded by its window, and its convolution has another")
+    ]
+    assert torch.equal(made[0](x), soft[0](x))
 
 
 def test_mixed_convolutions_are_converted_one_by_one():
