@@ -359,7 +359,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
 
     Raises:
         ConversionError: No layer could be converted, or the network does not run with convolutions in it.
-        UnsupportedModelError: The network cannot be copied, or has parameters without values.
+        UnsupportedModelError: The network is compiled, cannot be copied, or has parameters without values.
         ArgumentError: An argument is out of range, a pattern matches nothing, or the labels or the network do not fit
             the images.
         UnknownNameError: `padding_mode` is unknown.
@@ -441,7 +441,9 @@ def _sizes_and_calls(
 
 
 def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:
-    """Raises if images or labels are of the wrong type, number or device, or the network has no values."""
+    """Raises if images or labels are of wrong type, number or device, or the network is refused or has no values."""
+    if why := _refusal(model):
+        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     if images is not None and not isinstance(images, Tensor):
         raise ArgumentError(must_be_a("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
@@ -451,13 +453,11 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
     if labels is not None and (images is None or len(labels) != len(images)):
         count = "no images were given" if images is None else f"there are {len(images)} images"
         raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
-    if images is None:
-        return
-    if (empty := find_empty(model)) is not None:
+    if images is not None and (empty := find_empty(model)) is not None:
         why = f"its {empty} is on the meta device and has no values"
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     parameter = next(iter(model.parameters()), None)
-    if parameter is not None and parameter.device != images.device:
+    if images is not None and parameter is not None and parameter.device != images.device:
         raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
 
 

@@ -101,6 +101,12 @@ def test_what_does_not_run_in_float64_is_held_against_itself():
         ),
         (with_a_lock, images(2, 3, 7, 9), UnsupportedModelError, "cannot copy Sequential: cannot pickle"),
         (
+            lambda: torch.compile(nn.Sequential(hard())),
+            images(2, 3, 7, 9),
+            UnsupportedModelError,
+            "cannot convert OptimizedModule: it is compiled; convert the network that it was made from",
+        ),
+        (
             nn.Sequential,
             images(2, 3, 7, 9),
             ConversionError,
