@@ -313,7 +313,7 @@ def _differences(
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
     if any(one.rounding > eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)):
-        why = "rounding, or state kept between runs, changes its outputs too much to compare"
+        why = "rounding, random numbers or state kept between runs change its outputs too much to compare"
         notes.append(f"the network as a whole: {why}")
     return compared
 
@@ -372,7 +372,7 @@ def _compare_parts(
                 kind = type(one[place]).__name__
                 uncompared.setdefault(f"a part of type {kind} is not compared", []).append(name)
             elif most:
-                uncompared.setdefault("rounding, or state kept between runs, changes it, too", []).append(name)
+                uncompared.setdefault("rounding, random numbers or kept state change it, too", []).append(name)
             if (apart or 0) > 2 * most:
                 differing.append(name)
     reasons = [f"{some(list(dict.fromkeys(names)))}: {reason}" for reason, names in uncompared.items()]

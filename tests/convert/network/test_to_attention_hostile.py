@@ -18,6 +18,7 @@ from tests.convert.network.hostile_cases import (
     Remembering,
     Spectrum,
     Unfolding,
+    Whole,
 )
 from tests.convert.network.network_cases import images, unchanged
 from torch import nn
@@ -67,13 +68,26 @@ def test_a_change_that_attention_does_not_take_fails():
     assert not certificate.passed
 
 
+TOO_FAR = (
+    "the network as a whole: rounding, random numbers or state kept between runs change its outputs too much to compare"
+)
+
+
 def test_a_network_that_rounding_moves_too_far_is_not_passed():
     _, certificate = attempt(Chaotic(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
     assert certificate.rounding > certificate.largest
-    assert "the network as a whole: rounding, or state kept between runs, changes its outputs too much to compare" in (
-        certificate.not_covered
-    )
+    assert TOO_FAR in certificate.not_covered
+
+
+def test_a_network_that_drops_out_in_evaluation_is_told_so():
+    class Dropping(Whole):
+        def forward(self, x):
+            return nn.functional.dropout(self.layer(x), 0.5, training=True)
+
+    _, certificate = attempt(Dropping(conv()), images(2, 3, 7, 9))
+    assert not certificate.passed
+    assert TOO_FAR in certificate.not_covered
 
 
 def test_a_network_that_looks_at_its_layers_is_refused():
