@@ -125,6 +125,22 @@ def test_a_hidden_folder_of_this_process_is_kept_while_it_is_at_work(tmp_path):
     assert names(tmp_path) == []
 
 
+def test_a_hidden_folder_is_kept_while_it_is_not_locked_yet(tmp_path, monkeypatch):
+    lock, cleared = files.fcntl.flock, []
+
+    def slow(opened, how):
+        if not cleared:
+            cleared.append(opened)
+            clear_leftovers(tmp_path)  # as another process does
+        lock(opened, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", slow)
+    with hidden_folder(tmp_path, "mine") as hidden:
+        assert hidden.is_dir()
+    assert len(cleared) == 1
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("value", [None, 3, b"bytes", "a\0b", ["made"]], ids=repr)
 def test_what_is_no_path_is_refused(value):
     with pytest.raises(ArgumentError, match="output must be a path, but is"):

@@ -112,12 +112,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replac
         clear_leftovers(path.parent)
         with hidden_folder(path.parent, path.name) as temporary:
             yield temporary
-            if replace:
-                _exchange(temporary, path)
-                return
-            if path.exists():
-                path.rmdir()
-            os.replace(temporary, path)
+            (_exchange if replace else os.replace)(temporary, path)
 
 
 def _exchange(made: Path, old: Path) -> None:
@@ -133,12 +128,17 @@ def _exchange(made: Path, old: Path) -> None:
 @contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields a new hidden folder, which is removed when the block ends unless the block has renamed it."""
-    folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
-    folder.mkdir()
-    opened = os.open(folder, os.O_RDONLY)
+    while True:
+        folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
+        folder.mkdir()
+        with suppress(FileNotFoundError):  # until it is locked, another process may take it for a leftover
+            opened = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # on a file system without locks, folders of killed processes stay
+                fcntl.flock(opened, fcntl.LOCK_EX)  # waits for a process that removes it
+            if folder.exists():
+                break
+            os.close(opened)
     try:
-        with suppress(OSError):  # on a file system without locks, folders of killed processes stay
-            _lock(opened)
         yield folder
     finally:
         os.close(opened)
