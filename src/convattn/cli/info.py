@@ -1,19 +1,16 @@
 """`convattn info`: what is installed, and what it runs on."""
 
 import os
-import platform
 import re
 import textwrap
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from convattn.__about__ import __version__
 from convattn.cli.output import print_record
 from convattn.errors import install_hint
 from convattn.record import Record
 
-_PACKAGES = ("numpy", "einops", "jaxtyping", "safetensors")
+_PACKAGES = ("torch", "numpy", "einops", "jaxtyping", "safetensors")
 _COLUMNS = 120
 _OTHERS = {"all", "bench", "dev"}
 """Extras that repeat others, or serve work on convattn itself."""
@@ -67,27 +64,17 @@ def info(*, json: bool = False) -> int:
 
 def describe_installation() -> Installation:
     """Describes the machine and the installed packages."""
-    from importlib import metadata
-
     import torch
 
     from convattn.encodings import ENCODINGS
     from convattn.lab import recipe_names
     from convattn.models import pretrained_card, pretrained_names
-    from convattn.provenance import describe_hardware
+    from convattn.provenance import describe_hardware, describe_versions
 
     extras = _optional_packages()
-    installed: dict[str, str] = {}
-    for name in extras:
-        with suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
+    installed = {name: text for name, text in describe_versions([*extras]).items() if name in extras}
     return Installation(
-        versions={
-            "python": platform.python_version(),
-            "convattn": __version__,
-            "torch": torch.__version__,
-            **{name: metadata.version(name) for name in _PACKAGES},
-        },
+        versions={**describe_versions(_PACKAGES), "torch": torch.__version__},
         hardware=describe_hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         encodings=tuple(ENCODINGS),
