@@ -1,5 +1,6 @@
 """The command line as a whole: exit codes, and one line for every mistake."""
 
+import os
 import re
 import resource
 import runpy
@@ -195,6 +196,38 @@ def test_reader_that_left_is_told_nothing_more(monkeypatch, tmp_path):
         assert main(["fail"]) == 141
         out.write("what was still to come")
     assert (tmp_path / "out").read_text() == ""
+
+
+FAILS_LATE = """
+import sys
+from convattn.cli import app
+from convattn.errors import DataError
+
+def fail() -> int:
+    print("so far")
+    raise DataError("no data")
+
+app.COMMANDS = {"fail": fail}
+sys.exit(app.main(["fail"]))
+"""
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "a pipe without a reader", "closed"])
+def test_error_is_told_where_output_cannot_be_written(output):
+    close = ["sh", "-c", 'exec "$@" >&-', "sh"] if output == "closed" else []
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            [*close, sys.executable, "-c", FAILS_LATE],
+            stdout={"/dev/full": full}.get(output, pipe),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment,
+        )
+    assert (done.returncode, done.stderr) == (2, "convattn: no data\n")
 
 
 def test_warning_of_convattn_is_one_line_and_others_are_left_to_python(monkeypatch, capsys):

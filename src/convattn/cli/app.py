@@ -83,10 +83,9 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
     wait_without_spinning()
     try:
         code = _run(app, arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)  # where standard output was closed, sys.stdout is None
     except BrokenPipeError:
-        # The reader has gone. What is still in the buffer must not raise again when the interpreter closes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _BROKEN_PIPE
     except KeyboardInterrupt as error:
         return _fail(app, ": ".join(["interrupted", *error.args]), _INTERRUPTED)
@@ -122,6 +121,14 @@ def _show_warning(otherwise: Callable[..., None], message: Warning, category: ty
 
 def _fail(app: App, message: str, code: int) -> int:
     """Prints an error on one line and returns its exit code."""
-    sys.stdout.flush()
+    try:
+        print(end="", flush=True)
+    except OSError:
+        _drop_output()
     print(f"{app.name[0]}: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _drop_output() -> None:
+    """Lets what is still in the buffer not raise again when the interpreter closes standard output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
