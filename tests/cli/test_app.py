@@ -148,6 +148,14 @@ def test_help_of_a_command_has_every_option(command, capsys):
     assert "--json" in out
 
 
+@pytest.mark.parametrize(("words", "letter"), [(["convert", "--help"], r"\u03b1"), (["info"], r"\xd7")])
+def test_letters_that_a_terminal_lacks_are_escaped(words, letter):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert letter in done.stdout
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__

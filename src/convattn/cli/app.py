@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import TextIOWrapper
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +82,8 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
     A user's mistake is one line on standard error; an OSError that is not about a file or a folder is raised.
     """
     wait_without_spinning()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that a terminal lacks, as on standard error
     try:
         code = _run(app, arguments)
         print(end="", flush=True)  # where standard output was closed, sys.stdout is None
