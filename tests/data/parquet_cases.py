@@ -20,6 +20,14 @@ def png(rows: int = 32, cols: int = 32, seed: int = 0, mode: str = "RGB") -> byt
     return buffer.getvalue()
 
 
+def of_size(side: int) -> bytes:
+    """Encodes an image whose head claims so many rows and columns."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, format="BMP")
+    content = buffer.getvalue()
+    return content[:18] + 2 * side.to_bytes(4, "little") + content[26:]
+
+
 def table(images: list[bytes | None], labels: list[int | None]) -> pa.Table:
     """Builds rows in the Hub's schema."""
     rows = [{"bytes": item, "path": f"{row}.png"} for row, item in enumerate(images)]
@@ -60,6 +68,7 @@ WRONG_TABLES = {
     "no columns": (pa.table({}), "but found none"),
     "damaged image": (table([png(), b"\x89PNG broken"], [0, 1]), "row 1: cannot decode the image"),
     "truncated image": (table([png()[:200]], [0]), "row 0: cannot decode the image"),
+    "image that claims to be huge": (table([png(), of_size(60_000)], [0, 1]), "row 1: cannot decode the image"),
     "no image": (table([None], [0]), "row 0: cannot decode the image"),
     "small image": (
         table([png(), png(), png(28, 30)], [0, 1, 2]),
