@@ -63,11 +63,9 @@ class Record:
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
         """Returns the record that `save` wrote; raises CheckpointError, which names the file, as `from_json` does."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"cannot read {cls.__name__} from {path}: {error}") from None
-        try:
-            return cls.from_json(text)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
 
