@@ -169,6 +169,16 @@ def test_a_folder_appears_with_all_its_contents(tmp_path, exists):
     assert names(place.parent) == ["made"]
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_link_stands_for_its_folder(tmp_path, exists):
+    (tmp_path / "link").symlink_to("disk/made")
+    (tmp_path / "disk" / "made" if exists else tmp_path / "disk").mkdir(parents=True)
+    with new_folder(tmp_path / "link") as folder:
+        write_atomically(folder / "file", "text")
+    assert (tmp_path / "disk" / "made" / "file").read_text() == "text"
+    assert (names(tmp_path), names(tmp_path / "disk")) == (["disk", "link"], ["made"])
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_block_that_raises_leaves_nothing(tmp_path, error):
     def fill():

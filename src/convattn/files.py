@@ -92,8 +92,9 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
 def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replace: bool = False) -> Iterator[Path]:
     """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
-    Missing parents are made. Raises ArgumentError as `require_new_folder` does, and WriteError if the folder cannot be
-    written. With `replace` a folder that is there is exchanged for the filled one in one step, and then removed.
+    Missing parents are made, and a link stands for its folder. Raises ArgumentError as `require_new_folder` does, and
+    WriteError if the folder cannot be written. With `replace` a folder that is there is exchanged for the filled one in
+    one step, and then removed.
 
     Example:
         >>> import tempfile
@@ -104,6 +105,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replac
         ['note.txt']
     """
     path = as_path(path, argument) if replace else require_new_folder(path, argument)
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     with _as_write_error(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
