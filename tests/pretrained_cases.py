@@ -15,7 +15,9 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "pretrained.
 def sample_data() -> ImageDataset:
     """The embedded images of CIFAR-10, to learn from and to be tested on."""
     split = load_samples().split
-    record = DataRecord("samples", "the package", {"both": split.sha256()}, {"train": 20, "test": 20}, "the same twice")
+    record = DataRecord(
+        "cifar10 (samples)", "the package", {"both": split.sha256()}, {"train": 20, "test": 20}, "the same twice"
+    )
     return ImageDataset(split, split, 10, CIFAR10_MEAN, CIFAR10_STD, record)
 
 

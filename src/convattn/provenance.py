@@ -101,7 +101,7 @@ def _processor() -> str:
 class DataRecord(Record):
     """Which data a run saw."""
 
-    name: str  # Data set and copy, for instance "cifar10, JPEG quality 75"
+    name: str  # Data set and, in brackets, its copy
     source: str  # Where it was read from, without private paths
     hashes: dict[str, str]  # SHA-256 of each file or array, by its name
     counts: dict[str, int]  # Number of images by split

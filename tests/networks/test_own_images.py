@@ -29,7 +29,7 @@ def digits_run(tmp_path):
     torch.manual_seed(0)
     network = AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8, patch=2, in_channels=1, image_size=8)
     save_network(network, tmp_path / "run")
-    (tmp_path / "run" / "record.json").write_text(json.dumps({"recipe": {"data": {"name": "digits"}}}))
+    (tmp_path / "run" / "record.json").write_text(json.dumps({"data": {"name": "digits"}}))
     return tmp_path / "run"
 
 

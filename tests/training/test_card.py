@@ -5,6 +5,7 @@ from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn.lab import train
 from convattn.lab.run_folder import model_card
+from convattn.networks.images import own_images, trained_on
 from convattn.provenance import RunRecord
 
 
@@ -42,6 +43,16 @@ def test_card_answers_every_item_of_the_checklist(record, item):
 def test_the_claim_is_said_to_be_the_recipes(record):
     """The run may have had other settings."""
     assert f"\n\nWhat the recipe claims, for its own settings: {record.claim}\n\n" in model_card(record)
+
+
+def test_images_given_in_python_are_not_said_to_be_those_of_the_recipe(tmp_path):
+    record = train(tiny_recipe(epochs=1), data=tiny_data(), output=tmp_path / "run", progress=False)
+    assert record.recipe["data"]["name"] == "digits"
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8").partition("\n---\n")[0]
+    assert "type: halves" in card
+    assert "digits" not in card
+    assert trained_on(tmp_path / "run") == "halves"
+    assert own_images(tmp_path / "run", 3) is None
 
 
 def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):

@@ -58,13 +58,13 @@ def model_card(record: RunRecord) -> str:
     images = record.data.counts[measured]
     right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
-    dataset = record.recipe["data"]["name"]
+    dataset = record.data.name.partition(" (")[0]  # images given in Python are not those that the recipe names
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")
     data = hub.ModelCardData(
         library_name="convattn",
         license="apache-2.0",
         pipeline_tag="image-classification",
-        datasets=[dataset],
+        datasets=[dataset] if dataset == record.recipe["data"]["name"] else None,
         metrics=["accuracy"],
         tags=["attention", "convolution", "relative-position"],
         model_name=record.name,

@@ -35,7 +35,7 @@ class Run:
     @property
     def image_size(self) -> int | None:
         """Rows and columns of the images, in pixels; None for images that this version does not know."""
-        return _IMAGE_SIZES.get(str(self.record.recipe.get("data", {}).get("name")))
+        return _IMAGE_SIZES.get(self.record.data.name.partition(" (")[0])
 
     @property
     def changes(self) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ def trained_on(folder: Path | None) -> str | None:
     for file in () if folder is None else (folder / "card.json", folder / "record.json"):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            return str((content.get("run") or content)["recipe"]["data"]["name"])
+            return str((content.get("run") or content)["data"]["name"]).partition(" (")[0]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return None
