@@ -11,6 +11,7 @@ from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, writ
 from convattn.data import load_cifar10
 from convattn.errors import DataError
 from convattn.files import file_sha256
+from convattn.networks.images import open_images
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 
@@ -58,9 +59,12 @@ def test_missing_folder_and_missing_file(tmp_path):
 
 def test_file_that_is_not_parquet(tmp_path):
     write(tmp_path, good(1), good(1))
-    (tmp_path / FILES[1]).write_bytes(b"PAR1 but not really")
-    with pytest.raises(DataError, match="not a readable parquet file"):
-        load_cifar10(tmp_path)
+    for content in (b"PAR1 but not really", (tmp_path / FILES[1]).read_bytes().replace(b"label", b"l\xffbel")):
+        (tmp_path / FILES[1]).write_bytes(content)
+        with pytest.raises(DataError, match="not a readable parquet file"):
+            load_cifar10(tmp_path)
+        with pytest.raises(DataError, match="not a readable parquet file"):
+            open_images(tmp_path / FILES[1], lambda: torch.as_tensor)
 
 
 class Cache:

@@ -111,9 +111,9 @@ def _read_split(path: Path) -> ImageSplit:
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     try:
         table = pa.parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        _check_schema(path, table.schema)
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
-    _check_schema(path, table.schema)
     if table.num_rows == 0:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()

@@ -273,7 +273,7 @@ def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None)
         if chosen is None:
             raise DataError(f"{path} must have a column {' or '.join(_COLUMNS)}, but has {', '.join(names) or 'none'}")
         rows = pa.parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if not rows:
         raise DataError(f"{path} has no rows")
