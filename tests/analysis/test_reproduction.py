@@ -260,9 +260,9 @@ def test_images_that_cannot_be_had_are_said(runs, tmp_path):
 def test_images_of_another_copy_are_said(runs, tmp_path):
     run = copy_run(runs, "sa-learned-content-0", tmp_path / "runs")
     data = json.loads((run / "record.json").read_text())["data"]
-    change_record(run, data={**data, "name": "digits, another copy", "hashes": {"train": "0"}})
+    change_record(run, data={**data, "name": "digits (another copy)", "hashes": {"train": "0"}})
     result = reproduce(["fig9"], tmp_path / "runs", tmp_path / "out")
-    assert any(note.endswith("was trained on digits, another copy") for note in result.targets[0].notes)
+    assert any(note.endswith("was trained on digits (another copy)") for note in result.targets[0].notes)
 
 
 @pytest.mark.parametrize(
