@@ -323,4 +323,6 @@ def test_labels_that_hang_on_the_last_digit_do_not_fail(planted):
     x = images(4, 3, 61, 67, dtype=torch.bfloat16)
     _, certificate = network_to_attention(network, impl="separable", images=x)
     assert certificate.passed != planted
-    assert any(item.startswith("the output: rounding, random numbers or kept state") for item in certificate.not_covered)
+    assert any(
+        item.startswith("the output: rounding, random numbers or kept state") for item in certificate.not_covered
+    )
