@@ -59,6 +59,13 @@ def test_a_frozen_network_is_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_a_wrapped_network_is_not_saved_under_names_that_no_builder_has(wrap, tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"cannot save this .*: save the network that it wraps"):
+        save_network(wrap(ConvNet(width=8, depth=1)), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_path, without_type_checks):
     small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
     pair = network_to_attention(small, images=torch.zeros(1, 2, 7))

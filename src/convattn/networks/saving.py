@@ -255,18 +255,18 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
 
 
 def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> None:
-    """Raises if a layer could not be rebuilt, or the certificate is that of another network."""
+    """Raises if a network is wrapped, a layer could not be rebuilt, or the certificate is of another network."""
     kind, places = type(network).__name__, dict(network.named_modules(remove_duplicate=False))
     rooms = {name: type(module).__module__ for name, module in places.items()}
-    made = [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]
-    if made:
+    if hasattr(network, "_orig_mod") or isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UnsupportedModelError(f"cannot save this {kind}: save the network that it wraps")
+    if made := [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]:
         maker = "convolutional_init" if _INITIALISED in rooms.values() else "replace_convolutional_heads"
         raise UnsupportedModelError(
             f"cannot save this {kind}: {made[0]} was made by {maker}, which a saved network cannot record. Save the"
             f" state_dict, and load it after the same call of {maker}"
         )
-    frozen = [name for name, module in places.items() if isinstance(module, FrozenAttention)]
-    if frozen:
+    if frozen := [name for name, module in places.items() if isinstance(module, FrozenAttention)]:
         raise UnsupportedModelError(
             f"cannot save this {kind}: {frozen[0] or ITSELF} is frozen and has no weights of its own. Save the network"
             " that was frozen, and freeze it again after loading"
