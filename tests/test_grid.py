@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -178,3 +179,11 @@ def test_what_is_no_whole_number_is_refused(value, without_type_checks):
 def test_lists_are_read_per_axis():
     assert axis_lists("stride", [1, 2], 2, least=1) == (1, 2)
     assert axis_lists("padding", 0, 1, least=0) == (0,)
+
+
+def test_integers_of_numpy_are_integers():
+    assert whole_number("groups", np.int64(2)) == 2
+    assert axis_lists("stride", np.uint8(2), 2, least=1) == axis_lists("stride", [np.int32(2), 2], 2, least=1) == (2, 2)
+    for odd in (True, np.True_):
+        with pytest.raises(ArgumentError, match="groups must be an integer of at least 1, but is"):
+            whole_number("groups", odd)

@@ -7,7 +7,8 @@ of the window of a convolution with the same arguments. A displacement is δ = k
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
+from numbers import Integral
+from typing import TypeAlias, TypeGuard
 
 import torch
 from jaxtyping import Int
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 
-__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "whole_number"]
+__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "is_whole", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
@@ -69,31 +70,29 @@ class Axis:
         return keys[None, :] - queries[:, None] - self.lowest
 
 
-def axis_lists(name: str, value: PerAxis, dims: int, *, least: int) -> tuple[int, ...]:
-    """Returns an argument, one integer for all axes or one per axis, as one integer per axis.
+def is_whole(value: object) -> TypeGuard[int]:
+    """Returns whether a value is an integer, of Python or of numpy; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
-    Raises ArgumentError, which names the argument, if it is anything else or an integer is below `least`.
+
+def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int, ...]:
+    """Returns one integer per axis, from that or from one for all axes; raises ArgumentError if one is below `least`.
 
     Example:
         >>> axis_lists("stride", 2, 3, least=1)
         (2, 2, 2)
     """
-    values = (value,) * dims if isinstance(value, int) else value
-    if not isinstance(values, Sequence) or len(values) != dims or any(type(v) is not int or v < least for v in values):
+    values = (value,) * dims if isinstance(value, Integral) else value
+    if not isinstance(values, Sequence) or len(values) != dims or not all(is_whole(v) and v >= least for v in values):
         raise ArgumentError(must_be(name, f"an integer of at least {least}, or {dims} of them", value))
-    return tuple(values)
+    return tuple(map(int, values))
 
 
-def whole_number(name: str, value: int, *, least: int = 1) -> int:
-    """Returns an argument that must be an integer of at least `least`; otherwise raises ArgumentError, which names it.
-
-    Example:
-        >>> whole_number("groups", 2)
-        2
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def whole_number(name: str, value: object, *, least: int = 1) -> int:
+    """Returns an argument if it is an integer of at least `least`; otherwise raises ArgumentError, which names it."""
+    if not is_whole(value) or value < least:
         raise ArgumentError(must_be(name, f"an integer of at least {least}", value))
-    return value
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -193,8 +192,8 @@ def _padding_pairs(
         totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
         yield from ((total // 2, total - total // 2) for total in totals)
     elif isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding):
-        if len(padding) != dims or not all(len(p) == 2 and all(isinstance(v, int) for v in p) for p in padding):  # type: ignore[arg-type]
+        if len(padding) != dims or not all(len(p) == 2 and all(map(is_whole, p)) for p in padding):  # type: ignore[arg-type]
             raise ArgumentError(must_be("padding", f"{dims} pairs (before, after) of integers", padding))
-        yield from ((before, after) for before, after in padding)  # type: ignore[misc]
+        yield from ((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
     else:
-        yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))  # type: ignore[arg-type]
+        yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

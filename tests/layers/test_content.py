@@ -170,3 +170,8 @@ def test_gate_starts_at_one_and_learns():
 def test_gated_attention_needs_to_know_its_content(content, without_type_checks):
     with pytest.raises(ArgumentError, match=f"content must be a Content, because the gate mixes .*, but is {content}"):
         GatedRelativeAttention2d(4, 6, 2, "quadratic", content=content)
+
+
+def test_a_width_below_one_is_refused():
+    with pytest.raises(ArgumentError, match=r"content\.key_width must be an integer of at least 1, but is 0"):
+        Content(key_width=0)

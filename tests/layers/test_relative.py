@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 
@@ -61,7 +64,6 @@ WRONG_ARGUMENTS = [
         "impl must be one of auto, dense, .* without content, but is 'content'",
     ),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
-    ({"content": Content(key_width=0)}, ArgumentError, "content.key_width must be an integer of at least 1, but is 0"),
     (
         {"content": Content(position=True), "encoding": "linear_distance"},
         ArgumentError,
@@ -257,3 +259,9 @@ def test_printing_leaves_defaults_out():
     )
     layer = RelativeAttention1d(4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense")
     assert "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'" in repr(layer)
+
+
+def test_sizes_may_be_integers_of_numpy(without_type_checks):
+    four = np.int64(4)
+    layer = RelativeAttention2d(four, four, four, Quadratic(four, 2), padding=((four, four),) * 2, groups=np.int64(2))
+    assert json.loads(json.dumps(layer.options())) == layer.options()

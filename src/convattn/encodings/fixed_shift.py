@@ -1,6 +1,7 @@
 """Shift encoding: each head looks at one fixed displacement, as a tap of a convolution does."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from convattn.encodings.encoding import AxisAdditiveEncoding
 from convattn.encodings.quadratic import Quadratic, kernel_taps, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
+from convattn.grid import is_whole
 
 _ALPHA = 800.0
 """Sharpness in 1/pixel² at which a weight one pixel off the centre, e^−α, is zero even in float64."""
@@ -117,6 +119,6 @@ def _read(given: Sequence[Sequence[int]], num_heads: int, dims: int) -> tuple[tu
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given)) from None
     if len(read) != num_heads or any(len(displacement) != dims for displacement in read):
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given))
-    if not all(isinstance(one, int) and not isinstance(one, bool) for displacement in read for one in displacement):
+    if not all(map(is_whole, chain(*read))):
         raise ArgumentError(must_be("displacements", "integers", given))
-    return read
+    return tuple(tuple(map(int, displacement)) for displacement in read)

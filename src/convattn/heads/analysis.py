@@ -26,6 +26,7 @@ from convattn.errors import (
     must_be,
     must_be_a,
 )
+from convattn.grid import whole_number
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import (
     Control,
@@ -125,7 +126,8 @@ def analyze(
         >>> len(report.layers[0].heads), report.layers[0].grid
         (4, (8, 8))
     """
-    _require(model, images, kernel_size, radius, controls)
+    kernel_size, radius = whole_number("kernel_size", kernel_size), whole_number("radius", radius, least=0)
+    _require(model, images, kernel_size, controls)
     _require_layers(model, layers)
     counts = {_MEASURED: len(images)}
     counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
@@ -178,16 +180,13 @@ def _bar(progress: bool, counts: Mapping[str, int]) -> Iterator[Callable[[str, i
         yield lambda name, done: bar.advance(tasks[name], done)
 
 
-def _require(model: Any, images: Any, kernel_size: Any, radius: Any, controls: Any) -> None:
+def _require(model: Any, images: Any, kernel_size: int, controls: Any) -> None:
     """Raises on a mistake in the arguments."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise ArgumentError("model must have weights, but some are on the meta device")
     _require_images(images)
-    for name, value, least in (("kernel_size", kernel_size, 1), ("radius", radius, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ArgumentError(must_be(name, f"an integer of at least {least}", value))
     if kernel_size % 2 == 0:
         raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
     if isinstance(controls, str):

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
+from convattn.grid import is_whole
 from convattn.heads.convolved_attention import CONVOLVE, MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
@@ -31,7 +32,7 @@ def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]
         name, number = item
         if name not in known:
             raise UnknownNameError("layer", name, known)
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < known[name]:
+        if not is_whole(number) or not 0 <= number < known[name]:
             raise ArgumentError(must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number))
     return frozenset((name, int(number)) for name, number in heads)
 
@@ -60,9 +61,9 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
     every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(every):
+    if not is_whole(count) or not 0 <= count <= len(every):
         raise ArgumentError(must_be("count", f"from 0 to {len(every)}, the heads of the report", count))
-    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
     return tuple(every[index] for index in sorted(order.tolist()))

@@ -54,6 +54,11 @@ class Content:
     query_bias: bool = False
     key_bias: bool = False
 
+    def __post_init__(self) -> None:
+        """Checks the width; raises ArgumentError."""
+        if self.key_width is not None:
+            object.__setattr__(self, "key_width", whole_number("content.key_width", self.key_width))
+
 
 @final
 class ContentScores(nn.Module):
@@ -63,7 +68,6 @@ class ContentScores(nn.Module):
         """Draws the maps; `feature_width` is that of the encoding's features r_δ, 0 if it has none."""
         super().__init__()
         width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
-        whole_number("content.key_width", width)
         self.num_heads, self.uses_position = num_heads, content.position is not False and feature_width > 0
         if content.position and not feature_width:
             raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))

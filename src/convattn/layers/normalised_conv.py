@@ -23,7 +23,7 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import pad_keys
 from convattn.functional.shift import convolve
 from convattn.functional.torch_modes import without_autocast
-from convattn.grid import Axis, Geometry, PerAxis, axis_lists
+from convattn.grid import Axis, Geometry, PerAxis, axis_lists, whole_number
 from convattn.layers.relative import HasKernel, require_images, require_sizes
 from convattn.layers.values import make_values
 
@@ -100,12 +100,11 @@ class NormalisedConv(HasKernel):
         self.box = tuple((int(low), int(high)) for low, high in box)
         if not 1 <= len(self.box) <= 3 or not all(low <= 0 <= high for low, high in self.box):
             raise ArgumentError(must_be("box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box))
-        require_sizes(
-            in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=0.0
-        )
+        sizes = require_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
         self._geometry = Geometry.parse(self.dims, **window)
-        self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
-        self.separable, self.head_width = separable, head_width
+        self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
+        self.head_width = None if head_width is None else whole_number("head_width", head_width)
+        self.separable = separable
         self.values = make_values(num_heads, in_channels, out_channels, groups, head_width, None)
         bound = (num_heads * in_channels // groups) ** -0.5
         self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None

@@ -29,7 +29,7 @@ from convattn.functional import (
 )
 from convattn.functional.plan import REQUESTED, can_be_read
 from convattn.functional.torch_modes import autocasts, without_autocast
-from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, whole_number
+from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.values import make_values
 from convattn.record import Record
@@ -227,11 +227,10 @@ class RelativeAttention(HasKernel, ABC):
             UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
         """
         super().__init__()
-        require_sizes(
-            in_channels=in_channels, out_channels=out_channels, num_heads=num_heads, groups=groups, dropout=dropout
-        )
-        self.in_channels, self.out_channels, self.num_heads, self.groups = in_channels, out_channels, num_heads, groups
-        self.dropout, self.head_width = float(dropout), head_width
+        sizes = require_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
+        self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
+        self.head_width = None if head_width is None else whole_number("head_width", head_width)
+        self.dropout = float(dropout)
         self._geometry = geometry = Geometry.parse(
             self.dims,
             kernel_size=kernel_size,
@@ -577,16 +576,16 @@ class RelativeAttention3d(RelativeAttention):
     dims = 3
 
 
-def require_sizes(*, in_channels: int, out_channels: int, num_heads: int, groups: int, dropout: float) -> None:
-    """Raises ArgumentError if a size is not positive, groups do not divide channels, or dropout is out of range."""
+def require_sizes(in_channels: int, out_channels: int, num_heads: int, groups: int, *, dropout: float) -> list[int]:
+    """Returns the sizes; ArgumentError if one is not positive, groups do not divide channels, or dropout is ≥ 1."""
     channels = {"in_channels": in_channels, "out_channels": out_channels}
-    for name, value in {**channels, "num_heads": num_heads, "groups": groups}.items():
-        whole_number(name, value)
+    sizes = [whole_number(*size) for size in {**channels, "num_heads": num_heads, "groups": groups}.items()]
     for name, value in channels.items():
         if value % groups:
             raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
     if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
         raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
+    return sizes
 
 
 def _fitting_encoding(encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int) -> Encoding:
@@ -636,7 +635,7 @@ _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
 def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, ...]:
     """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
     valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
-    if not valid or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in shape):
+    if not valid or not all(is_whole(size) and size >= 0 for size in shape):
         raise ArgumentError(must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape))
     return tuple(shape)
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, must_be
 from convattn.functional import HeadMaps
-from convattn.grid import whole_number
 
 
 @final
@@ -112,5 +111,4 @@ def make_values(
         raise ArgumentError(must_be("kernel_values", expected, True))
     if head_width is None:
         return MergedValues(num_heads, inputs, outputs, groups, kernel_size=kernel_size)
-    whole_number("head_width", head_width)
     return FactoredValues(num_heads, inputs, outputs, groups, head_width=head_width)
