@@ -15,6 +15,7 @@ import torch
 from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from convattn.convert.certificate import (
     Certificate,
@@ -764,24 +765,25 @@ def _exact_at_borders(
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
     """Returns the layer if its class, hooks, scores and parameters let it become a convolution; raises otherwise."""
-    kind = type(layer).__name__
-    if not isinstance(layer, RelativeAttention) or type(layer) not in ATTENTION_LAYERS:
+    own_class = parametrize.type_before_parametrizations
+    kind = own_class(layer).__name__
+    if not isinstance(layer, RelativeAttention) or own_class(layer) not in ATTENTION_LAYERS:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
         raise UnsupportedModelError(f"cannot convert {kind} to a convolution: supported layers are {known}")
-    if type(layer.values) not in (MergedValues, FactoredValues):
-        values = type(layer.values).__name__
-        raise UnsupportedModelError(
-            f"cannot convert {kind}: its values must be MergedValues or FactoredValues, but are {values}"
-        )
+    if (values := own_class(layer.values)) not in (MergedValues, FactoredValues):
+        expected = "its values must be MergedValues or FactoredValues"
+        raise UnsupportedModelError(f"cannot convert {kind}: {expected}, but are {values.__name__}")
     if layer.content is not None and layer.gate is None:
         raise ConversionError(f"cannot convert {kind}: its scores depend on content, those of a convolution do not")
     for name, module in layer.named_modules():
+        found, where = [], f" at {name}" if name else ""
         if module._forward_hooks or module._forward_pre_hooks:
-            where = f" at {name}" if name else ""
-            raise UnsupportedModelError(
-                f"cannot convert {kind}: it has forward hooks{where} (pruning adds some); make them permanent or remove"
-                " them first"
-            )
+            found.append("forward hooks (pruning adds some)")
+        if module in (layer, layer.values) and parametrize.is_parametrized(module):
+            found.append("parametrizations (weight norm is one)")
+        if found:
+            why = f"it has {' and '.join(found)}{where}; make them permanent or remove them first"
+            raise UnsupportedModelError(f"cannot convert {kind}: {why}")
     for name, numbers in layer.named_parameters():
         reason = why_not_numbers(name, numbers)
         if reason is not None:

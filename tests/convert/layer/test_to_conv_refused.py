@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from convattn.convert import attention_to_conv
 from convattn.encodings import Quadratic
@@ -17,6 +18,11 @@ def _seed():
 
 def with_hook(layer):
     layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def with_norm(layer):
+    weight_norm(layer.values)
     return layer
 
 
@@ -50,6 +56,8 @@ def plain(**options):
             r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
         ),
         (lambda: with_hook(plain()), UnsupportedModelError, r"it has forward hooks \(pruning adds some\); make them"),
+        (lambda: weight_norm(plain(), "bias", dim=None), UnsupportedModelError, "RelativeAttention2d: it has para"),
+        (lambda: with_norm(plain()), UnsupportedModelError, r"\(weight norm is one\) at values; make"),
         (
             lambda: with_nan(plain()),
             UnsupportedModelError,
