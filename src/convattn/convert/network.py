@@ -59,14 +59,6 @@ from convattn.wording import ITSELF, counted, some
 _PATHS = ("auto", "separable")
 """How the layers of a converted network may compute."""
 
-_STATE_HOOKS = (
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""Attributes in which a module holds hooks on loading and saving."""
-
 _NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 """Batch normalisation by the number of axes."""
 
@@ -149,9 +141,7 @@ def network_to_attention(
         made, certificates = with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
-        convolutions = {
-            plain.names[0]: (plain.conv, plain.same) for plain in found if not isinstance(plain.conv, NormalisedConv)
-        }
+        convolutions = {p.names[0]: (p.conv, p.same) for p in found if not isinstance(p.conv, NormalisedConv)}
         comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
     lost = _lost_ties(model, found)
     layers = []
@@ -190,8 +180,7 @@ def find_convolutions(
     found, refused = [], []
     for module in chosen:
         try:
-            reason = _refusal(module)
-            if reason is not None:
+            if (reason := _refusal(module)) is not None:
                 raise UnsupportedModelError(reason)
             plain = read_plain(module, named[module])
             found.append(plain._replace(notes=(*plain.notes, *_hook_notes(module))))
@@ -203,8 +192,8 @@ def find_convolutions(
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
     if not found:
-        why = _why_none_found(model, left)
-        raise ConversionError(f"there is no convolution to convert in {type(model).__name__}: {why}")
+        none = f"there is no convolution to convert in {type(model).__name__}"
+        raise ConversionError(f"{none}: {_why_none_found(model, left)}")
     return found, left
 
 
@@ -261,7 +250,7 @@ def _hook_notes(module: nn.Module) -> list[str]:
     if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
         notes.append("its hooks were kept and are called with the attention layer")
     own = parametrize.is_parametrized(module) or any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
-    if not own and any(getattr(module, name, None) for name in _STATE_HOOKS):
+    if not own and any(held for name, held in vars(module).items() if "state_dict" in name):
         notes.append("its hooks on loading and saving were not kept")
     return notes
 
@@ -405,7 +394,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     folded = fold_following(made, [*plain.values()], calls) if fold else {}
     layers = []
     for names, conv, certificate in converted:
-        notes = [folded[conv]] if conv in folded else []
+        notes = [*([folded[conv]] if conv in folded else []), *_untied(model, names)]
         notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
         kernel, path = tuple(conv.kernel_size), "convolution"
         if isinstance(conv, NormalisedConv):
@@ -426,6 +415,14 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return made, certify_network(
         "network_to_conv", (model, made), layers, left, comparison, tolerance=limit, not_covered=not_covered
     )
+
+
+def _untied(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Returns a note on modules that share parameters with a layer, which its convolution does not; else nothing."""
+    own, inside = set(model.get_submodule(names[0]).parameters()), tuple(f"{name}." if name else "" for name in names)
+    every = model.named_parameters(remove_duplicate=False)
+    others = [name for name, parameter in every if parameter in own and not name.startswith(inside)]
+    return [f"it no longer shares weights with {', '.join(others)}"] if others else []
 
 
 def _sizes_and_calls(

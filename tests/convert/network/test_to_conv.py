@@ -291,3 +291,13 @@ def test_hostile_arguments_are_refused(options, message):
 def test_a_network_without_such_layers_is_refused(model, message):
     with pytest.raises(ConversionError, match=message):
         network_to_conv(model)
+
+
+def test_weights_that_are_no_longer_shared_are_said():
+    network = nn.Sequential(hard(nn.Conv2d(4, 4, 3)), hard(nn.Conv2d(4, 4, 3)))
+    network[1].values = network[0].values
+    _, record = network_to_conv(network)
+    assert [layer.notes for layer in record.layers] == [
+        ("it no longer shares weights with 1.values.weight",),
+        ("it no longer shares weights with 0.values.weight",),
+    ]
