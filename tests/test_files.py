@@ -226,6 +226,8 @@ def test_what_is_there_is_refused(tmp_path):
     }.items():
         with pytest.raises(ArgumentError, match=message), new_folder(tmp_path / place, "output"):
             pytest.fail("the block must not be entered")
+        with pytest.raises(ArgumentError, match=message):  # before the work whose result is to be there
+            require_new_folder(tmp_path / place, "output")
     assert names(tmp_path) == ["file", "full"]
     assert (tmp_path / "full" / "kept").read_text() == "kept"
 

@@ -70,7 +70,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Path:
-    """Returns the path of a folder to be made; raises ArgumentError unless it is absent or empty.
+    """Returns the path of a folder to be made; raises ArgumentError unless it is empty, or absent and can be made.
 
     The message names the argument in which the path came. The current folder is refused: replacing it would leave the
     user's shell in a deleted one.
@@ -83,6 +83,8 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
+        if not next(folder for folder in path.absolute().parents if folder.exists()).is_dir():
+            raise ArgumentError(f"{argument} must be in a folder, but above {str(path)!r} is a file")
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
     return path
@@ -107,10 +109,7 @@ def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replac
     path = as_path(path, argument) if replace else require_new_folder(path, argument)
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     with _as_write_error(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise ArgumentError(f"{argument} must be in a folder, but above {str(path)!r} is a file") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(path.parent)
         with hidden_folder(path.parent, path.name) as temporary:
             yield temporary

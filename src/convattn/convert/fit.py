@@ -246,7 +246,10 @@ def _outputs_and_targets(
                 recorded |= {layer: [], target: []}
                 for network in (model, teacher):
                     network(batch.clone())
-                for (x, made), (_, y) in zip(recorded[layer], recorded[target], strict=True):
+                first, second = recorded[layer], recorded[target]
+                if len(first) != len(second):
+                    raise ArgumentError(f"a layer runs {len(first)} times in one network, {len(second)} in the other")
+                for (x, made), (_, y) in zip(first, second, strict=True):
                     wanted = y.movedim(-1, 1) if channels_last else y
                     _require_one_shape("two layers", made, wanted)
                     yield x, made, wanted
@@ -322,8 +325,7 @@ def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images
     for argument, model in (("conv_model", conv_model), ("attention_model", attention_model)):
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a(argument, "an nn.Module", model))
-        empty = find_empty(model)
-        if empty is not None:
+        if (empty := find_empty(model)) is not None:
             raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
     require_batch("images", images)
     if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):

@@ -785,8 +785,7 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
             why = f"it has {' and '.join(found)}{where}; make them permanent or remove them first"
             raise UnsupportedModelError(f"cannot convert {kind}: {why}")
     for name, numbers in layer.named_parameters():
-        reason = why_not_numbers(name, numbers)
-        if reason is not None:
+        if (reason := why_not_numbers(name, numbers)) is not None:
             raise UnsupportedModelError(f"cannot convert {kind}: {reason}")
     return layer
 

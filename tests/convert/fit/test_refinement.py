@@ -207,6 +207,19 @@ class Pair(nn.Module):
         return self.layer(x), x
 
 
+class Often(nn.Module):
+    """Runs a layer a number of times."""
+
+    def __init__(self, layer, times):
+        super().__init__()
+        self.layer, self.times = layer, times
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = self.layer(x)
+        return x
+
+
 def converted(model):
     return network_to_conv(model)[0], model
 
@@ -237,6 +250,12 @@ def converted(model):
             {},
             ShapeError,
             r"the outputs of two layers must have the same shape, but have \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
+        ),
+        (
+            lambda: (Often(nn.Conv2d(3, 3, 1), 2), Often(conv_to_attention(nn.Conv2d(3, 3, 1))[0], 1)),
+            {},
+            ArgumentError,
+            "a layer runs 2 times in one network, 1 in the other",
         ),
     ],
 )
