@@ -268,8 +268,8 @@ class ConvolvedAttention(nn.Module):
         self.means = means.requires_grad_(like.requires_grad)
         shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
         maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
-        self.prefix_shares = nn.Parameter(shares, requires_grad=like.requires_grad)
-        self.prefix_maps = nn.Parameter(maps, requires_grad=like.requires_grad)
+        learns = like.requires_grad and shares.numel() > 0  # an empty parameter gets no gradient, which DDP refuses
+        self.prefix_shares, self.prefix_maps = (nn.Parameter(part, requires_grad=learns) for part in (shares, maps))
         attend = ContentHeads if layer.gates is None else GatedHeads
         self.content = attend(layer, others) if others else None
         self.heads, self.averaging, self.grid, self.after = layer.heads, len(averaging), grid, layer.after
