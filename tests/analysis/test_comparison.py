@@ -48,16 +48,17 @@ def test_rounding_is_no_difference(mixed, error):
         assert told(one, far) == [(0, "distance")]
 
 
+@pytest.mark.parametrize("values", [(0.1, 0.9), (0.1, math.nan), (math.nan, 0.1)])
 @pytest.mark.parametrize("errors", [(math.nan, math.nan), (1e-3, math.nan), (math.nan, 1e-3)])
-def test_numbers_without_a_standard_error_are_not_judged(mixed, errors):
+def test_numbers_not_known_or_without_a_standard_error_are_not_judged(mixed, values, errors):
     score = mixed.layers[0].heads[0].position_score
     one, other = (
         changed(mixed, position_score=replace(score, value=value, error=error))
-        for value, error in zip((0.1, 0.9), errors, strict=True)
+        for value, error in zip(values, errors, strict=True)
     )
     found = compare_reports(one, other)
     assert found.differences == ()
-    assert found.not_covered == ("position_score: without a standard error in a report, as of too few images",)
+    assert found.not_covered == ("position_score: not known, or without a standard error, in a report",)
 
 
 def test_a_head_that_looks_elsewhere_is_told():

@@ -116,7 +116,7 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     if not same_radius:
         limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
     if unjudged:
-        limits.append(f"{', '.join(sorted(unjudged))}: without a standard error in a report, as of too few images")
+        limits.append(f"{', '.join(sorted(unjudged))}: not known, or without a standard error, in a report")
     ones, others = [one for one, _ in matched], [other for _, other in matched]
     scores = [[layer.measured.convolution_score for layer in layers] for layers in zip(*pairs, strict=True)]
     return ReportComparison(
@@ -167,6 +167,6 @@ def _errors(first: Estimate, second: Estimate) -> float:
     """Returns a difference in units of its standard error, nan if unknown; differences within rounding count as 0."""
     apart = abs(first.value - second.value)
     rounding = _ROUNDING * max(1.0, abs(first.value), abs(second.value))
-    if not apart > _THRESHOLD * rounding:  # also where a number is not known
+    if apart <= _THRESHOLD * rounding or (math.isnan(first.value) and math.isnan(second.value)):
         return 0.0
     return apart / math.hypot(rounding, first.error, second.error)
