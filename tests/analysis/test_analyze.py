@@ -54,6 +54,13 @@ def test_untrained_weights_have_nothing_in_common():
     assert tied is one
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_a_computed_weight_that_waits_for_its_gradient_is_no_obstacle():
+    layer = nn.utils.weight_norm(nn.Linear(3, 5))
+    layer(torch.ones(2, 3))
+    assert not torch.equal(untrained(layer, 0).weight_v, layer.weight_v)
+
+
 @pytest.mark.parametrize(("sizes", "grid"), [((3, 8, 12), (2, 3)), ((2, 21), (7,)), ((3, 9, 13), (2, 3))])
 def test_shuffled_images_hold_the_same_patches(sizes, grid):
     image = torch.arange(torch.Size(sizes).numel()).reshape(sizes)

@@ -1,6 +1,5 @@
 """What the heads of a network look at, measured on images: runs over the images, and the report made of them."""
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from convattn.convert.surgery import copy_network
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -391,7 +391,7 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
     So each tensor keeps its sizes and the distribution of its numbers, and what training has arranged is gone. What is
     fixed by architecture stays: buffers, and parameters whose entries are all alike.
     """
-    made = copy.deepcopy(model)
+    made = copy_network(model)
     draw = torch.Generator().manual_seed(seed)
     # Tensors of one size share an order, which takes longer to draw than to apply, but each starts elsewhere in it:
     # what two of them, as the weights of queries and keys, have in common is gone as well.
