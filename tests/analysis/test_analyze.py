@@ -87,6 +87,13 @@ def test_shuffled_tokens_keep_their_ends():
     assert not torch.equal(made, tokens)
 
 
+def test_a_wave_is_shuffled_in_stretches():
+    wave = torch.arange(37.0)
+    made = shuffled(wave, (7,), 0)
+    assert torch.equal(made, shuffled(wave[None], (7,), 0)[0])
+    assert not torch.equal(made, wave)
+
+
 @pytest.mark.parametrize(("kernel_size", "components"), [(3, 6), (7, 5)])
 def test_components_are_all_channels_unless_windows_are_large(kernel_size, components):
     """Windows of 7 × 7 leave 288 // 49 components."""

@@ -418,15 +418,16 @@ def can_shuffle(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
 def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
     """Puts the patches of an image in another order; what does not fill a patch, at the far edges, stays.
 
-    An image without channels is a sequence of tokens, whose first and last stay: most tokenizers put marks there.
+    Of token ids the first and the last stay as well, because most tokenizers put marks there. A wave is one channel.
     """
     draw = torch.Generator().manual_seed(seed)
-    if image.ndim == 1:
+    if image.ndim == 1 and not image.is_floating_point():
         inner = 1 + torch.randperm(max(len(image) - 2, 0), generator=draw).to(image.device)
         return torch.cat([image[:1], image[inner], image[1:][-1:]])
-    sizes = [size // cells for size, cells in zip(image.shape[1:], grid, strict=True)]
     made = image.clone()
-    part = made[:, *(slice(cells * size) for cells, size in zip(grid, sizes, strict=True))]
+    whole = made[None] if image.ndim == 1 else made
+    sizes = [size // cells for size, cells in zip(whole.shape[1:], grid, strict=True)]
+    part = whole[:, *(slice(cells * size) for cells, size in zip(grid, sizes, strict=True))]
     pixels, patches, lengths = _PATCHES[len(grid)]
     known = dict(zip(lengths, grid, strict=True))
     flat = rearrange(part, f"{pixels} -> {patches}", **known)
