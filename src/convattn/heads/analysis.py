@@ -455,13 +455,12 @@ def _assemble(
     controls = {name: run for name, run in runs.items() if run is not main}
     layers = []
     for name, layer in main.layers.items():
-        measured = _statistics_of(layer, kernel_size, radius)
         beside = tuple(
             Control(key, _statistics_of(run.layers[name], kernel_size, None))
             for key, run in controls.items()
             if name in run.layers
         )
-        layers.append(_layer_report(name, layer, measured, beside, kernel_size, radius))
+        layers.append(_layer_report(name, layer, beside, kernel_size, radius))
     limits = [*_LIMITS, *notes, *(f"{name}: {NO_POSITION}" for name in main.passed_over)]
     if any(layer.masked for layer in main.layers.values()):
         limits.append("masks differ between images: pairs that a mask excludes count as pairs of weight 0")
@@ -497,15 +496,10 @@ def _statistics_of(layer: LayerMeasure, kernel_size: int, radius: int | None) ->
 
 
 def _layer_report(
-    name: str,
-    layer: LayerMeasure,
-    measured: LayerStatistics,
-    controls: tuple[Control, ...],
-    kernel_size: int,
-    radius: int,
+    name: str, layer: LayerMeasure, controls: tuple[Control, ...], kernel_size: int, radius: int
 ) -> LayerReport:
     """Makes the report of one layer."""
-    pairs = layer.pairs
+    pairs, measured = layer.pairs, _statistics_of(layer, kernel_size, radius)
     return LayerReport(
         name=name,
         kind=layer.kind,

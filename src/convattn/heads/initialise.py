@@ -261,12 +261,10 @@ def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | 
     """
     weight = layer.value.weight
     kind = torch.promote_types(weight.dtype, torch.float32)
-    centres = torch.zeros(layer.heads, 2, dtype=kind)
     taps = torch.tensor([displacement for _, displacement in geometry.taps()], dtype=kind)
-    centres[: len(taps)] = taps
     encoding = Quadratic(layer.heads, 2).to(device=weight.device, dtype=kind)
     with torch.no_grad():
-        encoding.centres.copy_(centres)
+        encoding.centres.zero_()[: len(taps)] = taps
         alpha = _HARD.get(kind, 128.0) if sharpness is None else sharpness
         encoding.root_sharpness.fill_(root_of_sharpness(alpha, kind))
     return encoding

@@ -417,9 +417,8 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
     fitted. Every fifth image is held out, and a fit that does not help on those is undone.
 
     `names` are the layers of `made` with replaced heads, whose output matrices are changed in place. ArgumentError is
-    raised for fewer than 5 images, for images that do not fit, and if no layer holds an output matrix.
+    raised for images that do not fit, and if no layer holds an output matrix.
     """
-    require_batch("refit", images)
     teacher, student = copy_network(model).eval(), copy_network(made).eval()
     fitted: dict[nn.Module, str] = {}
     left = []
@@ -438,11 +437,8 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
         if isinstance(part, nn.Linear) and part in fitted
     }
     record = fit_layers(student, teacher, layers, images, _first, ridge=_RIDGE, argument="refit", left_alone=left)
-    with torch.no_grad():
-        for output, name in fitted.items():
-            attention = _convolved(made.get_submodule(name))
-            assert attention.output is not None
-            attention.output.load_state_dict(output.state_dict())
+    for name in fitted.values():
+        made.get_submodule(name).load_state_dict(student.get_submodule(name).state_dict())
     return record
 
 
