@@ -269,9 +269,18 @@ def test_keys_between_positions(network, report):
     assert found == {0: "its keys lie between the positions", 1: "it was not named", 2: "it was not named"}
 
 
-def test_hooks_that_would_be_lost(network, report):
-    network.blocks[0].attn.qkv.register_forward_hook(lambda *_: None)
-    assert set(reasons(network, report).values()) == {"its qkv has hooks, which would be lost; remove them first"}
+@pytest.mark.parametrize("part", ["qkv", "attn_drop"])
+def test_hooks_that_would_be_lost(network, report, part):
+    network.blocks[0].attn.get_submodule(part).register_forward_hook(lambda *_: None)
+    assert set(reasons(network, report).values()) == {f"its {part} has hooks, which would be lost; remove them first"}
+
+
+def test_dropout_of_another_kind(network, report):
+    attention = network.blocks[0].attn
+    attention.attn_drop = nn.Identity()
+    assert read_matrices(attention).dropout == 0
+    attention.attn_drop = nn.AlphaDropout()
+    assert set(reasons(network, report).values()) == {"its attn_drop must be an nn.Dropout, but is a AlphaDropout"}
 
 
 def test_calls_that_heads_by_position_do_not_take(network, report):

@@ -161,18 +161,24 @@ _RECORDERS = "transformers.utils.output_capturing"
 """Module of the hooks by which transformers records outputs; they belong to the network, not to its user."""
 
 
-def require_linear(attention: nn.Module, name: str, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """Returns a linear map of an attention layer, or raises UnsupportedModelError.
+def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Linear) -> Any:
+    """Returns a part of an attention layer, or raises UnsupportedModelError.
 
-    The map must be of the class `kind` itself and its weight not computed; neither may have hooks of the user.
+    It must be of the class `kind` itself and its weight not computed; it and the layer may have no hooks of the user.
     """
     part = getattr(attention, name, None)
     if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
         raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
     if not isinstance(part, kind) or type(part) is not kind:
-        raise UnsupportedModelError(f"its {name} must be an nn.Linear, but is a {type(part).__name__}")
+        raise UnsupportedModelError(f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}")
     for module, where in ((attention, "it"), (part, f"its {name}")):
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
         if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
             raise UnsupportedModelError(f"{where} has hooks, which would be lost; remove them first")
     return part
+
+
+def dropout_rate(attention: nn.Module, name: str) -> float:
+    """Returns how often a layer's dropout, or nothing in its place, drops a weight; raises as `require_part` does."""
+    kind = nn.Identity if isinstance(getattr(attention, name, None), nn.Identity) else nn.Dropout
+    return float(getattr(require_part(attention, name, kind), "p", 0.0))

@@ -14,8 +14,9 @@ from convattn.heads.families.attention_class import (
     CallContext,
     PatchNetwork,
     TokenAttention,
+    dropout_rate,
     linear,
-    require_linear,
+    require_part,
     split_linear,
 )
 from convattn.heads.layout import Layout, global_layout
@@ -89,7 +90,7 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
     if attention.gate is not None:
         raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
     return replace(
-        _matrices(attention, *split_linear(require_linear(attention, "qkv"), 3)),
+        _matrices(attention, *split_linear(require_part(attention, "qkv"), 3)),
         scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
@@ -98,20 +99,20 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
 
 def convit_matrices(attention: nn.Module) -> TokenAttention:
     """Copies the matrices of ConViT's later layers, `MHSA`."""
-    return _matrices(attention, *split_linear(require_linear(attention, "qkv"), 3))
+    return _matrices(attention, *split_linear(require_part(attention, "qkv"), 3))
 
 
 def gated_matrices(attention: nn.Module) -> TokenAttention:
     """Copies the matrices of ConViT's gated layers, `GPSA`."""
-    query, key = split_linear(require_linear(attention, "qk"), 2)
-    value, position = require_linear(attention, "v"), require_linear(attention, "pos_proj")
+    query, key = split_linear(require_part(attention, "qk"), 2)
+    value, position = require_part(attention, "v"), require_part(attention, "pos_proj")
     gates: nn.Parameter = attention.gating_param  # type: ignore[assignment]
     return replace(_matrices(attention, query, key, value), gates=gates, position=position)
 
 
 def _matrices(attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear) -> TokenAttention:
     """Reads what all of timm's classes name alike."""
-    proj = require_linear(attention, "proj")
+    proj = require_part(attention, "proj")
     return TokenAttention(
         heads=int(attention.num_heads),  # type: ignore[arg-type]
         query=query,
@@ -119,7 +120,7 @@ def _matrices(attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.
         value=value,
         output=linear(proj.weight, proj.bias, like=proj),
         wrap=TimmAttention,
-        dropout=float(attention.attn_drop.p),  # type: ignore[union-attr, arg-type]
+        dropout=dropout_rate(attention, "attn_drop"),
         scale=float(attention.scale),  # type: ignore[arg-type]
         after=attention.proj_drop,  # type: ignore[arg-type]
     )

@@ -11,7 +11,7 @@ from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
     TokenAttention,
-    require_linear,
+    require_part,
     split_linear,
 )
 from convattn.heads.layout import Layout
@@ -69,7 +69,7 @@ def torch_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError("it has learned keys and values beside the tokens")
     if not attention.batch_first:
         raise UnsupportedModelError("its batch is the second axis")
-    output, width = require_linear(attention, "out_proj", NonDynamicallyQuantizableLinear), attention.embed_dim
+    output, width = require_part(attention, "out_proj", NonDynamicallyQuantizableLinear), attention.embed_dim
     whole = nn.Linear(width, 3 * width, device="meta")
     whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
     query, key, value = split_linear(whole, 3)

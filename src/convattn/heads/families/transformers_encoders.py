@@ -14,7 +14,8 @@ from convattn.heads.families.attention_class import (
     CallContext,
     PatchNetwork,
     TokenAttention,
-    require_linear,
+    dropout_rate,
+    require_part,
 )
 from convattn.heads.layout import Layout
 
@@ -102,7 +103,7 @@ def vit_matrices(attention: nn.Module) -> TokenAttention:
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
         raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")
-    query, key, value, output = (require_linear(attention, name) for name in _MAPS)
+    query, key, value, output = (require_part(attention, name) for name in _MAPS)
     return TokenAttention(
         heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
         query=query,
@@ -119,7 +120,7 @@ def bert_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of BERT's encoder, of which another module applies W_out."""
     if attention.is_decoder or attention.is_causal:
         raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    query, key, value = (require_linear(attention, name) for name in ("query", "key", "value"))
+    query, key, value = (require_part(attention, name) for name in ("query", "key", "value"))
     return TokenAttention(
         heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
         query=query,
@@ -127,7 +128,7 @@ def bert_matrices(attention: nn.Module) -> TokenAttention:
         value=value,
         output=None,
         wrap=partial(TransformersAttention, config=attention.config, takes_padding=True),
-        dropout=float(attention.dropout.p),  # type: ignore[union-attr, arg-type]
+        dropout=dropout_rate(attention, "dropout"),
         scale=float(attention.scaling),  # type: ignore[arg-type]
     )
 
