@@ -180,6 +180,18 @@ def test_dtype_stays_and_kernels_are_wide(dtype):
     assert kinds["weight"] == dtype
 
 
+def test_the_little_that_a_prefix_token_leaves_is_not_rounded_away():
+    """As of a token into which heads sink their attention, and of which the values are small."""
+    network, _, report = measured("timm, class token")
+    made, _ = replace_convolutional_heads(network.bfloat16(), report, heads=every_head(report), same_weights=False)
+    attention = attention_of(made, "blocks.0.attn")
+    nn.init.constant_(attention.prefix_shares, 0.999)
+    values = torch.ones(1, 3, 36, 6, dtype=torch.bfloat16)
+    values[:, :, 0] = 0
+    y = attention._by_displacement(values, (5, 7), None)[:, :, 1:]
+    assert (y.double() - 0.001).abs().max() <= 0.001 * 2 * torch.finfo(torch.bfloat16).eps
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_made_network_can_be_trained(name):
     network, x, report = measured(name)

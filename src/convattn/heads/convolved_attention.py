@@ -308,8 +308,8 @@ class ConvolvedAttention(nn.Module):
         around = torch.cat([means(part, sizes, there) for means, part in zip(self.means, parts, strict=True)], dim=1)
         if not self.prefix:
             return around
-        shares = self.prefix_shares.to(values.dtype)
-        rest = 1 - shares.sum(1)
+        wide = self.prefix_shares
+        shares, rest = wide.to(values.dtype), (1 - wide.sum(1)).to(values.dtype)
         around = rest[:, None, None] * around + torch.matmul(shares[:, None], prefix)
         maps = self.prefix_maps
         if present is not None:
