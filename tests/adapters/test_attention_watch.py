@@ -87,6 +87,32 @@ def test_products_written_as_einsum():
     assert (call.weights[:, 0, 0] - expected).abs().max() < 1e-6
 
 
+class ByPosition(nn.Module):
+    """Four heads whose weights are the same for all images, on 13 tokens."""
+
+    def __init__(self, *lead, fused):
+        super().__init__()
+        self.scores, self.fused = nn.Parameter(torch.randn(*lead, 4, 13, 13)), fused
+
+    def forward(self, x):
+        values = x.unflatten(-1, (4, 2)).transpose(1, 2)
+        if not self.fused:
+            return (self.scores.softmax(-1) @ values).transpose(1, 2).flatten(2)
+        keys = torch.eye(13).expand(self.scores.shape)
+        y = nn.functional.scaled_dot_product_attention(self.scores, keys, values, scale=1.0)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("lead", [(), (1,)], ids=str)
+def test_weights_that_all_images_share_are_those_of_each(lead, fused):
+    register_attention(ByPosition, grid)
+    network = ByPosition(*lead, fused=fused)
+    (call,) = seen_by(network, drawn(13, 8))
+    assert call.weights.shape == (2, 1, 4, 13, 13)
+    assert (call.weights[:, 0] - network.scores.softmax(-1)).abs().max() < 1e-6
+
+
 def test_rows_that_do_not_sum_to_one_are_said_so():
     register_attention(Tokens, grid)
     assert seen_by(Tokens(fused=False), drawn(13, 6))[0].normalised

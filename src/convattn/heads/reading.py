@@ -167,10 +167,11 @@ class FusedKernel:
         """Takes the result and the arguments."""
         if options.pop("enable_gqa", False) and q.shape[-3] != k.shape[-3]:
             k, v = (part.repeat_interleave(q.shape[-3] // part.shape[-3], -3) for part in (k, v))
-        self._out, self._q, self._k, self._v = out, q, k, v
+        lead = torch.broadcast_shapes(*(part.shape[:-2] for part in (q, k, v)))
+        self._q, self._k, self._v = (part.expand(*lead, *part.shape[-2:]) for part in (q, k, v))
+        self._out, self.shape = out, (*lead, q.shape[-2], k.shape[-2])
         self.rounding = torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps
         self.mask, self.causal, self._scale = options.get("attn_mask"), options.get("is_causal"), options.get("scale")
-        self.shape = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Computes softmax(q kᵀ · scale + mask)."""
@@ -244,10 +245,10 @@ class PlainKernel:
 
     def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
         """Takes the result and the factors."""
-        self._out, self._weights, self._values = out, weights, values
+        lead = torch.broadcast_shapes(weights.shape[:-2], values.shape[:-2])
+        self._weights, self._values = (part.expand(*lead, *part.shape[-2:]) for part in (weights, values))
+        self._out, self.shape, self.mask, self.causal = out, tuple(self._weights.shape), None, False
         self.rounding = torch.finfo(weights.dtype).eps
-        self.mask, self.causal = None, False
-        self.shape = tuple(weights.shape)
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Copies the left factor."""
