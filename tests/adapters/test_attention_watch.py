@@ -166,6 +166,13 @@ def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
         seen_by(TIMM["class token"].build(), drawn(3, 20, 28))
 
 
+class First(Tokens):
+    """A module that attends in the first of several images alone, as the tower of one image beside several texts."""
+
+    def forward(self, x):
+        return super().forward(x[:1])
+
+
 class Frames(Tokens):
     """A module that is given several frames of each image, and attends to each of them apart."""
 
@@ -179,6 +186,7 @@ REFUSED = {
         grid,
         r"\(Frames\): weights of 4 × 2 × 13 × 13 for 2 images are not those of 1 groups of 13 queries and 13 keys$",
     ),
+    "fewer images than were given": (First, grid, r"\(First\): weights of 1 × 2 × 13 × 13 for 2 images are not"),
     "an unknown class": (
         lambda: nn.Sequential(Tokens(), RelativeAttention2d(3, 3, 2, "quadratic")),
         None,

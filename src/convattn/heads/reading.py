@@ -518,7 +518,7 @@ class _Pass:
         heads = torch.Size(shape[:-2]).numel() // max(images * groups, 1)
         sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         # Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
-        if (queries, keys) != shape[-2:] or not {*accumulate(shape[:-2], mul)} <= {1, *accumulate(sizes, mul)}:
+        if (queries, keys) != shape[-2:] or not {*accumulate(shape[:-2], mul)} <= {*accumulate(sizes, mul)}:
             raise UnsupportedModelError(
                 f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
                 f" {queries} queries and {keys} keys"
