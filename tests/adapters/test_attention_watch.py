@@ -113,6 +113,36 @@ def test_weights_that_all_images_share_are_those_of_each(lead, fused):
     assert (call.weights[:, 0] - network.scores.softmax(-1)).abs().max() < 1e-6
 
 
+class Masked(nn.Module):
+    """Two heads under a mask, by torch's function or by hand, whose axis of images and heads may be one."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.maps, self.way = nn.Linear(6, 18), way
+
+    def forward(self, x, left):
+        q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        if self.way == "fused":
+            return nn.functional.scaled_dot_product_attention(q, k, v, left).transpose(1, 2).flatten(2)
+        scores = (q @ k.mT * 3**-0.5).masked_fill(~left, -torch.inf)
+        if self.way == "one axis":
+            return (scores.flatten(0, 1).softmax(-1).bmm(v.flatten(0, 1))).view_as(v).transpose(1, 2).flatten(2)
+        return (nn.functional.dropout(scores.softmax(-1), training=self.training) @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("way", ["fused", "plain", "one axis"])
+def test_a_mask_is_known_however_attention_is_computed(way):
+    register_attention(Masked, grid)
+    causal = torch.ones(13, 13, dtype=torch.bool).tril()
+    padded = torch.ones(2, 1, 1, 13, dtype=torch.bool)
+    padded[1, ..., 9:] = False
+    (call,) = seen_by(Masked(way), (drawn(13, 6), causal))
+    assert torch.equal(call.layout.allowed, causal[None])
+    (call,) = seen_by(Masked(way), (drawn(13, 6), padded))
+    assert torch.equal(call.allowed, padded.expand(2, 1, 13, 13))
+    assert seen_by(Masked(way), (drawn(13, 6), padded | True))[0].layout.allowed is None
+
+
 def test_rows_that_do_not_sum_to_one_are_said_so():
     register_attention(Tokens, grid)
     assert seen_by(Tokens(fused=False), drawn(13, 6))[0].normalised

@@ -243,11 +243,11 @@ class PlainKernel:
     It has the attributes of `FusedKernel`.
     """
 
-    def __init__(self, out: Tensor, weights: Tensor, values: Tensor) -> None:
-        """Takes the result and the factors."""
+    def __init__(self, out: Tensor, weights: Tensor, values: Tensor, mask: Tensor | None) -> None:
+        """Takes the result, the factors, and which pairs no mask excludes if that is known."""
         lead = torch.broadcast_shapes(weights.shape[:-2], values.shape[:-2])
         self._weights, self._values = (part.expand(*lead, *part.shape[-2:]) for part in (weights, values))
-        self._out, self.shape, self.mask, self.causal = out, tuple(self._weights.shape), None, False
+        self._out, self.shape, self.mask, self.causal = out, tuple(self._weights.shape), mask, False
         self.rounding = torch.finfo(weights.dtype).eps
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
@@ -329,12 +329,23 @@ class Operations(TorchFunctionMode):
         out = func(*args, **named)
         if product is not None:
             weights, values, turned = product
-            self._report(PlainKernel(out.mT if turned else out, weights, values))
-        elif func in _SOFTMAX or (len(self._weights) and any(self._is_made(part) for part in _tensors((args, named)))):
-            for made in _tensors(out):
-                if made.is_floating_point():
-                    self._weights[made] = True
+            mask = None if turned else self._weights[weights]
+            self._report(PlainKernel(out.mT if turned else out, weights, values, mask))
+        elif func in _SOFTMAX:
+            scores = _tensors((args, named))[0]
+            self._follow(out, scores > torch.finfo(scores.dtype).min / 2 if scores.is_floating_point() else None)
+        elif len(self._weights):
+            source = next((part for part in _tensors((args, named)) if self._is_made(part)), None)
+            if source is not None:
+                self._follow(out, self._weights[source], of=source)
         return out
+
+    def _follow(self, out: Any, allowed: Tensor | None, of: Tensor | None = None) -> None:
+        """Notes what is made of weights, with the pairs that no mask excludes if it is laid out as `of` is."""
+        for made in _tensors(out):
+            if made.is_floating_point():
+                same = of is None or (made.shape, made.stride()) == (of.shape, of.stride())
+                self._weights[made] = allowed if same else None
 
     def _product(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
         """Returns weights and values of a product, and whether the values stand to the left; None for others."""
@@ -358,9 +369,9 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def allowed_pairs(
-    kernel: Kernel, given: Tensor | None, layout: Layout, sizes: Sequence[int]
+    kernel: Kernel, layout: Layout, sizes: Sequence[int]
 ) -> tuple[Layout, Bool[Tensor, "images groups queries keys"] | None]:
-    """Adds to a layout without a mask the pairs that the kernel's mask, or the mask `given` to the module, allows.
+    """Adds to a layout without a mask the pairs that the kernel's mask allows.
 
     `sizes` are images, groups, heads, queries, keys. Masks that differ between images are not added, but returned.
     """
@@ -370,22 +381,16 @@ def allowed_pairs(
     allowed = torch.ones(1, 1, 1, queries, keys, dtype=torch.bool)
     if kernel.causal:
         allowed = allowed.tril()
-    mask = given if kernel.mask is None else kernel.mask
-    if mask is not None and _excludes(mask):
+    mask = kernel.mask
+    if mask is not None:
         left = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        whole = left.broadcast_to(kernel.shape).reshape(images, groups, heads, queries, keys)
-        allowed = allowed.to(whole.device) & whole.any(2, keepdim=True)
+        if not bool(left.all()):
+            whole = left.broadcast_to(kernel.shape).reshape(images, groups, heads, queries, keys)
+            allowed = allowed.to(whole.device) & whole.any(2, keepdim=True)
     pairs = allowed.any(2).expand(-1, groups, -1, -1).cpu()
     if bool((pairs == pairs[:1]).all()):
         return layout.with_allowed(pairs[0]), None
     return layout, pairs
-
-
-def _excludes(mask: Tensor) -> bool:
-    """Tells whether a mask, of truth values or added to scores, excludes a pair."""
-    if mask.dtype == torch.bool:
-        return not bool(mask.all())
-    return mask.is_floating_point() and bool(mask.min() <= torch.finfo(mask.dtype).min / 2)
 
 
 _Product: TypeAlias = tuple[Kernel, Tensor, Proof]
@@ -525,9 +530,7 @@ class _Pass:
             )
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
-        mask = call.kwargs.get("attention_mask", *call.args[1:2])
-        mask = mask if isinstance(mask, Tensor) and mask.ndim == 4 else None
-        layout, allowed = allowed_pairs(kernel, mask, layout, weights.shape)
+        layout, allowed = allowed_pairs(kernel, layout, weights.shape)
         given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
         ends = on_grid(given, layout, images), on_grid(out, layout, images)
         return _proved(call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
