@@ -172,7 +172,7 @@ REFUSED = {
     "no embeddings": (
         read_tower,
         seen(36, 36),
-        "no model with embeddings is around it, so where its tokens lie is not known",
+        "no module around it has embeddings",
     ),
     "keys of another length": (
         read_sequence,

@@ -24,12 +24,7 @@ _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_token
 
 def read_tower(call: CallContext) -> Layout:
     """Reads patches of an image where the embeddings hold a convolution, and else a sequence of tokens."""
-    try:
-        embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(
-            "no model with embeddings is around it, so where its tokens lie is not known"
-        ) from error
+    embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
     if any(part in call.features for part in embeddings.modules()):
         prefix = sum(_count_tokens(embeddings, name) for name in _PREFIX)
         source = "the output of the embeddings, and their prefix tokens"
