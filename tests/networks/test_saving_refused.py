@@ -45,7 +45,14 @@ def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
     ):
         save_network(made, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UnsupportedModelError, match=r"layers whose heads were replaced are not read"):
+    found = analyze(made, images, controls=(), progress=False)
+    assert "blocks.0.attn" not in {layer.name for layer in found.layers}
+    assert "blocks.0.attn.tokens: its heads were replaced; read the network before" in found.not_covered
+    every = [(layer.name, head.head) for layer in report.layers for head in layer.measured.heads]
+    made, _ = replace_convolutional_heads(network, report, heads=every)
+    with pytest.raises(
+        UnsupportedModelError, match=r"blocks\.0\.attn\.tokens \(.*\): its heads were replaced; read the"
+    ):
         analyze(made, images, controls=(), progress=False)
 
 

@@ -102,7 +102,7 @@ def analyze(
         model: The network; it runs in evaluation mode, and its mode is put back.
         images: Prepared images, a batch or a sequence of single ones, which is read batch by batch; or token ids.
         layers: Names of the layers to measure, which `convattn.heads.reading.attention_layers` lists. None for all
-            that can be: those without positions, such as class attention, are skipped, and the report says which.
+            that can be; the report says which cannot, such as class attention, whose query has no position.
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd, at least 1.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights; at least 0.
         controls: "shuffled images" and "untrained weights", or one of them, or none.
@@ -131,7 +131,8 @@ def analyze(
     _require_layers(model, layers)
     counts = {_MEASURED: len(images)}
     counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
-    runs, notes = dict[str, Run](), list[str]()
+    runs, every = dict[str, Run](), attention_layers(model) if layers is None else ()
+    notes = [f"{layer.name}: {layer.refused}" for layer in every if layer.refused is not None]
     with _bar(progress, counts) as advance:
         for name, count in counts.items():
             network, image = model, partial(_image, images)

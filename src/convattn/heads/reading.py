@@ -56,9 +56,6 @@ __all__ = [
     "watch",
 ]
 
-_REPLACED = "convattn.heads.convolved_attention."
-"""Where the modules lie that stand for replaced heads."""
-
 
 def watch(
     model: nn.Module,
@@ -488,12 +485,10 @@ class _Pass:
             running = [call for call, _ in reversed(self._stack)]
             call = next((call for call in running if list(call.module.children())), running[0])
             sizes, kind = " × ".join(map(str, kernel.shape)), full_name(type(call.module))
-            where = f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but"
-            if kind.startswith(_REPLACED):
-                where += " layers whose heads were replaced are not read; read the network before, or name other layers"
-            else:
-                where += " where its tokens lie is not known; say so by register_attention, or name the layers to read"
-            self._raised = UnsupportedModelError(where)
+            self._raised = UnsupportedModelError(
+                f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but where its tokens lie is not"
+                " known; say so by register_attention, or name the layers to read"
+            )
             raise self._raised
 
     def _read(self, call: CallContext, products: list[_Product], out: Tensor) -> AttentionCall:
