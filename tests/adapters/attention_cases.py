@@ -255,6 +255,14 @@ TIMM = {
         (16, 16),
         moved="stages.0.blocks.0.attn_block",
     ),
+    "both partitions at once": Case(
+        timm_model("maxvit_tiny_pm_256", img_size=64, depths=(1, 1, 1, 1), embed_dim=(64, 64, 64, 64)),
+        (3, 64, 64),
+        "stages.0.blocks.0.attn.attn_grid",
+        "grid",
+        (16, 16),
+        moved="stages.0.blocks.0.attn",
+    ),
     "heads before blocks": Case(
         timm_model("nest_tiny", img_size=64),
         (3, 64, 64),

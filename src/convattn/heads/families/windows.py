@@ -131,9 +131,10 @@ def read_block_windows(call: CallContext) -> Layout:
 def read_maxvit(call: CallContext) -> Layout:
     """Reads timm's partitions: windows, or grids of as many positions spread over the image."""
     block = call.parent("partition_size")
-    sizes, side = block.args[0].shape, block.module.partition_size
-    grid = sizes[2:] if type(block.module).__name__ == "PartitionAttention2d" else sizes[1:3]
-    if block.module.partition_block:
+    kind, sizes, side = type(block.module).__name__, block.args[0].shape, block.module.partition_size
+    grid = sizes[2:] if kind == "PartitionAttention2d" else sizes[1:3]
+    parallel = kind == "ParallelPartitionAttention"  # it holds both partitions
+    if call.module is block.module.attn_block if parallel else block.module.partition_block:
         return window_layout(grid, side)  # type: ignore[arg-type]
     return sparse_layout(grid, side, "the partition of the block that it runs in")  # type: ignore[arg-type]
 
