@@ -15,6 +15,7 @@ from torch import nn
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import catalogue as registered
 from convattn.heads.catalogue import attention_layers, register_attention
+from convattn.heads.families.windows import window_layout
 from convattn.heads.layout import Layout, global_layout
 from convattn.heads.reading import watch
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -141,6 +142,29 @@ def test_a_mask_is_known_however_attention_is_computed(way):
     (call,) = seen_by(Masked(way), (drawn(13, 6), padded))
     assert torch.equal(call.allowed, padded.expand(2, 1, 13, 13))
     assert seen_by(Masked(way), (drawn(13, 6), padded | True))[0].layout.allowed is None
+
+
+class HeadsFirst(nn.Module):
+    """Three heads in two windows of 2 × 2 pixels, each with a mask of its own; heads stand before windows."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Linear(6, 18)
+        self.left = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) > 0.3
+        self.left |= torch.eye(4, dtype=torch.bool)
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(-1, (3, 3, 2)).permute(3, 0, 4, 1, 2, 5)
+        return nn.functional.scaled_dot_product_attention(q, k, v, self.left).movedim(1, 3).flatten(3)
+
+
+def test_a_mask_is_that_of_its_window_where_heads_stand_before_windows():
+    register_attention(HeadsFirst, lambda _: window_layout((2, 4), (2, 2)), heads_first=True)
+    network = HeadsFirst()
+    (call,) = seen_by(network, drawn(2, 4, 6))
+    assert call.weights.shape == (2, 2, 3, 4, 4)
+    assert torch.equal(call.layout.allowed, network.left)
+    assert (call.weights[:, ~network.left[:, None].expand(2, 3, 4, 4)] == 0).all()
 
 
 def test_rows_that_do_not_sum_to_one_are_said_so():

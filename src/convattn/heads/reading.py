@@ -366,25 +366,27 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def allowed_pairs(
-    kernel: Kernel, layout: Layout, sizes: Sequence[int]
+    kernel: Kernel, layout: Layout, sizes: Sequence[int], *, heads_first: bool = False
 ) -> tuple[Layout, Bool[Tensor, "images groups queries keys"] | None]:
     """Adds to a layout without a mask the pairs that the kernel's mask allows.
 
-    `sizes` are images, groups, heads, queries, keys. Masks that differ between images are not added, but returned.
+    `sizes` are images, groups, heads, queries, keys; the kernel itself may have heads before groups. Masks that differ
+    between images are not added, but returned.
     """
     images, groups, heads, queries, keys = sizes
     if layout.allowed is not None:
         return layout, None
-    allowed = torch.ones(1, 1, 1, queries, keys, dtype=torch.bool)
+    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
     if kernel.causal:
         allowed = allowed.tril()
     mask = kernel.mask
     if mask is not None:
         left = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         if not bool(left.all()):
-            whole = left.broadcast_to(kernel.shape).reshape(images, groups, heads, queries, keys)
-            allowed = allowed.to(whole.device) & whole.any(2, keepdim=True)
-    pairs = allowed.any(2).expand(-1, groups, -1, -1).cpu()
+            middle = (heads, groups) if heads_first else (groups, heads)
+            whole = left.broadcast_to(kernel.shape).reshape(images, *middle, queries, keys)
+            allowed = allowed.to(whole.device) & whole.any(1 if heads_first else 2)
+    pairs = allowed.expand(-1, groups, -1, -1).cpu()
     if bool((pairs == pairs[:1]).all()):
         return layout.with_allowed(pairs[0]), None
     return layout, pairs
@@ -525,7 +527,7 @@ class _Pass:
             )
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
-        layout, allowed = allowed_pairs(kernel, layout, weights.shape)
+        layout, allowed = allowed_pairs(kernel, layout, weights.shape, heads_first=known.heads_first)
         given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
         ends = on_grid(given, layout, images), on_grid(out, layout, images)
         return _proved(call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
