@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { addPicture, takesPictures } from "../../../src/convattn/viewer/static/js/rows.js";
-import { openScene } from "../../../src/convattn/viewer/static/js/scene.js";
+import { decodeBase64, openScene } from "../../../src/convattn/viewer/static/js/scene.js";
 import { safetensorsFile } from "./files.js";
 
 /** @param {...[number, number]} sizes of the networks, which all run in the page; the scene's picture is of 5 × 7 */
@@ -46,4 +46,18 @@ test("an own picture is squeezed to the size of the scene's pictures, whole, wha
 
 test("no own picture is taken where no network runs on pictures of the scene's size", () => {
   assert.ok(!takesPictures(openedScene([11, 13])));
+});
+
+test("a scene inside a page is decoded quickly: a page of 54 MB opened after half a minute", () => {
+  const bytes = Uint8Array.from({ length: 1_000_000 }, (_, at) => (at * 7) % 256);
+  const text = Buffer.from(bytes).toString("base64");
+  /** @param {() => void} run @returns {number} time of the processor, in µs */
+  const cost = (run) => {
+    const before = process.cpuUsage();
+    run();
+    return process.cpuUsage(before).user;
+  };
+  const slow = cost(() => void Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)));
+  const quick = cost(() => assert.ok(Buffer.from(decodeBase64(text)).equals(bytes)));
+  assert.ok(quick < slow / 4, `${quick} µs of ${slow}`);
 });

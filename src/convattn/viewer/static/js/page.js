@@ -5,7 +5,7 @@ import { onTheme } from "./draw.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
 import { mountLearn } from "./learn/learn.js";
-import { openScene, pictureShape } from "./scene.js";
+import { decodeBase64, openScene, pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
 /** @import { Scene } from "./scene.js" */
@@ -135,9 +135,7 @@ function createTabs(state, makers) {
 export async function openPage() {
   try {
     const inside = document.getElementById("convattn-scene")?.textContent;
-    const buffer = inside
-      ? Uint8Array.from(atob(inside), (letter) => letter.charCodeAt(0)).buffer
-      : await fetchedScene();
+    const buffer = inside ? decodeBase64(inside) : await fetchedScene();
     // The page in a frame of a notebook has no address of its own.
     mount(openScene(buffer), location.protocol !== "about:");
   } catch (error) {

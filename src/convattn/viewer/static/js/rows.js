@@ -130,13 +130,8 @@ function storedRows(scene, { network, image, query, part }, number) {
     const numbers = floatsOf(scene.tensors, `${name}/${kind}`);
     return Float32Array.from(starts, (start) => numbers[start]);
   };
-  return spreadRow(
-    scene,
-    layer,
-    number,
-    found,
-    decodeLevels(levels, of("scales"), attention.signed ? of("lows") : null),
-  );
+  const row = decodeLevels(levels, of("scales"), attention.signed ? of("lows") : null);
+  return spreadRow(scene, layer, number, found, row);
 }
 
 /**

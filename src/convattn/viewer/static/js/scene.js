@@ -10,6 +10,14 @@ import { clamp } from "./numbers.js";
  * @typedef {{metadata: Record<string, string>, tensors: Map<string, Tensor>}} SafetensorsFile
  */
 
+/** @param {string} text in base64 @returns {ArrayBuffer} its bytes, by a loop: `Uint8Array.from` takes 20 times as long */
+export function decodeBase64(text) {
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < bytes.length; at++) bytes[at] = letters.charCodeAt(at);
+  return bytes.buffer;
+}
+
 /** Names of the dtypes that scenes have, with what holds their numbers. */
 const SAFETENSORS_TYPES = { F16: Uint16Array, F32: Float32Array, I32: Int32Array, U8: Uint8Array };
 

@@ -144,13 +144,11 @@ export function createMatrix(model, opened) {
   let built = -1;
   let texts = 0;
   const resized = new ResizeObserver((entries) => {
-    for (const { target, contentRect } of entries) {
-      const [width, height] = [contentRect.width, contentRect.height].map((size) =>
-        Math.round(size * devicePixelRatio),
-      );
+    for (const { target, contentRect: box } of entries) {
+      const [width, height] = [box.width, box.height].map((size) => Math.round(size * devicePixelRatio));
       setProps(target, { width, height });
       const row = /** @type {MapRow} */ (rows.find(({ canvas }) => canvas === target));
-      row.pixel = width / contentRect.width;
+      row.pixel = width / box.width;
       if (width) compose(row, row.cells.keys());
     }
   });
