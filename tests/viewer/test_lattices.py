@@ -30,6 +30,13 @@ def test_keys_of_a_reduced_grid_are_cells_with_a_step():
     assert lattice.keys.tolist() == [[-1, *range(15)]]
 
 
+def test_a_key_alone_is_as_large_as_the_grid():
+    """As in a pyramid transformer on a small image: the only key is a mean over the whole grid."""
+    lattice = key_lattice(global_layout((8, 6), keys=torch.tensor([[3.5, 0.5], [3.5, 2.5], [3.5, 4.5]])))
+    assert lattice[:3] == ((1, 3), (3.5, 0.5), (8.0, 2.0))
+    assert lattice.keys.tolist() == [[0, 1, 2]]
+
+
 def test_a_layer_whose_keys_are_all_tokens_has_a_lattice_without_cells():
     lattice = key_lattice(global_layout((2, 3), prefix=2, keys=torch.zeros(0, 2)))
     assert lattice[:3] == ((0, 0), (0.0, 0.0), (1.0, 1.0))

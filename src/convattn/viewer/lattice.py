@@ -57,7 +57,7 @@ class Lattice(NamedTuple):
 def key_lattice(layout: Layout) -> Lattice:
     """Finds the lattice of a layout's keys; raises UnsupportedModelError if there is none."""
     placed = layout.keys[:, ~layout.key_prefix]
-    axes = [_axis(placed[..., axis].flatten()) for axis in range(2)]
+    axes = [_axis(placed[..., axis].flatten(), layout.grid[axis]) for axis in range(2)]
     (rows, first_row, row_step, row), (cols, first_col, col_step, col) = axes
     keys = torch.empty(layout.keys.shape[:2], dtype=torch.int32)
     keys[:, ~layout.key_prefix] = (row * cols + col).view(placed.shape[:2]).int()
@@ -66,14 +66,14 @@ def key_lattice(layout: Layout) -> Lattice:
     return Lattice((rows, cols), (first_row, first_col), (row_step, col_step), keys)
 
 
-def _axis(positions: Float[Tensor, " keys"]) -> tuple[int, float, float, Tensor]:
-    """Returns the number of cells along an axis, the first, the step, and the cell of each position."""
+def _axis(positions: Float[Tensor, " keys"], size: int) -> tuple[int, float, float, Tensor]:
+    """Returns the number of cells along an axis of `size` queries, the first, the step, and each position's cell."""
     if not len(positions):
         return 0, 0.0, 1.0, positions.long()
     places = positions.unique()  # sorted
     gaps = places.diff()
     gaps = gaps[gaps > 1e-6]  # nearer positions are the same
-    step = gaps.min().item() if len(gaps) else 1.0
+    step = gaps.min().item() if len(gaps) else float(size)  # one key alone stands for all
     first = places[0].item()
     exact = (positions - first) / step
     cells = exact.round()
