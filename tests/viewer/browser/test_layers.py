@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import timm
 import torch
 from playwright.sync_api import expect
 from torch import nn
@@ -12,8 +13,8 @@ from convattn.layers import RelativeAttention2d
 from convattn.viewer import Exhibit, build_scene, write_page
 
 
-def address_of(network, folder):
-    scene = build_scene(Exhibit(network.eval(), torch.rand(1, 3, 12, 12)))
+def address_of(network, folder, side=12):
+    scene = build_scene(Exhibit(network.eval(), torch.rand(1, 3, side, side)))
     return f"{write_page(scene, folder / 'page').as_uri()}#view=explore"
 
 
@@ -54,3 +55,16 @@ def test_the_name_of_a_layer_is_read_from_the_left(opened, tmp_path):
     expect(name).to_have_text("0.attn")
     left = name.evaluate(LEFT)
     assert left == sorted(left)
+
+
+@pytest.mark.parametrize("side", [32, 72], ids=["one key", "keys that leave out the last cells"])
+def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_nothing(opened, tmp_path, side):
+    page = opened(address_of(timm.create_model("pvt_v2_b0"), tmp_path, side))
+    picture, table = page.get_by_test_id("picture"), page.locator(".displacements .field")
+    heading, box = page.get_by_role("heading", name="Table of displacements").bounding_box(), table.bounding_box()
+    above, beside = (heading["x"] + 5, box["y"] - 15), (box["x"] + box["width"] + 15, box["y"] + box["height"] - 15)
+    for keys, way, place in ((["PageDown", "End"], "up", above), (["PageUp", "Home"], "down", beside)):
+        for key in keys:
+            picture.press(key)
+        expect(page.get_by_test_id("sentence")).to_contain_text(f"cells {way}")
+        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('.field') === null", place)

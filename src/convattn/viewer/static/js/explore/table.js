@@ -5,7 +5,7 @@ import { tableShape } from "../attention.js";
 import { h, para, say, section, setProp, setProps } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { createField, doubleMark, drawImage, extentOf, pictureSize, rectangle } from "./field.js";
-import { partOf } from "../numbers.js";
+import { clamp, partOf } from "../numbers.js";
 import { cellCentre, geometryOf, nearestCell } from "../scene.js";
 import { displacements, finiteLimits } from "../statistics.js";
 
@@ -50,7 +50,7 @@ export function createDisplacementTable(model) {
     if (!shown || "prefix" in shown.rows.query) return null;
     // The one row that is known lies in its window.
     const { keyRows, keyCols, query } = shown.rows;
-    const [top, left] = displacements(layer, query).map((along) => Math.round(along[0]));
+    const [top, left] = displacements(layer, query).map((along) => clamp(Math.round(along[0]), 1 - along.length, 0));
     const [rows, cols] = [2 * keyRows - 1, 2 * keyCols - 1];
     const table = new Float32Array(rows * cols).fill(NaN);
     const map = model.map(number, head);
