@@ -114,7 +114,9 @@ def test_parts_of_layers_with_content(tmp_path):
             attention_weights(layer.content(keys, axes, layer.encoding))[0],
         ]
         x = layer(x)
-        found = [rows for rows in _ask(scene, asked, tmp_path) if rows["layer"] == number]
+        answers = _ask(scene, asked, tmp_path)
+        assert [rows["layer"] for rows in answers] == [0, 1, 2, 0, 1]  # heads of position alone have no content part
+        found = [rows for rows in answers if rows["layer"] == number]
         for rows, weights in zip(found, wanted, strict=True):
             query = rows["query"][0] * len(axes[1].queries) + rows["query"][1]
             row = weights.detach()[:, query]

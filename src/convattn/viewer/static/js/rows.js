@@ -134,6 +134,10 @@ function storedRows(scene, { network, image, query, part }, number) {
   return spreadRow(scene, layer, number, found, row);
 }
 
+/** Tells whether a part of a layer's attention depends on displacements alone. @param {SceneLayer} layer @param {Part} part */
+export const isPosition = ({ attention }, part) =>
+  attention.kind === "position" ? part !== "content" : part === "position" && attention.position !== null;
+
 /**
  * Returns the rows of the layers that have this query and this image.
  * @param {Scene} scene
@@ -141,9 +145,8 @@ function storedRows(scene, { network, image, query, part }, number) {
  * @returns {LayerRows[]}
  */
 export function rowsOf(scene, asked) {
-  const layers = scene.networks[asked.network].layers;
-  return layers.flatMap((layer, number) => {
-    const live = layer.attention.kind === "position" || (asked.part === "position" && layer.attention.position);
+  return scene.networks[asked.network].layers.flatMap((layer, number) => {
+    const live = isPosition(layer, asked.part);
     const found = live ? positionRows(scene, layer, number, asked.query) : storedRows(scene, asked, number);
     return found ? [found] : [];
   });

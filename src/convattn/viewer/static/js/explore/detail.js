@@ -104,7 +104,7 @@ export function createDetail(model) {
     handle.update(prefix === null ? cellCentre(layer.place, cell) : null);
     canvas.hidden = table.hidden = !shown;
     if (!shown) {
-      say(sentence, model.trouble() || "This layer has no map of this query.");
+      say(sentence, model.trouble() || "This layer has no such map.");
       bars.hidden = true;
       return;
     }

@@ -214,12 +214,8 @@ export function createMatrix(model, opened) {
       h("small", null, h("bdi", null, layer.name)), // its end is in sight, because the style sheet turns the line round
     );
     const canvas = h("canvas", { "aria-hidden": true });
-    const row = matrixRow(
-      "matrix-row",
-      title,
-      canvas,
-      ...cells.map(({ button }) => h("span", { role: "gridcell" }, button)),
-    );
+    const gridcells = cells.map(({ button }) => h("span", { role: "gridcell" }, button));
+    const row = matrixRow("matrix-row", title, canvas, ...gridcells);
     row.classList.toggle("has-prefix", layer.prefix.length > 0);
     row.style.setProperty("--tokens", String(layer.prefix.length));
     return { row, canvas, pixel: 1, cells, scene: layer, shape: 1 };

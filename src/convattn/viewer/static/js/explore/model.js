@@ -2,7 +2,7 @@
 
 import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attention.js";
 import { partOf } from "../numbers.js";
-import { positionRows, rowsOf } from "../rows.js";
+import { isPosition, positionRows, rowsOf } from "../rows.js";
 import { floatsOf, geometryOf, positionOf } from "../scene.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
@@ -56,11 +56,10 @@ export function createModel(scene, state) {
     if (values === "weights") return { rows, values: rows.weights };
     const layer = scene.networks[number].layers[rows.layer];
     const position = positionOf(layer);
-    const exact = position && (layer.attention.kind === "position" || part === "position") && !("prefix" in rows.query);
-    if (!exact) return { rows, values: relativeScores(rows.weights, rows.heads) };
+    if (!position || !isPosition(layer, part) || "prefix" in rows.query)
+      return { rows, values: relativeScores(rows.weights, rows.heads) };
     const tensors = (number === networkNumber() ? liveScene : scene).tensors;
-    const cell = /** @type {[number, number]} */ (rows.query);
-    const scores = positionScores(geometryOf(layer), floatsOf(tensors, position.scores), rows.heads, cell);
+    const scores = positionScores(geometryOf(layer), floatsOf(tensors, position.scores), rows.heads, rows.query);
     return { rows, values: belowLargest(scores, rows.heads) };
   }
 

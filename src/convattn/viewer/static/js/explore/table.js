@@ -6,6 +6,7 @@ import { h, para, say, section, setProp, setProps } from "../dom.js";
 import { drawMap } from "../draw.js";
 import { createField, doubleMark, drawImage, extentOf, pictureSize, rectangle } from "./field.js";
 import { clamp, partOf } from "../numbers.js";
+import { isPosition } from "../rows.js";
 import { cellCentre, geometryOf, nearestCell } from "../scene.js";
 import { displacements, finiteLimits } from "../statistics.js";
 
@@ -39,7 +40,7 @@ export function createDisplacementTable(model) {
     const { layer: number, head, part } = state.get();
     const layer = model.layer();
     const scores = model.table(number);
-    if (scores && (layer.attention.kind === "position" || part === "position")) {
+    if (scores && isPosition(layer, part)) {
       const { lowest, size: grid } = tableShape(geometryOf(layer));
       const count = grid[0] * grid[1];
       const table = partOf(scores, head, count);
