@@ -119,6 +119,7 @@ LAYER, CONTENT = "networks.0.layers.0.", "networks.1.layers.0.attention."
         ("networks.1.layers.0.heads", 5, "be a tensor of float 5"),
         ("networks.1.layers", [], "list index out of range"),
         ("networks.0.program.0.weight", "tensors/none", r"program\[0\].weight must be the name of a tensor"),
+        ("title", 5, "title must be text, but is of type int"),
         ("images", [], "images must be a list of at least one"),
         ("networks", [], "networks must be a list of at least one"),
         ("networks.0.timeline.centres", "tensors/pictures/0", "timeline.centres .* float any any any 2"),

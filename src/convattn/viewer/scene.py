@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
 from convattn.files import as_path, write_atomically
 from convattn.sealed import tensor_digest
 
@@ -128,10 +128,8 @@ def _finite_number(text: str) -> float:
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Returns the SHA-256 of a header and of every tensor, whatever their order in the file."""
-    digest = hashlib.sha256(json.dumps(header, allow_nan=False).encode())
-    for name in sorted(tensors):
-        digest.update(tensor_digest(name, tensors[name]).encode())
-    return digest.hexdigest()
+    parts = [json.dumps(header, allow_nan=False), *(tensor_digest(name, tensors[name]) for name in sorted(tensors))]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 _TENSORS = {
@@ -157,11 +155,13 @@ _ROWS = {"levels": "uint8 any heads any any", "scales": "float any heads any", "
 def require_scene(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raises ArgumentError unless the tensors of a scene are there, with their sizes and finite numbers.
 
-    The form of the header is not checked beyond its lists of images and networks.
+    The form of the header is not checked beyond its title and its lists of images and networks.
     """
     for name in ("images", "networks"):
         if not isinstance(header.get(name), list) or not header[name]:
             raise ArgumentError(must_be(name, "a list of at least one", header.get(name)))
+    if not isinstance(header.get("title"), str):
+        raise ArgumentError(must_be_a("title", "text", header.get("title")))
     for place, text, heads in _texts(header, "", None):
         kind = re.sub(r"\[\d+\]", "", place).replace(".position", "")
         form = next((form for end, form in _TENSORS.items() if kind.endswith(end)), None)
