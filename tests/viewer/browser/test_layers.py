@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from playwright.sync_api import expect
+from tests.viewer.browser.reading import query_of
 from torch import nn
 
 from convattn.convert import network_to_attention
@@ -68,3 +69,17 @@ def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_not
             picture.press(key)
         expect(page.get_by_test_id("sentence")).to_contain_text(f"cells {way}")
         assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('.field') === null", place)
+
+
+def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_path):
+    """The second network sees 20 × 20 pixels, and the pictures are those of the first."""
+    layer = RelativeAttention2d(3, 3, 2, "quadratic")
+    shown = [Exhibit(layer, torch.rand(1, 3, side, side), name=f"{side}") for side in (8, 20)]
+    page = opened(f"{write_page(build_scene(shown), tmp_path / 'page').as_uri()}#network=1")
+    picture = page.get_by_test_id("picture")
+    for key, place in (("ArrowDown", (5, 4)), ("ArrowRight", (5, 5)), ("ArrowUp", (4, 5)), ("ArrowLeft", (4, 4))):
+        picture.press(key)
+        assert query_of(page) == place
+    for key in ["ArrowDown"] * 9:
+        picture.press(key)
+    assert query_of(page) == (7, 4)

@@ -225,7 +225,8 @@ export function steerQuery(model, field, name) {
   field.element.addEventListener("keydown", (event) => {
     if (event.target !== field.element) return; // but the handle on it
     const layer = model.layer();
-    const next = keyTarget(event, nearestCell(layer, model.state.get().query), event.shiftKey ? 4 : 1);
+    const least = Math.ceil(1 / Math.min(...layer.place.step) - 1e-6); // cells of a pixel: queries are pixels
+    const next = keyTarget(event, nearestCell(layer, model.state.get().query), least * (event.shiftKey ? 4 : 1));
     if (next) setQuery(model, cellCentre(layer.place, nearestInside(next, layer.grid)));
   });
 }
