@@ -137,6 +137,11 @@ def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
     [
         ([SMALL, "--limit", "0", "-o", "page"], "--limit must be at least 1"),
         ([SMALL, "--images", "missing", "-o", "page"], "--images must be a folder or a file that exists"),
+        (
+            [SMALL, "--host", "127.0.0.1", "-o", "page"],
+            "--host and --port are of the server, which --output does without",
+        ),
+        ([SMALL, "--port", "0", "-o", "page"], "--host and --port are of the server, which --output does without"),
         ([SMALL, "--kernel-size", "5", "-o", "page"], "--kernel-size needs --compare converted"),
         ([SMALL, "--layer", "stages.9", "-o", "page"], "unknown layer 'stages.9'"),
         ([SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"], "did you mean 'cifar10-small'"),

@@ -49,8 +49,8 @@ def view(  # noqa: PLR0913 - the options of the command
     compare: tuple[str, ...] = (),
     kernel_size: WholeNumber | None = None,
     report: Path | None = None,
-    host: str = "127.0.0.1",
-    port: WholeNumber = 8017,
+    host: str | None = None,
+    port: WholeNumber | None = None,
     open_: Annotated[bool, Parameter(name="--open")] = False,
     json: bool = False,
 ) -> int:
@@ -81,8 +81,8 @@ def view(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps along each axis of the convolutions that --compare converted makes. Default: 3; heads that are
             taps already keep their kernel.
         report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
-        host: Address at which the server listens: 127.0.0.1 is this machine only, 0.0.0.0 lets other machines in.
-        port: Port at which the server listens; 0 takes any that is free.
+        host: Address at which the server listens; 0.0.0.0 lets other machines in. Default: 127.0.0.1, this machine.
+        port: Port at which the server listens; 0 takes any that is free. Default: 8017.
         open_: Open the page in the browser.
         json: Print where the page is as JSON.
 
@@ -97,6 +97,8 @@ def view(  # noqa: PLR0913 - the options of the command
             raise ArgumentError(must_be(name, "at least 1", value))
     if kernel_size is not None and "converted" not in compare:
         raise ArgumentError("--kernel-size needs --compare converted: it is of the convolutions made for that")
+    if output is not None and (host, port) != (None, None):
+        raise ArgumentError("--host and --port are of the server, which --output does without: leave them or it out")
     require_images(images, source)
     from convattn.files import require_new_folder
     from convattn.viewer.exhibition import gather
@@ -105,7 +107,7 @@ def view(  # noqa: PLR0913 - the options of the command
     collect = partial(gather, source, images, load=load, limit=limit, layers=layer, compare=compare)
     collect = partial(collect, kernel_size=kernel_size, report=report)
     if output is None:
-        return _serve(collect, host, port, open_page=open_, json=json)
+        return _serve(collect, host, port, open_=open_, json=json)
     from convattn.viewer import build_scene, write_page
 
     require_new_folder(output, "--output")
@@ -121,17 +123,17 @@ def view(  # noqa: PLR0913 - the options of the command
     return 0
 
 
-def _serve(collect: Callable[[], "Exhibition"], host: str, port: int, *, open_page: bool, json: bool) -> int:
+def _serve(collect: Callable[[], "Exhibition"], host: str | None, port: int | None, *, open_: bool, json: bool) -> int:
     """Shows networks from a server until Ctrl-C."""
     from convattn.viewer import build_scene
     from convattn.viewer.server import LARGEST, listening, serve
 
-    with listening(host, port) as opened, one_thread():
+    with listening("127.0.0.1" if host is None else host, 8017 if port is None else port) as opened, one_thread():
         shown = collect()
         scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels, largest=LARGEST)
         title, address = scene.header["title"], _address(*opened.getsockname()[:2])  # names of hosts are refused
         print_record(ServedPage(title, address), f"{title} at {address} (Ctrl-C stops)", json=json)
-        if open_page:
+        if open_:
             webbrowser.open(address)
         serve(scene, opened)
     if not json:

@@ -194,9 +194,8 @@ def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) 
     count = len(shown[0].images)
     for one in shown[1:]:
         if len(one.images) != count:
-            raise ArgumentError(
-                must_be(f"images of {one.name}", f"{count}, as those of {shown[0].name}", len(one.images))
-            )
+            expected = f"{count}, as those of {shown[0].name}"
+            raise ArgumentError(must_be(f"images of {one.name}", expected, len(one.images)))
     for argument, texts in (("names", names), ("labels", labels)):
         if len(texts) not in (0, count):
             raise ArgumentError(must_be(argument, f"one for each of {count} images", list(texts)))

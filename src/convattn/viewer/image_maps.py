@@ -179,8 +179,7 @@ class LayerMaps:
                     collected.tensors[f"maps/{number}/{part}/{image}/{kind}"] = tensor.contiguous()
         images = list(dict.fromkeys(image for _, image in self._rows))
         self._rows.clear()
-        allowed = self.layout.allowed
-        queries = self.layout.queries
+        allowed, queries = self.layout.allowed, self.layout.queries
         return {
             "kind": "maps",
             "parts": [self.parts[0], *(["position"] if position else []), *self.parts[1:]],
