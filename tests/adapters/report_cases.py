@@ -124,11 +124,12 @@ def head_statistics(head, weights, grid, prefix, shifts):
     """The mean weight of each displacement over all pairs that have it, query by query."""
     cells = list(product(*map(range, grid)))
     on_grid = weights[:, prefix:, prefix:]
+    pairs = on_grid.mean(0).tolist()
     sums, counts = dict.fromkeys(shifts, 0.0), dict.fromkeys(shifts, 0)
     for (row, query), (col, key) in product(enumerate(cells), enumerate(cells)):
         shift = tuple(k - q for q, k in zip(query, key, strict=True))
         if shift in sums:
-            sums[shift] += on_grid[:, row, col].mean().item()
+            sums[shift] += pairs[row][col]
             counts[shift] += 1
     kernel = tuple(sums[shift] / counts[shift] for shift in shifts)
     mean = dict(zip(shifts, kernel, strict=True))
