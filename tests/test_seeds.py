@@ -14,7 +14,7 @@ def script(monkeypatch):
     """The script's names; the tests that it runs are those of one small file."""
     names = runpy.run_path(str(SCRIPT))
     variables = names["run"].__globals__
-    monkeypatch.setitem(variables, "FAST", ["tests/test_seed_shift.py"])
+    monkeypatch.setitem(variables, "FAST", ["tests/test_head_report.py"])
     monkeypatch.setitem(variables, "SLOW", ["nothing there"])
     return names
 
