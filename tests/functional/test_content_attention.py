@@ -50,18 +50,17 @@ def terms_of_gradients(layer, x):
     return [Sums(queries, gradient.abs().sum(0)) for gradient in found]
 
 
-def check(layer, x, reference=None):
-    reference = reference or made("reference", content=layer.content_terms)
+def expected_of(reference, x):
+    """What each result must be: in float64, what its gradient is a sum of, and with several roundings."""
     exact = as_dtype(reference, torch.float64)
     highs, terms = results(exact, x.double()), [None, *terms_of_gradients(exact, x.double())]
-    several = zip(*roundings(results, reference, x), strict=True)
-    for actual, hi, sums, lows in zip(results(layer, x), highs, terms, several, strict=True):
+    return list(zip(highs, terms, zip(*roundings(results, reference, x), strict=True), strict=True))
+
+
+def check(layer, x, expected=None):
+    expected = expected or expected_of(made("reference", content=layer.content_terms), x)
+    for actual, (hi, sums, lows) in zip(results(layer, x), expected, strict=True):
         assert_within_budget(actual, hi, lows, sums=sums)
-
-
-def test_one_image_at_a_time_is_the_reference_with_all_gradients(monkeypatch):
-    monkeypatch.setattr(MODULE, "PIECE_BYTES", 1)
-    check(made("content"), torch.randn(3, 4, 5, 7))
 
 
 PIECES = {
@@ -86,19 +85,18 @@ PIECES = {
 }
 
 
-@pytest.mark.parametrize("budget", [1, 3000])
 @pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), PIECES.values(), ids=PIECES)
-def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
-    kind, encoding, spatial, options, budget, monkeypatch
-):
-    monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
+def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(kind, encoding, spatial, options, monkeypatch):
     given = {"content": NARROW, **options}
     layers = {}
     for impl in ("content", "reference"):
         torch.manual_seed(0)
         layers[impl] = kind(4, 6, 2, encoding, **given, impl=impl)
     x = torch.randn(3, 4, *spatial)
-    check(layers["content"], x, layers["reference"])
+    expected = expected_of(layers["reference"], x)
+    for budget in (1, 3000):
+        monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
+        check(layers["content"], x, expected)
 
 
 class Largest(TorchDispatchMode):
