@@ -1,6 +1,7 @@
 """`convattn certify`: a network against a file or a folder."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -20,27 +21,34 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def network():
-    """A network in the folder `network`, and a right and a wrong ONNX file of it."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with `network`, which is a network, with `changed`, where one weight is another, and ONNX files."""
+    folder = tmp_path_factory.mktemp("made")
     torch.manual_seed(3)
     network = AttentionNet(width=8, depth=2, heads=9, ffn=16).eval()
-    save_network(network, "network")
     images = (torch.zeros(1, 3, 32, 32),)
-    torch.onnx.export(network, images, "right.onnx", dynamo=True, verbose=False)
-    with torch.no_grad():
-        next(module for module in network.modules() if isinstance(module, nn.Linear)).weight[0, 0] += 1
-    torch.onnx.export(network, images, "wrong.onnx", dynamo=True, verbose=False)
-    return network
+    for name in ("network", "changed"):
+        save_network(network, folder / name)
+        torch.onnx.export(network, images, folder / f"{name}.onnx", dynamo=True, verbose=False)
+        with torch.no_grad():
+            next(module for module in network.modules() if isinstance(module, nn.Linear)).weight[0, 0] += 1
+    return folder
+
+
+@pytest.fixture
+def network(made, place):
+    """Puts what `made` holds into the working folder."""
+    shutil.copytree(made, place, dirs_exist_ok=True)
 
 
 def test_the_exit_code_is_that_of_the_verdict(network, capsys):
     for runtime in ("onnxruntime", "openvino"):
-        assert main(["certify", "network", "right.onnx", "--runtime", runtime, *RANDOM]) == 0
+        assert main(["certify", "network", "network.onnx", "--runtime", runtime, *RANDOM]) == 0
         printed = capsys.readouterr().out
-        assert printed.startswith("certify: exact\n  right.onnx in O")
+        assert printed.startswith("certify: exact\n  network.onnx in O")
         assert ", on one standard normal image (1, 3, 32, 32), seed 0." in printed
-    assert main(["certify", "network", "wrong.onnx", "--json", *RANDOM]) == 3
+    assert main(["certify", "network", "changed.onnx", "--json", *RANDOM]) == 3
     certificate = AgreementCertificate.from_json(capsys.readouterr().out)
     assert (certificate.verdict, certificate.tolerance) == ("different", None)
     assert certificate.first is not None
@@ -52,18 +60,17 @@ def test_what_is_not_there_is_named(capsys):
 
 
 def test_two_folders_are_compared(network, capsys):
-    save_network(network, "changed")
     assert main(["certify", "network", "network", *RANDOM]) == 0
     assert capsys.readouterr().out.startswith("certify: exact\n  AttentionNet computes what AttentionNet computes")
     assert main(["certify", "network", "changed", *RANDOM]) == 3
 
 
 def test_options_reach_the_runtime(network, capsys):
-    arguments = ["certify", "network", "right.onnx", "--runtime", "openvino", *RANDOM]
+    arguments = ["certify", "network", "network.onnx", "--runtime", "openvino", *RANDOM]
     assert main([*arguments, "--option", "INFERENCE_PRECISION_HINT=f32", "--option", "INFERENCE_NUM_THREADS=1"]) == 0
     assert "(f32)" in capsys.readouterr().out
     assert main([*arguments, "--option", "NO_SUCH_PROPERTY=1"]) == 2
-    assert "right.onnx cannot be loaded" in capsys.readouterr().err
+    assert "network.onnx cannot be loaded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
