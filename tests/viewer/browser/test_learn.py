@@ -47,19 +47,12 @@ def test_the_address_brings_a_step_back(opened, server_page):
     expect(step(page, 3)).to_be_visible()
 
 
-def test_it_fits_a_phone(opened, folder_page):
-    for number in range(STEPS):
-        page = opened(f"{folder_page}#view=learn&step={number}", width=360, height=740)
-        expect(step(page, number + 1)).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, number + 1
-        page.close()  # or it goes on painting beside the next
-
-
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
 def test_in_one_column_what_one_plays_with_is_in_sight(opened, folder_page, width, height, number):
     page = opened(f"{folder_page}#view=learn&step={number - 1}", width=width, height=height)
     expect(step(page, number)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     texts = page.locator(".learn-text > p:not(.learn-count)")
     stage = page.locator(".learn-pair" if number <= 4 else ".learn-parts > *").first
     first = stage.bounding_box()
