@@ -58,6 +58,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _heads,
         _grid,
         _speedrun,
+        _quarter,
         _trained_heads,
         _pretrained,
         _layers,
@@ -268,6 +269,30 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
         if name in ("hard", "random-frozen"):
             words = _points([-points for points in gap] if name == "hard" else _less(own["random"], values))
             yield "index.md", f"{words}, n = {len(gap)}"
+
+
+def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
+    """Controls over all epochs of the speed run, at a quarter of its width, and the taps that soft heads keep."""
+    table = folder / "speedrun" / "quarter" / "table"
+    own, counts = _finished(table), dict[str, float]()
+    for label, values in own.items():
+        gap = _less(values, own["attention"])
+        words = "" if label == "attention" else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
+        yield "speedrun/quarter/README.md", f"| {' | '.join(f'{100 * value:.2f} %' for value in values)} |"
+        counts[label] = petaflops(_json(next(table.glob(f"{label}-*/record.json")))["recipe"])
+        yield "speedrun.md", f"| {spread(values)} | {words} | {counts[label]:.3f} |"
+        if label == "conv":
+            yield "index.md", f"{_points(gap)}, n = {len(gap)} |"
+    more = counts["attention"] / counts["conv"]
+    yield "speedrun.md", f"and pays {more:.1f} times the operations"
+    yield "index.md", f"attention takes {more:.1f} times the operations"
+    left: list[list[int]] = []
+    for run in sorted(table.glob("attention-*")):
+        kept = read_heads(run)
+        left.append([taps_with_a_centre(item.centres) for item in kept if item.step == kept[-1].step])
+    ends = [str(sum(layers)) for layers in left]
+    said = f"{', '.join(ends[:-1])} and {ends[-1]} of {9 * len(left[0])} taps have a centre at the end"
+    yield "speedrun.md", f"{said}; the first three layers keep {min(sum(layers[:3]) for layers in left)} of 27 or more"
 
 
 def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
