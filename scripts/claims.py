@@ -283,6 +283,8 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
         yield "speedrun.md", f"| {spread(values)} | {words} | {counts[label]:.3f} |"
         if label == "conv":
             yield "index.md", f"{_points(gap)}, n = {len(gap)} |"
+        if label == "hard":
+            yield "index.md", f"hard less soft heads {_points(gap)}, n = {len(gap)} |"
     more = counts["attention"] / counts["conv"]
     yield "speedrun.md", f"and pays {more:.1f} times the operations"
     yield "index.md", f"attention takes {more:.1f} times the operations"
