@@ -101,6 +101,7 @@ class Planted:
             fault = Fault(self.path, self.what, self.case, self.place, self.wrong(size))
             if fault.in_tiles:
                 patch.setattr(separable, "SMALL_BYTES", -1)
+                patch.setattr(separable, "_FEW", 0)
             if size:
                 fault.inject(patch)
             return self._certificate_fails(seed) if self.case is None else self._contract_raises(seed)

@@ -62,7 +62,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
     values = inputs(queries, keys)
     monkeypatch.setattr(bfloat16, "_ALIGNED", 1)
     monkeypatch.setattr(
-        bfloat16, "_CACHE_IN_BFLOAT16", images * 88 * HEADS * 4 * 2
+        bfloat16, "_CACHE_OF_ALL_HEADS", images * 88 * HEADS * 4 * 2
     )  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
@@ -74,7 +74,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
 
 @every_size
 def test_gradients_are_summed_in_float32_whatever_the_default_dtype_is(queries, keys, monkeypatch):
-    monkeypatch.setattr(bfloat16, "_CACHE_IN_BFLOAT16", 1)
+    monkeypatch.setattr(bfloat16, "_CACHE_OF_ALL_HEADS", 1)
     leaves = [value.requires_grad_() for value in inputs(queries, keys, batch=300)]
     with torch.autocast("cpu", torch.bfloat16):
         y = attended(*leaves)
@@ -129,7 +129,7 @@ def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
     ("groups", "axes", "dtype"), [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)], ids=str
 )
 def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
-    monkeypatch.setattr(weights_first, "bfloat16_attention", None)
+    monkeypatch.setattr(weights_first, "attention_of_all_heads", None)
     keys = numbers(2, 4, *(9,) * axes)
     maps, weights = numbers(HEADS, 6, 4 // groups), [numbers(HEADS, 9, 9).softmax(-1)] * axes
     with torch.autocast("cpu", dtype):

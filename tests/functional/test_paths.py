@@ -214,9 +214,9 @@ def test_inputs_are_left_alone(path):
     ("sizes", "axes"), [((7, 9), 1), ((3, 5, 4), 1), ((7, 11), 2)], ids=["image", "volume", "a larger image"]
 )
 def test_axes_of_small_images_are_joined_under_autocast(sizes, axes, monkeypatch):
-    case, seen, products = Case("few keys", whole(*sizes)), [], weights_first.bfloat16_attention
+    case, seen, products = Case("few keys", whole(*sizes)), [], weights_first.attention_of_all_heads
     spy = lambda weights, *rest: seen.append(len(weights)) or products(weights, *rest)  # noqa: E731
-    monkeypatch.setattr(weights_first, "bfloat16_attention", spy)
+    monkeypatch.setattr(weights_first, "attention_of_all_heads", spy)
     given = inputs(case, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = separable(case, *given)

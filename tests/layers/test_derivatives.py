@@ -135,12 +135,14 @@ def test_transforms_have_derivatives(plain):
     check(case, layer, x.float(), plain, ROADS[plain])
 
 
+@pytest.mark.parametrize("few", [0, 8], ids=["one by one", "all heads"])
 @pytest.mark.parametrize("impl", ["separable", "dense"])
-def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, monkeypatch):
+def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, few, monkeypatch):
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
     case = LayerCase("quadratic", options={"impl": impl})
     constant = torch_modes.backward_to_differentiate
     monkeypatch.setattr(weights_first, "SMALL_BYTES", -1)
+    monkeypatch.setattr(weights_first, "_FEW", few)
     monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
     with pytest.raises((AssertionError, RuntimeError), match="error"):
         check(case, *layer_and_images(case), gradient_twice, [gradient_twice])

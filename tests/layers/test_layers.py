@@ -93,8 +93,36 @@ class TestLargeImages(CaseContract):
         make_pieces_small(monkeypatch)
 
 
+FEW_CHANNELS = [case for case in PIECEWISE if case.kind is not RelativeAttention3d and "head_width" not in case.options]
+
+
+class TestFewChannels(CaseContract):
+    """The contract where all heads of one image at a time are computed together."""
+
+    cases = FEW_CHANNELS
+
+    @pytest.fixture(autouse=True)
+    def _one_image_at_a_time(self, monkeypatch):
+        for name, value in {"SMALL_BYTES": -1, "_CACHE_OF_ALL_HEADS": 1, "_ALIGNED": 1}.items():
+            monkeypatch.setattr(separable, name, value)
+
+
+@pytest.mark.parametrize("case", FEW_CHANNELS, ids=str)
+def test_heads_of_few_channels_are_computed_together(case, monkeypatch):
+    """Otherwise the class above would show nothing."""
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_Product", None)  # calling it would fail
+    contract = CaseContract()
+    contract.case = case
+    contract.made()(contract.images())
+    monkeypatch.setattr(separable, "_FEW", 0)
+    with pytest.raises(AttributeError, match="apply"):
+        contract.made()(contract.images())
+
+
 def make_pieces_small(monkeypatch):
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_FEW", 0)
     monkeypatch.setattr(separable, "_CACHE", PIECE)
     monkeypatch.setattr(separable, "_SHORT", 2)
     monkeypatch.setattr(separable, "WORTHWHILE", 1)
@@ -111,6 +139,7 @@ def test_keys_are_left_out(case, monkeypatch):
         return tiles
 
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_FEW", 0)
     monkeypatch.setattr(separable, "_CACHE", PIECE)
     monkeypatch.setattr(separable, "_SHORT", 2)
     monkeypatch.setattr(separable, "axis_tiles", watched)

@@ -8,8 +8,8 @@ A_h = A_h,rows ⊗ A_h,cols (`docs/explanation/theory.md` §4), and y = Σ_h W_h
 
 Intermediate results are computed for images and tiles that fit the cache, over the keys that matter to the tile's
 queries, and computed again for gradients. Small calls are plain products of all heads at once, and so is everything
-that torch must see (compilers, autocast, `torch.func`, further derivatives). In bfloat16 on a CPU all heads are
-computed together. One axis that holds all pixels is the general case of weights that are not a product.
+that torch must see (compilers, autocast, `torch.func`, further derivatives). On a CPU, all heads are computed together
+in bfloat16 and for few channels. One axis that holds all pixels is the general case of weights that are not a product.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,10 @@ AXES = ("depth", "rows", "cols")
 SMALL_BYTES = 15 << 15
 """Bytes of the means of all heads up to which plain products of all heads are quicker than tiles, head by head: with
 nine heads and 64 channels on 14 x 14 pixels, 430 kB, a forward takes half the time and a step a fifth (one core)."""
+
+_FEW, _NEAR = 8, 64
+"""Most channels, and most keys along an axis, for which all heads together are quicker than one by one: nine heads on
+32 x 32 pixels take a fifth of the time with 3 channels, a third with 8, and as long with 16 (a step, one core)."""
 
 _JOINED = 64
 """Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
@@ -60,8 +64,8 @@ def separable_attention(
         return y.unflatten(2, [weight.shape[1] for weight in weights])
     if _is_small(weights, keys):
         return attention_as_products([weight.to(keys.dtype) for weight in weights], keys, maps, groups)
-    if groups == 1 and len(weights) < 3 and _in_bfloat16(keys) and not needs_own_operations(keys, maps, *weights):
-        return bfloat16_attention(weights, keys, maps)
+    if groups == 1 and len(weights) < 3 and _as_one(keys) and not needs_own_operations(keys, maps, *weights):
+        return attention_of_all_heads(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
     narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or autocasts(keys.device)
@@ -80,11 +84,12 @@ def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
     return len(weights[0]) * prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
 
 
-def _in_bfloat16(keys: Tensor) -> bool:
-    """Tells whether products are taken in bfloat16 on a CPU, outside a compiled graph."""
-    if torch.compiler.is_compiling():
+def _as_one(keys: Tensor) -> bool:
+    """Tells whether all heads are computed together: on a CPU in bfloat16 or for few channels, outside a compiler."""
+    if torch.compiler.is_compiling() or keys.device.type != "cpu":
         return False
-    return keys.device.type == "cpu" and product_dtype(keys) == torch.bfloat16
+    dtype, few = product_dtype(keys), keys.shape[1] <= _FEW and max(keys.shape[2:]) <= _NEAR
+    return dtype == torch.bfloat16 or (few and dtype in (torch.float32, torch.float64))
 
 
 def _to_be_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
@@ -427,23 +432,23 @@ def _split(x: Float[Tensor, "pixels channels"], groups: int) -> Float[Tensor, "g
     return x.unflatten(1, (groups, -1)).transpose(0, 1)
 
 
-_CACHE_IN_BFLOAT16 = 1 << 22
+_CACHE_OF_ALL_HEADS = 1 << 22
 """Bytes of the means of all heads that are worked on at a time, about twice the second-level cache of a core."""
 
 _ALIGNED = 32
 """Images times channels is a multiple of this: other products take up to three times as long (oneDNN, AMX)."""
 
 
-def bfloat16_attention(
+def attention_of_all_heads(
     weights: Sequence[Float[Tensor, "heads _ _"]],
     keys: Float[Tensor, "batch channels *spatial"],
     maps: Float[Tensor, "heads outputs channels"],
 ) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes `separable_attention` along one or two axes in bfloat16, with gradients in the dtypes given."""
-    return _Bfloat16.apply(keys.bfloat16(), maps, *weights).movedim(-1, 1)
+    """Computes `separable_attention` along one or two axes on a CPU, with gradients in the dtypes given."""
+    return _AllHeads.apply(keys.to(product_dtype(keys)), maps, *weights).movedim(-1, 1)
 
 
-class _Bfloat16(torch.autograd.Function):
+class _AllHeads(torch.autograd.Function):
     """Attends along each axis, then applies all heads' matrices at once."""
 
     @staticmethod
@@ -455,7 +460,8 @@ class _Bfloat16(torch.autograd.Function):
             for images in chunks(len(pixels), means.images):
                 mixed = means.together(means.along_cols(means.along_rows(means.lay_out(pixels[images], "pixels"))))
                 out = torch.mm(mixed, matrix.mT, out=means.space.get("outputs", len(mixed), len(matrix)))
-                means.restore(out.view(*_cols_and_rows(means.queries), -1), y[images].movedim(-1, 1))
+                rows, *cols = means.queries
+                means.restore(out.view(*cols or [1], rows, -1), y[images].movedim(-1, 1))
         return y
 
     @staticmethod
@@ -466,10 +472,10 @@ class _Bfloat16(torch.autograd.Function):
             compute = partial(_as_products, pixels.dtype)
             return tuple(backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient))
         means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
-        dx = torch.empty_like(pixels) if needs[0] else None
-        dmatrix = torch.zeros_like(matrix, dtype=torch.float32) if needs[1] else None
+        dx, sums = torch.empty_like(pixels) if needs[0] else None, torch.promote_types(pixels.dtype, torch.float32)
+        dmatrix = torch.zeros_like(matrix, dtype=sums) if needs[1] else None
         pairs = zip(weights, needs[2:], strict=True)
-        dweights = [torch.zeros_like(weight, dtype=torch.float32) if need else None for weight, need in pairs]
+        dweights = [torch.zeros_like(weight, dtype=sums) if need else None for weight, need in pairs]
         drows, dcols = [*dweights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
@@ -492,14 +498,9 @@ class _Bfloat16(torch.autograd.Function):
 
 
 def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-    """Computes what `_Bfloat16` does, in operations that torch can differentiate."""
+    """Computes what `_AllHeads` does, in operations that torch can differentiate."""
     y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
     return y.movedim(1, -1)
-
-
-def _cols_and_rows(queries: Sequence[int]) -> tuple[int, int]:
-    rows, *cols = queries
-    return (*cols, 1)[0], rows
 
 
 def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
@@ -518,7 +519,7 @@ class _Means:
         self.rows_back = self.rows.mT.contiguous()  # products with transposed views take up to twice as long
         self.cols_back = None if self.cols is None else self.cols.mT.contiguous()
         pixels = max(prod(self.queries), prod(w.shape[2] for w in weights))
-        fitting = _CACHE_IN_BFLOAT16 // max(1, pixels * self.heads * channels * like.element_size())
+        fitting = _CACHE_OF_ALL_HEADS // max(1, pixels * self.heads * channels * like.element_size())
         aligned = _ALIGNED // gcd(_ALIGNED, channels)
         self.images = max(1, fitting // aligned) * aligned
         self.space = Workspace(like)
