@@ -117,31 +117,34 @@ def test_weights_that_all_images_share_are_those_of_each(lead, fused):
 class Masked(nn.Module):
     """Two heads under a mask, by torch's function or by hand, whose axis of images and heads may be one."""
 
-    def __init__(self, way):
+    def __init__(self, way, low=-torch.inf):
         super().__init__()
-        self.maps, self.way = nn.Linear(6, 18), way
+        self.maps, self.way, self.low = nn.Linear(6, 18), way, low
 
     def forward(self, x, left):
         q, k, v = self.maps(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+        added = torch.zeros(left.shape).masked_fill(~left, self.low)
         if self.way == "fused":
-            return nn.functional.scaled_dot_product_attention(q, k, v, left).transpose(1, 2).flatten(2)
-        scores = (q @ k.mT * 3**-0.5).masked_fill(~left, -torch.inf)
+            mask = left if self.low == -torch.inf else added
+            return nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+        scores = q @ k.mT * 3**-0.5 + added
         if self.way == "one axis":
             return (scores.flatten(0, 1).softmax(-1).bmm(v.flatten(0, 1))).view_as(v).transpose(1, 2).flatten(2)
         return (nn.functional.dropout(scores.softmax(-1), training=self.training) @ v).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("way", ["fused", "plain", "one axis"])
-def test_a_mask_is_known_however_attention_is_computed(way):
+def test_a_mask_is_known_however_attention_is_computed(way, low):
     register_attention(Masked, grid)
     causal = torch.ones(13, 13, dtype=torch.bool).tril()
     padded = torch.ones(2, 1, 1, 13, dtype=torch.bool)
     padded[1, ..., 9:] = False
-    (call,) = seen_by(Masked(way), (drawn(13, 6), causal))
+    (call,) = seen_by(Masked(way, low), (drawn(13, 6), causal))
     assert torch.equal(call.layout.allowed, causal[None])
-    (call,) = seen_by(Masked(way), (drawn(13, 6), padded))
+    (call,) = seen_by(Masked(way, low), (drawn(13, 6), padded))
     assert torch.equal(call.allowed, padded.expand(2, 1, 13, 13))
-    assert seen_by(Masked(way), (drawn(13, 6), padded | True))[0].layout.allowed is None
+    assert seen_by(Masked(way, low), (drawn(13, 6), padded | True))[0].layout.allowed is None
 
 
 class HeadsFirst(nn.Module):

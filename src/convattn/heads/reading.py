@@ -289,6 +289,8 @@ _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
 
 _SOFTMAX = (torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax)
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+_EXCLUDED = -9e3
+"""Scores and masks up to this exclude a pair: models add −∞, the lowest number, −1e9 or −1e4."""
 _FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -330,7 +332,7 @@ class Operations(TorchFunctionMode):
             self._report(PlainKernel(out.mT if turned else out, weights, values, mask))
         elif func in _SOFTMAX:
             scores = _tensors((args, named))[0]
-            self._follow(out, scores > torch.finfo(scores.dtype).min / 2 if scores.is_floating_point() else None)
+            self._follow(out, scores > _EXCLUDED if scores.is_floating_point() else None)
         elif len(self._weights):
             source = next((part for part in _tensors((args, named)) if self._is_made(part)), None)
             if source is not None:
@@ -381,7 +383,7 @@ def allowed_pairs(
         allowed = allowed.tril()
     mask = kernel.mask
     if mask is not None:
-        left = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        left = mask if mask.dtype == torch.bool else mask > _EXCLUDED
         if not bool(left.all()):
             middle = (heads, groups) if heads_first else (groups, heads)
             whole = left.broadcast_to(kernel.shape).reshape(images, *middle, queries, keys)
