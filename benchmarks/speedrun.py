@@ -9,12 +9,12 @@ Writes speedrun-tables.md, and the figures of the heads beside it. One of the tw
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from benchmarks.studies import TrainedRun, difference_table, provenance, read_study, spread
 from convattn.encodings import Shift
@@ -26,7 +26,16 @@ from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import SpeedNet
 
-__all__ = ["attention_on_taps", "main", "page", "petaflops", "taps_by_chance", "taps_with_a_centre"]
+__all__ = [
+    "attention_on_taps",
+    "away_from_pixels",
+    "by_chance",
+    "main",
+    "page",
+    "petaflops",
+    "taps_of_all",
+    "taps_with_a_centre",
+]
 
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 _NEAR = 0.5
@@ -60,27 +69,40 @@ def attention_on_taps(
     return weights[:, near].sum(1) / weights.sum((1, 2))
 
 
-def taps_with_a_centre(centres: Float[np.ndarray, "heads 2"]) -> int:
+def taps_with_a_centre(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws"]:
     """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
-    return sum(bool((np.abs(centres - np.array(tap)) <= _NEAR).all(1).any()) for tap in _TAPS)
+    near = np.abs(centres[..., None, :, :] - np.array(_TAPS)[:, None]) <= _NEAR
+    return np.asarray(np.count_nonzero(near.all(-1).any(-1), axis=-1))
 
 
-def taps_by_chance(layers: Sequence[Float[np.ndarray, "heads 2"]]) -> tuple[float, int, int]:
-    """Counts the taps that have a centre if centres are normal, with the mean and spread that those of each layer have.
+def taps_of_all(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Int[np.ndarray, "*draws"]:
+    """Counts the taps that have a centre in all layers together."""
+    return np.asarray(sum(map(taps_with_a_centre, layers)))
+
+
+def away_from_pixels(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Float[np.ndarray, "*draws"]:
+    """Returns the mean distance of the centres of all layers to the pixel nearest to each, in pixels."""
+    centres = np.concatenate(layers, axis=-2)
+    return np.asarray(np.linalg.norm(centres - centres.round(), axis=-1).mean(-1))
+
+
+def by_chance(
+    layers: Sequence[Float[np.ndarray, "heads 2"]],
+    measured: Callable[[Sequence[Float[np.ndarray, "draws heads 2"]]], np.ndarray],
+) -> tuple[float, float, float]:
+    """Measures centres that are normal, with the mean and spread that those of each layer have.
 
     Args:
         layers: Centres of the heads of each layer, (row, col) in pixels.
+        measured: One number for each draw, of the centres of all layers.
 
     Returns:
         The mean of 1,000 draws, and the range of the middle 95 %.
     """
-    draw, counts = np.random.default_rng(0), np.zeros(1000, int)
-    for one in layers:
-        centres = draw.normal(one.mean(0), one.std(0), (1000, 1, *one.shape))
-        near = (np.abs(centres - np.array(_TAPS)[:, None]) <= _NEAR).all(-1)
-        counts += np.count_nonzero(near.any(-1), axis=-1)
-    low, high = np.quantile(counts, (0.025, 0.975), method="closest_observation")
-    return float(np.mean(counts)), int(low), int(high)
+    draw = np.random.default_rng(0)
+    found = measured([draw.normal(one.mean(0), one.std(0), (1000, *one.shape)) for one in layers])
+    low, high = np.quantile(found, (0.025, 0.975), method="closest_observation")
+    return float(np.mean(found)), float(low), float(high)
 
 
 def petaflops(recipe: dict[str, Any], image_size: int = 32, *, every_pair: bool = False) -> float:

@@ -34,7 +34,14 @@ from benchmarks.real_weights.record import RealWeightsRecord
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
 from benchmarks.sharpness import SharpnessCurve
 from benchmarks.sharpness import page as sharpness_page
-from benchmarks.speedrun import attention_on_taps, petaflops, taps_by_chance, taps_with_a_centre
+from benchmarks.speedrun import (
+    attention_on_taps,
+    away_from_pixels,
+    by_chance,
+    petaflops,
+    taps_of_all,
+    taps_with_a_centre,
+)
 from benchmarks.studies import spread
 from benchmarks.sweep.page import page as networks_page
 from benchmarks.sweep.record import families
@@ -59,6 +66,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _grid,
         _speedrun,
         _quarter,
+        _pixels,
         _trained_heads,
         _pretrained,
         _layers,
@@ -208,6 +216,12 @@ def _less(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [100 * (a - b) for a, b in zip(one, other, strict=True)]
 
 
+def _moments(run: Path, epochs: Sequence[int]) -> list[list[np.ndarray]]:
+    """Returns the centres of each layer of a run, after some of its epochs."""
+    kept, last = read_heads(run), _json(run / "record.json")["recipe"]["training"]["epochs"]
+    return [[item.centres for item in kept if item.step == kept[-1].step * epoch // last] for epoch in epochs]
+
+
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
     """Taps that have a centre, and how far centres are from a pixel, over training and by chance."""
     taken: list[list[int]] = []
@@ -215,16 +229,11 @@ def _grid(folder: Path) -> Iterator[tuple[str, str]]:
     away: list[list[float]] = []
     count = 0
     for seed in SEEDS:
-        run = folder / "encodings" / "table" / f"sa-quadratic-{seed}"
-        kept, epochs = read_heads(run), _json(run / "record.json")["recipe"]["training"]["epochs"]
-        moments = [
-            [item.centres for item in kept if item.step == kept[-1].step * epoch // epochs] for epoch in (0, 5, 10, 20)
-        ]
+        moments = _moments(folder / "encodings" / "table" / f"sa-quadratic-{seed}", (0, 5, 10, 20))
         count = 9 * len(moments[0])
-        centres = [np.concatenate(layers) for layers in moments]
-        taken.append([sum(map(taps_with_a_centre, layers)) for layers in moments])
-        away.append([float(np.linalg.norm(one - one.round(), axis=1).mean()) for one in centres])
-        chance = [f"{mean:.1f} ({low} to {high})" for mean, low, high in map(taps_by_chance, (moments[0], moments[-1]))]
+        taken.append([int(taps_of_all(layers)) for layers in moments])
+        away.append([float(away_from_pixels(layers)) for layers in moments])
+        chance = [_chance(layers) for layers in (moments[0], moments[-1])]
         expected.append(chance[1].split(" ")[0])
         yield "encodings.md", f"| {seed} | {' | '.join(map(str, taken[-1]))} | {' | '.join(chance)} |"
     starts, ends = ([str(row[at]) for row in taken] for at in (0, -1))
@@ -234,6 +243,34 @@ def _grid(folder: Path) -> Iterator[tuple[str, str]]:
     yield "encodings.md", f"{means[0]:.2f} at the start, {means[1]:.2f} at the end"
     said = f"{', '.join(starts)} of {count} taps have a centre at the start; {', '.join(ends)} at the end"
     yield "index.md", f"{said}, {', '.join(expected)} by chance; n = {len(starts)}"
+
+
+def _chance(layers: Sequence[np.ndarray]) -> str:
+    """Words how many taps have a centre by chance."""
+    mean, low, high = by_chance(layers, taps_of_all)
+    return f"{mean:.1f} ({low:.0f} to {high:.0f})"
+
+
+def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
+    """Taps and distances to a pixel in speed runs that start from random places, over training and by chance."""
+    ends, chances, away = list[str](), list[str](), list[list[float]]()
+    for run in sorted((folder / "speedrun" / "quarter" / "table").glob("random-*")):
+        moments = _moments(run, (0, 3, 6, 12))
+        taps, last = [str(taps_of_all(layers)) for layers in moments], moments[-1]
+        away.append([float(away_from_pixels(layers)) for layers in moments])
+        mean, low, high = by_chance(last, away_from_pixels)
+        cells = [*taps, _chance(last), *(f"{distance:.2f}" for distance in away[-1])]
+        seed = run.name.rsplit("-", 1)[1]
+        yield "speedrun.md", f"| {seed} | {' | '.join(cells)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
+        ends.append(taps[-1])
+        chances.append(_chance(last).split(" ")[0])
+    fall = "from {:.2f} to {:.2f} pixels".format(*(statistics.fmean(row[at] for row in away) for at in (0, -1)))
+    yield "speedrun.md", fall
+    yield "index.md", f"{', '.join(ends)} of 54 taps at the end, {', '.join(chances)} by chance, n = {len(ends)}"
+    yield "index.md", fall
+    wide = [_moments(folder / "speedrun" / "controls" / f"random-{seed}", (0, 2)) for seed in SEEDS]
+    means = [statistics.fmean(float(away_from_pixels(run[at])) for run in wide) for at in (0, -1)]
+    yield "speedrun.md", "At full width and after two epochs it falls from {:.2f} to {:.2f}".format(*means)
 
 
 def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
@@ -285,6 +322,8 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
             yield "index.md", f"{_points(gap)}, n = {len(gap)} |"
         if label == "hard":
             yield "index.md", f"hard less soft heads {_points(gap)}, n = {len(gap)} |"
+        if label == "random":
+            yield "index.md", f"Yes, at a quarter of the width. | {_points(gap)}, n = {len(gap)} |"
     more = counts["attention"] / counts["conv"]
     yield "speedrun.md", f"and pays {more:.1f} times the operations"
     yield "index.md", f"attention takes {more:.1f} times the operations"
