@@ -259,9 +259,10 @@ def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
         taps, last = [str(taps_of_all(layers)) for layers in moments], moments[-1]
         away.append([float(away_from_pixels(layers)) for layers in moments])
         mean, low, high = by_chance(last, away_from_pixels)
-        cells = [*taps, _chance(last), *(f"{distance:.2f}" for distance in away[-1])]
-        seed = run.name.rsplit("-", 1)[1]
-        yield "speedrun.md", f"| {seed} | {' | '.join(cells)} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
+        row = f"| {run.name.rsplit('-', 1)[1]} | "
+        yield "speedrun.md", row + f"{' | '.join(taps)} | {_chance(last)} |"
+        distances = " | ".join(f"{distance:.2f}" for distance in away[-1])
+        yield "speedrun.md", row + f"{distances} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
         ends.append(taps[-1])
         chances.append(_chance(last).split(" ")[0])
     fall = "from {:.2f} to {:.2f} pixels".format(*(statistics.fmean(row[at] for row in away) for at in (0, -1)))
