@@ -75,8 +75,14 @@ def bench(
     usual = _QUICK_ROUNDS if quick else _ROUNDS
     rounds = whole_number("--repeats", usual if repeats is None else repeats)
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
-    words = [suite, *(["--quick"] if quick else []), *(word for name in cases for word in ("--case", name))]
-    command = shlex.join([*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device])
+    words = [
+        suite,
+        *(["--quick"] if quick else []),
+        *(word for name in cases for word in ("--case", name)),
+    ]
+    command = shlex.join(
+        [*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device]
+    )
     with new_folder(folder, "--output") as temporary:
         record = runner.run_suite(
             found,
@@ -88,7 +94,9 @@ def bench(
             listener=None if json else _table_printer(found.baselines),
         )
         page = runner.write_files(record, temporary).name
-    verdict = "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
+    verdict = (
+        "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
+    )
     print_record(record, f"{verdict}\nwrote {folder}; look at {folder / page}", json=json)
     return 0 if record.passed else 1
 
@@ -122,7 +130,9 @@ def _table_printer(baselines: Sequence[str]) -> "Callable[[CaseResult], None]":
 
     def show(result: "CaseResult") -> None:
         heads, rows = table([result], baselines)
-        printed = Table(*heads, title=f"{result.name}: {result.title}", title_justify="left", box=SIMPLE)
+        printed = Table(
+            *heads, title=f"{result.name}: {result.title}", title_justify="left", box=SIMPLE
+        )
         for row in rows:
             printed.add_row(*(Text(cell, style="red" if "FAILED" in cell else "") for cell in row))
         console.print(printed)

@@ -106,10 +106,14 @@ def page(record: dict[str, Any]) -> str:
     for name, one in record["measured"].items():
         extremes = "" if once else f" ({min(one['ratios']):.2f} to {max(one['ratios']):.2f})"
         ratio = f"{median(one['ratios']):.2f}{extremes}"
-        rows.append(f"| {name} | {median(one['seconds']):.1f} | {ratio} | {one['bytes'] / 2**30:.2f} |")
+        rows.append(
+            f"| {name} | {median(one['seconds']):.1f} | {ratio} | {one['bytes'] / 2**30:.2f} |"
+        )
     return PAGE.format(
         **{name: record[name] for name in ("network", "images", "size", "batch", "command")},
-        rounds="measured once" if once else f"medians of {record['rounds']} rounds in turns, ratios with extremes",
+        rounds="measured once"
+        if once
+        else f"medians of {record['rounds']} rounds in turns, ratios with extremes",
         spread="the spread between rounds, " if once else "",
         rows="\n".join(rows),
         processor=record["hardware"]["processor"],

@@ -119,11 +119,19 @@ def page(readings: Sequence[Reading], record: dict[str, Any]) -> str:
     """Writes the page; every number comes from the readings."""
     done = [found for found in readings if found.refused is None]
     layers = [layer for found in done for layer in found.layers]
-    plain = sorted({layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]})
+    plain = sorted(
+        {layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]}
+    )
     skipped = {kind: reason for found in done for kind, reason in found.skipped.items()}
-    rows = ["| architecture | library | input | layers | layout | prefix | error / budget | rows sum to 1 |"]
+    rows = [
+        "| architecture | library | input | layers | layout | prefix | error / budget | rows sum to 1 |"
+    ]
     rows += ["|---" * 8 + "|"] + [_row(found) for found in done]
-    reasons = [f"- {found.name} ({found.library}): {_reasons(found.refused)}" for found in readings if found.refused]
+    reasons = [
+        f"- {found.name} ({found.library}): {_reasons(found.refused)}"
+        for found in readings
+        if found.refused
+    ]
     return PAGE.format(
         total=len(readings),
         read=len(done),
@@ -133,7 +141,8 @@ def page(readings: Sequence[Reading], record: dict[str, Any]) -> str:
         exceptions=f"those of {', '.join(plain)} need not" if plain else "all of them",
         refused=len(reasons),
         table="\n".join(rows),
-        skipped="\n".join(f"- `{kind}`: {reason}" for kind, reason in sorted(skipped.items())) or "None.",
+        skipped="\n".join(f"- `{kind}`: {reason}" for kind, reason in sorted(skipped.items()))
+        or "None.",
         refusals="\n".join(reasons),
         command=record["command"],
         hardware=record["hardware"],
@@ -191,7 +200,9 @@ def main() -> None:
         print(f"{found.name}: {_one_line(verdict)[:150]}", flush=True)  # noqa: T201 - progress
         unexpected = (found.refused is None) is subject.refused
         if unexpected:
-            raise SystemExit(f"{found.name} was {'read' if subject.refused else 'refused'}, which was not expected")
+            raise SystemExit(
+                f"{found.name} was {'read' if subject.refused else 'refused'}, which was not expected"
+            )
     record = {
         "command": "python -m benchmarks.attention_adapters --output docs/results",
         "hardware": describe_hardware(torch.device("cpu")),

@@ -40,7 +40,9 @@ def _torchvision(name: str, side: int) -> Subject:
     return Subject(name, "torchvision", getattr(torchvision.models, name), _image(3, side, side))
 
 
-def _transformers(name: str, config: str, draw: Callable[[], Any], part: str = "", **options: Any) -> Subject:
+def _transformers(
+    name: str, config: str, draw: Callable[[], Any], part: str = "", **options: Any
+) -> Subject:
     def build() -> nn.Module:
         made = getattr(transformers, name)(getattr(transformers, config)(**options))
         return made.get_submodule(part) if part else made
@@ -52,16 +54,28 @@ def _transformers(name: str, config: str, draw: Callable[[], Any], part: str = "
         or options.get("n_layer")
         or options.get("encoder_layers")
     )
-    width = options.get("hidden_size") or options.get("dim") or options.get("d_model") or options.get("n_embd")
+    width = (
+        options.get("hidden_size")
+        or options.get("dim")
+        or options.get("d_model")
+        or options.get("n_embd")
+    )
     sizes = [f"{word} {size}" for word, size in (("depth", depth), ("width", width)) if size]
-    return Subject(name + (f".{part}" if part else ""), "transformers", build, draw, ", ".join(sizes))
+    return Subject(
+        name + (f".{part}" if part else ""), "transformers", build, draw, ", ".join(sizes)
+    )
 
 
 def _tokens() -> Tensor:
     return torch.randint(5, 900, (1, 128))
 
 
-_TWO: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
+_TWO: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 192,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+}
 _224 = _image(3, 224, 224)
 
 SUBJECTS: tuple[Subject, ...] = (
@@ -102,7 +116,9 @@ SUBJECTS: tuple[Subject, ...] = (
     _transformers("DeiTModel", "DeiTConfig", _224, **_TWO),
     _transformers("BeitModel", "BeitConfig", _224, **_TWO),
     _transformers("Dinov2Model", "Dinov2Config", _224, image_size=224, **_TWO),
-    _transformers("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", _224, image_size=224, **_TWO),
+    _transformers(
+        "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", _224, image_size=224, **_TWO
+    ),
     _transformers("DINOv3ViTModel", "DINOv3ViTConfig", _224, num_register_tokens=4, **_TWO),
     _transformers("CLIPVisionModel", "CLIPVisionConfig", _224, **_TWO),
     _transformers("SiglipVisionModel", "SiglipVisionConfig", _224, **_TWO),
@@ -113,9 +129,24 @@ SUBJECTS: tuple[Subject, ...] = (
     _transformers("ASTModel", "ASTConfig", _image(1024, 128), **_TWO),
     _transformers("BertModel", "BertConfig", _tokens, **_TWO),
     _transformers("RobertaModel", "RobertaConfig", _tokens, **_TWO),
-    _transformers("DistilBertModel", "DistilBertConfig", _tokens, n_layers=2, dim=192, n_heads=3, hidden_dim=768),
+    _transformers(
+        "DistilBertModel",
+        "DistilBertConfig",
+        _tokens,
+        n_layers=2,
+        dim=192,
+        n_heads=3,
+        hidden_dim=768,
+    ),
     _transformers("Wav2Vec2Model", "Wav2Vec2Config", _image(16000), **_TWO),
-    _transformers("WhisperModel", "WhisperConfig", _image(80, 3000), "encoder", encoder_layers=2, decoder_layers=1),
+    _transformers(
+        "WhisperModel",
+        "WhisperConfig",
+        _image(80, 3000),
+        "encoder",
+        encoder_layers=2,
+        decoder_layers=1,
+    ),
     _transformers("GPT2Model", "GPT2Config", _tokens, n_layer=2, n_embd=192, n_head=3),
     _timm("edgenext_xx_small", refused=True),
     _timm("mobilevitv2_050", refused=True),

@@ -61,10 +61,17 @@ def borders(network: nn.Module, images: Tensor, labels: Tensor, plain_tests: int
     attention = scores(network, images)
     made, certificate = network_to_conv(network, borders="exact", images=images[:CERTIFIED])
     content = json.loads(certificate.to_json())
-    rows = {"exact": {**compared(attention, scores(freeze(made, images[:1]), images), labels), "certificate": content}}
+    rows = {
+        "exact": {
+            **compared(attention, scores(freeze(made, images[:1]), images), labels),
+            "certificate": content,
+        }
+    }
     for padding in PADDINGS if plain_tests else ():
         some = slice(plain_tests)
-        made, certificate = network_to_conv(network, padding_mode=padding, images=images[:CERTIFIED])
+        made, certificate = network_to_conv(
+            network, padding_mode=padding, images=images[:CERTIFIED]
+        )
         rows[padding] = {
             **compared(attention[some], scores(made, images[some]), labels[some]),
             "certificate": json.loads(certificate.to_json()),
@@ -92,7 +99,9 @@ def openvino(file: Path) -> Run:
     return lambda images: torch.from_numpy(compiled([images.numpy()])[0].copy())
 
 
-def runtimes(network: nn.Module, images: Tensor, labels: Tensor, rounds: int) -> list[dict[str, Any]]:
+def runtimes(
+    network: nn.Module, images: Tensor, labels: Tensor, rounds: int
+) -> list[dict[str, Any]]:
     """Runs a network as attention in torch, and as normalised convolutions in torch and from a file, by turns."""
     import onnx
 
@@ -104,14 +113,18 @@ def runtimes(network: nn.Module, images: Tensor, labels: Tensor, rounds: int) ->
         operators: dict[str, list[str]] = {}
         for kind, module in {"attention": network, "exact convolutions": made}.items():
             file = Path(place) / f"{kind}.onnx"
-            torch.onnx.export(module, (batch,), file, dynamo=True, verbose=False, external_data=False)
+            torch.onnx.export(
+                module, (batch,), file, dynamo=True, verbose=False, external_data=False
+            )
             nodes = onnx.load(file).graph.node
             for runtime, load in {"ONNX Runtime": onnx_runtime, "OpenVINO": openvino}.items():
                 name = f"{kind}, {runtime}"
                 runs[name], sizes[name] = load(file), file.stat().st_size
                 operators[name] = sorted({f"{node.domain}::{node.op_type}" for node in nodes})
         attention = scores(network, images)
-        found = {name: compared(attention, scores(run, images), labels) for name, run in runs.items()}
+        found = {
+            name: compared(attention, scores(run, images), labels) for name, run in runs.items()
+        }
         with torch.no_grad():
             turns = [[clocked(run, batch) for run in runs.values()] for _ in range(rounds + 1)][1:]
     times = dict(zip(runs, zip(*turns, strict=True), strict=True))
@@ -120,7 +133,9 @@ def runtimes(network: nn.Module, images: Tensor, labels: Tensor, rounds: int) ->
             "run": name,
             **found[name],
             "seconds": median(times[name]),
-            "ratio": median(a / b for a, b in zip(times[name], times["attention, torch"], strict=True)),
+            "ratio": median(
+                a / b for a, b in zip(times[name], times["attention, torch"], strict=True)
+            ),
             "bytes": sizes.get(name),
             "operators": operators.get(name),
         }
@@ -197,24 +212,45 @@ def page(content: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Converts, measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="*", help="networks, as for load_network; default: all of this repository")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sources", nargs="*", help="networks, as for load_network; default: all of this repository"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--tests", type=int, default=10_000, help="test images for exact convolutions")
-    parser.add_argument("--plain-tests", type=int, default=10_000, help="test images for plain ones, or 0")
-    parser.add_argument("--runtime-tests", type=int, default=10_000, help="test images for runtimes, or 0")
+    parser.add_argument(
+        "--tests", type=int, default=10_000, help="test images for exact convolutions"
+    )
+    parser.add_argument(
+        "--plain-tests", type=int, default=10_000, help="test images for plain ones, or 0"
+    )
+    parser.add_argument(
+        "--runtime-tests", type=int, default=10_000, help="test images for runtimes, or 0"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
-    parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
+    parser.add_argument(
+        "--busy", action="store_true", help="say that other programs ran at the same time"
+    )
     given = parser.parse_args(arguments)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
-    images, labels = normalise(data.test.images[: given.tests], data.mean, data.std), data.test.labels[: given.tests]
+    images, labels = (
+        normalise(data.test.images[: given.tests], data.mean, data.std),
+        data.test.labels[: given.tests],
+    )
     words = [
         f"--tests {given.tests}",
         f"--plain-tests {given.plain_tests}",
         f"--runtime-tests {given.runtime_tests}",
         f"--rounds {given.rounds}",
     ]
-    words = [*given.sources, "--output", portable_path(given.output), *words, *(["--busy"] if given.busy else [])]
+    words = [
+        *given.sources,
+        "--output",
+        portable_path(given.output),
+        *words,
+        *(["--busy"] if given.busy else []),
+    ]
     content: dict[str, Any] = {
         "command": " ".join(["CONVATTN_CIFAR10=FOLDER", "python -m benchmarks.borders", *words]),
         "hardware": describe_hardware(torch.device("cpu")),

@@ -68,10 +68,18 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.width, self.qkv, self.proj = width, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.width, self.qkv, self.proj = (
+            width,
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102 - as the class says
-        parts = self.qkv(x).reshape(x.shape[0], x.shape[1], 3, 2, self.width // 2).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(x)
+            .reshape(x.shape[0], x.shape[1], 3, 2, self.width // 2)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = parts[0], parts[1], parts[2]
         mixed = (q @ k.transpose(-2, -1) / (self.width // 2) ** 0.5).softmax(-1) @ v
         return self.proj(mixed.transpose(1, 2).flatten(2))
@@ -94,13 +102,23 @@ class Mean(nn.Module):
 def random_cnn(draw: random.Random) -> nn.Module:
     """Draws a network of three to six convolutions."""
     width, parts = draw.choice([8, 12, 16]), []
-    parts += [nn.Conv2d(3, width, 3, padding=1, bias=draw.random() < 0.5), nn.BatchNorm2d(width), nn.ReLU()]
+    parts += [
+        nn.Conv2d(3, width, 3, padding=1, bias=draw.random() < 0.5),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+    ]
     for _ in range(draw.randint(2, 5)):
         act = draw.choice([nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish])()
         size, groups = draw.choice([1, 3, 3, 5]), draw.choice([1, 1, 2, width])
-        conv = nn.Conv2d(width, width, size, padding=size // 2, groups=groups, bias=draw.random() < 0.5)
-        norm = draw.choice([nn.BatchNorm2d(width), nn.BatchNorm2d(width), nn.GroupNorm(2, width), nn.Identity()])
-        parts.append(Residual(conv, norm, act) if draw.random() < 0.5 else nn.Sequential(conv, norm, act))
+        conv = nn.Conv2d(
+            width, width, size, padding=size // 2, groups=groups, bias=draw.random() < 0.5
+        )
+        norm = draw.choice(
+            [nn.BatchNorm2d(width), nn.BatchNorm2d(width), nn.GroupNorm(2, width), nn.Identity()]
+        )
+        parts.append(
+            Residual(conv, norm, act) if draw.random() < 0.5 else nn.Sequential(conv, norm, act)
+        )
         if draw.random() < 0.3:
             wider = width + draw.choice([4, 8])
             parts.append(nn.Conv2d(width, wider, 3, stride=2, padding=1))
@@ -122,7 +140,10 @@ def random_vit(draw: random.Random) -> nn.Module:
 def filled(network: nn.Module) -> nn.Module:
     """Gives normalisation statistics and weights that do something."""
     for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm) and module.weight is not None:
+        if (
+            isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm)
+            and module.weight is not None
+        ):
             nn.init.normal_(module.weight, 1, 0.2)
             nn.init.normal_(module.bias, 0, 0.5)
         if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
@@ -136,7 +157,12 @@ def networks() -> Iterator[tuple[int, str, nn.Module, Tensor]]:
     for kind, make, count in (("cnn", random_cnn, RANDOM_CNNS), ("vit", random_vit, RANDOM_VITS)):
         for seed in range(count):
             torch.manual_seed(seed)
-            yield seed, f"{kind}-{seed}", filled(make(random.Random(seed))), torch.randn(IMAGES, 3, 24, 24)
+            yield (
+                seed,
+                f"{kind}-{seed}",
+                filled(make(random.Random(seed))),
+                torch.randn(IMAGES, 3, 24, 24),
+            )
     for place, (name, (build, size)) in enumerate(BUILT.items()):
         torch.manual_seed(0)
         yield place, name, filled(build(num_classes=CLASSES)), torch.randn(IMAGES, 3, size, size)
@@ -149,8 +175,16 @@ def fold(network: nn.Module, images: Tensor) -> nn.Module:
     """Merges every batch normalisation that alone takes the output of a convolution into it."""
     takers = layer_outputs(network, read_arguments(network, images))[1]
     for name, after in takers.items():
-        conv, norm = network.get_submodule(name.partition("#")[0]), network.get_submodule(after[0].partition("#")[0])
-        if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and "#" not in name + after[0] and len(after) == 1:
+        conv, norm = (
+            network.get_submodule(name.partition("#")[0]),
+            network.get_submodule(after[0].partition("#")[0]),
+        )
+        if (
+            type(conv) is nn.Conv2d
+            and type(norm) is nn.BatchNorm2d
+            and "#" not in name + after[0]
+            and len(after) == 1
+        ):
             network.set_submodule(name, fuse_conv_bn_eval(conv, norm))
             network.set_submodule(after[0], nn.Identity())
     return network
@@ -172,7 +206,9 @@ CONVERSIONS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
 
 def weighted(network: nn.Module) -> list[str]:
     """Lists the convolutions and linear maps."""
-    return [name for name, part in network.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    return [
+        name for name, part in network.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)
+    ]
 
 
 def change_weight(network: nn.Module, draw: random.Random, by: float) -> str:
@@ -185,7 +221,9 @@ def change_weight(network: nn.Module, draw: random.Random, by: float) -> str:
 
 def swap_axes(network: nn.Module, draw: random.Random) -> str | None:
     """Swaps two axes of a kernel, or of a square matrix."""
-    names = [n for n in weighted(network) if len({*network.get_submodule(n).weight.shape[-2:]}) == 1]  # type: ignore[union-attr, arg-type]
+    names = [
+        n for n in weighted(network) if len({*network.get_submodule(n).weight.shape[-2:]}) == 1
+    ]  # type: ignore[union-attr, arg-type]
     names = [n for n in names if network.get_submodule(n).weight.shape[-1] > 1]  # type: ignore[union-attr, index]
     if not names:
         return None
@@ -197,12 +235,24 @@ def swap_axes(network: nn.Module, draw: random.Random) -> str | None:
 
 def pad_otherwise(network: nn.Module, draw: random.Random) -> str | None:
     """Repeats border pixels where zeros belong."""
-    named = {n: m for n, m in network.named_modules() if type(m) is nn.Conv2d and m.padding not in (0, (0, 0))}
+    named = {
+        n: m
+        for n, m in network.named_modules()
+        if type(m) is nn.Conv2d and m.padding not in (0, (0, 0))
+    }
     if not named:
         return None
     name = draw.choice([*named])
     old = named[name]
-    sizes = (old.in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, old.groups)
+    sizes = (
+        old.in_channels,
+        old.out_channels,
+        old.kernel_size,
+        old.stride,
+        old.padding,
+        old.dilation,
+        old.groups,
+    )
     new = nn.Conv2d(*sizes, bias=old.bias is not None, padding_mode="replicate")  # type: ignore[arg-type]
     new.load_state_dict(old.state_dict())
     network.set_submodule(name, new.eval())
@@ -211,7 +261,9 @@ def pad_otherwise(network: nn.Module, draw: random.Random) -> str | None:
 
 def drop_bias(network: nn.Module, draw: random.Random) -> str | None:
     """Sets the bias of a layer to zero."""
-    named = {n: m for n, m in network.named_modules() if isinstance(getattr(m, "bias", None), Tensor)}
+    named = {
+        n: m for n, m in network.named_modules() if isinstance(getattr(m, "bias", None), Tensor)
+    }
     name = draw.choice([n for n, m in named.items() if m.bias.abs().max() > 0])  # type: ignore[union-attr, operator]
     named[name].bias.data.zero_()  # type: ignore[union-attr, operator]
     return name
@@ -226,7 +278,10 @@ def halve(network: nn.Module, draw: random.Random) -> str:
 
 
 FAULTS: dict[str, Callable[[nn.Module, random.Random], str | None]] = {
-    **{f"weight by {by:.0e}": (lambda network, draw, by=by: change_weight(network, draw, by)) for by in CHANGES},
+    **{
+        f"weight by {by:.0e}": (lambda network, draw, by=by: change_weight(network, draw, by))
+        for by in CHANGES
+    },
     "swapped axes": swap_axes,
     "wrong padding": pad_otherwise,
     "dropped bias": drop_bias,
@@ -236,7 +291,9 @@ FAULTS: dict[str, Callable[[nn.Module, random.Random], str | None]] = {
 IN_FILES = {f"weight by {by:.0e}, in the file": by for by in (1e-3, 1e-5)}
 
 
-def damage_file(source: Path, target: Path, network: nn.Module, draw: random.Random, by: float) -> str | None:
+def damage_file(
+    source: Path, target: Path, network: nn.Module, draw: random.Random, by: float
+) -> str | None:
     """Adds to one weight of an ONNX file; returns the layer of the node that takes it, None if no weight has a name.
 
     Where the exporter merged a normalisation into a convolution, the node is that of the normalisation.
@@ -251,7 +308,9 @@ def damage_file(source: Path, target: Path, network: nn.Module, draw: random.Ran
     chosen.CopyFrom(onnx.numpy_helper.from_array(values, chosen.name))
     onnx.save(model, target)
     node = next(one for one in model.graph.node if chosen.name in one.input)
-    scopes = next(one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes")
+    scopes = next(
+        one.value for one in node.metadata_props if one.key == "pkg.torch.onnx.name_scopes"
+    )
     return ast.literal_eval(scopes)[-2]
 
 
@@ -271,7 +330,9 @@ class Case:
     measured_error: float
     rounding: float
     largest: float
-    effect: float | None  # Largest change of the outputs by the fault, in float64; None where it was not measured
+    effect: (
+        float | None
+    )  # Largest change of the outputs by the fault, in float64; None where it was not measured
     allclose: tuple[bool, ...]  # Whether outputs agree within each of the chosen tolerances
 
     @property
@@ -282,12 +343,16 @@ class Case:
     @property
     def hidden(self) -> bool:
         """Whether the fault changes no output by as much as the last digit of the largest."""
-        return self.effect is not None and self.effect <= torch.finfo(torch.float32).eps * self.largest
+        return (
+            self.effect is not None and self.effect <= torch.finfo(torch.float32).eps * self.largest
+        )
 
 
 def agree(plain: Tensor, other: Tensor) -> tuple[bool, ...]:
     """Compares with each chosen tolerance, as `allclose` does."""
-    return tuple(bool(((plain - other).abs() <= limit + limit * plain.abs()).all()) for limit in CHOSEN)
+    return tuple(
+        bool(((plain - other).abs() <= limit + limit * plain.abs()).all()) for limit in CHOSEN
+    )
 
 
 def case_of(certificate: AgreementCertificate, **fields: Any) -> Case:
@@ -297,7 +362,9 @@ def case_of(certificate: AgreementCertificate, **fields: Any) -> Case:
 
 
 @torch.no_grad()
-def measure(place: int, name: str, network: nn.Module, images: Tensor, work: Path) -> Iterator[Case]:
+def measure(
+    place: int, name: str, network: nn.Module, images: Tensor, work: Path
+) -> Iterator[Case]:
     """Yields every comparison of one network."""
     plain, kinds = network(images), [*CONVERSIONS]
     if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
@@ -309,23 +376,51 @@ def measure(place: int, name: str, network: nn.Module, images: Tensor, work: Pat
         layer = plant(damaged, random.Random(f"{name} {fault}")) if plant else None
         if plant and layer is None:
             continue
-        effect = (copy.deepcopy(damaged).double()(images.double()) - high).abs().max().item() if plant else None
+        effect = (
+            (copy.deepcopy(damaged).double()(images.double()) - high).abs().max().item()
+            if plant
+            else None
+        )
         other = CONVERSIONS[kind](damaged, images)
         certificate = certify(network, other, images)
-        fields = {"network": name, "conversion": kind, "fault": fault or None, "layer": layer, "effect": effect}
+        fields = {
+            "network": name,
+            "conversion": kind,
+            "fault": fault or None,
+            "layer": layer,
+            "effect": effect,
+        }
         yield case_of(certificate, **fields, allclose=agree(plain, other(images)))
     path, wrong = work / "network.onnx", work / "wrong.onnx"
     torch.onnx.export(network, (images,), path, dynamo=True, verbose=False, external_data=False)
     for runtime in ("onnxruntime", "openvino"):
         certificate = certify(network, path, images, runtime=runtime)
-        fields = {"network": name, "conversion": runtime, "fault": None, "layer": None, "effect": None}
-        yield case_of(certificate, **fields, allclose=agree(plain, in_runtime(runtime, path, images)))
+        fields = {
+            "network": name,
+            "conversion": runtime,
+            "fault": None,
+            "layer": None,
+            "effect": None,
+        }
+        yield case_of(
+            certificate, **fields, allclose=agree(plain, in_runtime(runtime, path, images))
+        )
     for fault, by in IN_FILES.items():
         layer = damage_file(path, wrong, network, random.Random(f"{name} {fault}"), by)
         if layer is not None:
             certificate = certify(network, wrong, images)
-            fields = {"network": name, "conversion": "onnxruntime", "fault": fault, "layer": layer, "effect": None}
-            yield case_of(certificate, **fields, allclose=agree(plain, in_runtime("onnxruntime", wrong, images)))
+            fields = {
+                "network": name,
+                "conversion": "onnxruntime",
+                "fault": fault,
+                "layer": layer,
+                "effect": None,
+            }
+            yield case_of(
+                certificate,
+                **fields,
+                allclose=agree(plain, in_runtime("onnxruntime", wrong, images)),
+            )
 
 
 def in_runtime(runtime: str, path: Path, images: Tensor) -> Tensor:
@@ -407,16 +502,26 @@ def page(cases: Sequence[Case], setting: dict[str, Any]) -> str:
         some = [case for case in planted if case.fault == fault]
         found = [case for case in some if case.verdict != "exact"]
         hidden = sum(case.verdict == "exact" and case.hidden for case in some)
-        known = [str(hidden), str(len(some) - len(found) - hidden)] if some[0].effect is not None else ["–", "–"]
+        known = (
+            [str(hidden), str(len(some) - len(found) - hidden)]
+            if some[0].effect is not None
+            else ["–", "–"]
+        )
         named = str(sum(case.named for case in found))
-        of_fault.append([str(fault), str(len(some)), str(len(found)), named, *known, *rates(some)[1:]])
+        of_fault.append(
+            [str(fault), str(len(some)), str(len(found)), named, *known, *rates(some)[1:]]
+        )
     wrong = [case for case in right if case.verdict != "exact"]
     alarms = "\n".join(
         f"- {case.network}, {case.conversion}: off by {case.measured_error:.2g} of {case.largest:.2g}, where rounding"
         f" explains {case.rounding:.2g}; first layer {case.first or 'none'}."
         for case in wrong
     )
-    missed = [case for case in planted if case.verdict == "exact" and case.effect is not None and not case.hidden]
+    missed = [
+        case
+        for case in planted
+        if case.verdict == "exact" and case.effect is not None and not case.hidden
+    ]
     largest = max((case.effect / case.rounding for case in missed if case.effect), default=0.0)
     found = sum(case.verdict != "exact" for case in planted)
     return PAGE.format(
@@ -440,10 +545,19 @@ def page(cases: Sequence[Case], setting: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measures all networks and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--work", type=Path, required=True, help="folder for what is measured; what is there is kept")
-    parser.add_argument("--reverse", action="store_true", help="begin at the end, beside a process that does not")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        required=True,
+        help="folder for what is measured; what is there is kept",
+    )
+    parser.add_argument(
+        "--reverse", action="store_true", help="begin at the end, beside a process that does not"
+    )
     arguments = parser.parse_args()
     folder, work = arguments.output, arguments.work
     for made in (folder, work):
@@ -455,12 +569,22 @@ def main() -> None:
         if not (work / f"{name}.json").exists():
             before = time.process_time()
             with tempfile.TemporaryDirectory() as files:
-                cases = [asdict(case) for case in measure(place, name, network, images, Path(files))]
+                cases = [
+                    asdict(case) for case in measure(place, name, network, images, Path(files))
+                ]
             seconds = time.process_time() - before
-            write_atomically(work / f"{name}.json", json.dumps({"seconds": seconds, "cases": cases}))
+            write_atomically(
+                work / f"{name}.json", json.dumps({"seconds": seconds, "cases": cases})
+            )
             print(f"{name}: {len(cases)} comparisons, {seconds:.0f} s", flush=True)  # noqa: T201
-    measured = [json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for _, name, *_ in every]
-    cases = [Case(**{**case, "allclose": tuple(case["allclose"])}) for one in measured for case in one["cases"]]
+    measured = [
+        json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for _, name, *_ in every
+    ]
+    cases = [
+        Case(**{**case, "allclose": tuple(case["allclose"])})
+        for one in measured
+        for case in one["cases"]
+    ]
     setting = {
         "command": f"python benchmarks/certify.py --work WORK --output {portable_path(folder)}",
         "hardware": describe_hardware(torch.device("cpu")),

@@ -26,7 +26,15 @@ SEEDS = (0, 1, 2)
 EPOCHS = (2, 5, 15)
 BATCH = 50
 RATE = 2e-3
-SIZES = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10, "embed_dim": 36, "depth": 3, "num_heads": 9}
+SIZES = {
+    "img_size": 8,
+    "patch_size": 2,
+    "in_chans": 1,
+    "num_classes": 10,
+    "embed_dim": 36,
+    "depth": 3,
+    "num_heads": 9,
+}
 POOL = {"class_token": False, "global_pool": "avg"}
 STARTS: dict[str, dict[str, Any] | None] = {
     "as it is": None,
@@ -78,14 +86,22 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     """Splits parameters into those that decay, matrices but the centres, and others."""
     split: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
-        split[parameter.ndim > 1 and not name.endswith(("centres", "cls_token", "pos_embed"))].append(parameter)
-    return [{"params": split[True], "weight_decay": 0.05}, {"params": split[False], "weight_decay": 0.0}]
+        split[
+            parameter.ndim > 1 and not name.endswith(("centres", "cls_token", "pos_embed"))
+        ].append(parameter)
+    return [
+        {"params": split[True], "weight_decay": 0.05},
+        {"params": split[False], "weight_decay": 0.0},
+    ]
 
 
 def train(seed: int, start: dict[str, Any] | None) -> dict[str, Any]:
     """Trains one transformer, and writes its accuracy down after some of the epochs."""
     digits = load_digits()
-    images, tests = ((split.images / 255 - digits.mean[0]) / digits.std[0] for split in (digits.train, digits.test))
+    images, tests = (
+        (split.images / 255 - digits.mean[0]) / digits.std[0]
+        for split in (digits.train, digits.test)
+    )
     model = network(seed, start)
     steps = EPOCHS[-1] * (len(images) // BATCH)
     optimiser = torch.optim.AdamW(groups(model), lr=RATE)
@@ -93,7 +109,9 @@ def train(seed: int, start: dict[str, Any] | None) -> dict[str, Any]:
     order = torch.Generator().manual_seed(seed)
     accuracy, before = {}, time.perf_counter()
     for epoch in range(1, EPOCHS[-1] + 1):
-        for rows in torch.randperm(len(images), generator=order).split(BATCH)[: len(images) // BATCH]:
+        for rows in torch.randperm(len(images), generator=order).split(BATCH)[
+            : len(images) // BATCH
+        ]:
             loss = nn.functional.cross_entropy(model(images[rows]), digits.train.labels[rows])
             optimiser.zero_grad()
             loss.backward()
@@ -104,7 +122,10 @@ def train(seed: int, start: dict[str, Any] | None) -> dict[str, Any]:
                 right = model.eval()(tests).argmax(1) == digits.test.labels
             model.train()
             accuracy[str(epoch)] = right.double().mean().item()
-    seconds, parameters = time.perf_counter() - before, sum(parameter.numel() for parameter in model.parameters())
+    seconds, parameters = (
+        time.perf_counter() - before,
+        sum(parameter.numel() for parameter in model.parameters()),
+    )
     return {"seed": seed, "accuracy": accuracy, "seconds": seconds, "parameters": parameters}
 
 
@@ -126,14 +147,20 @@ def verdict(runs: dict[str, list[dict[str, Any]]]) -> str:
     plain, last = runs["as it is"], str(EPOCHS[-1])
     sides: dict[str, list[str]] = {"above": [], "below": []}
     for name, found in runs.items():
-        gains = [a["accuracy"][last] - b["accuracy"][last] for a, b in zip(found, plain, strict=True)]
+        gains = [
+            a["accuracy"][last] - b["accuracy"][last] for a, b in zip(found, plain, strict=True)
+        ]
         if min(gains) > 0:
             sides["above"].append(f"“{name}”")
         elif max(gains) < 0:
             sides["below"].append(f"“{name}”")
-    said = [f"{side} the network as it is: {', '.join(names)}" for side, names in sides.items() if names]
+    said = [
+        f"{side} the network as it is: {', '.join(names)}" for side, names in sides.items() if names
+    ]
     return (
-        f"At the end, with every seed {'; '.join(said)}." if said else "At the end no start is ahead with every seed."
+        f"At the end, with every seed {'; '.join(said)}."
+        if said
+        else "At the end no start is ahead with every seed."
     )
 
 
@@ -159,14 +186,18 @@ def page(runs: dict[str, list[dict[str, Any]]], setting: dict[str, Any]) -> str:
 
 def main() -> None:
     """Trains all starts with all seeds and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)  # before anything is trained
     setting = {"hardware": describe_hardware(torch.device("cpu")), "versions": describe_versions()}
     setting |= {"timm": timm.__version__, "revision": find_revision()}
     runs = {name: [train(seed, start) for seed in SEEDS] for name, start in STARTS.items()}
-    write_atomically(folder / "convolutional-init.json", json.dumps({"runs": runs, **setting}, indent=2) + "\n")
+    write_atomically(
+        folder / "convolutional-init.json", json.dumps({"runs": runs, **setting}, indent=2) + "\n"
+    )
     write_atomically(folder / "convolutional-init.md", page(runs, setting))
 
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from benchmarks.definition import attend_at
 from benchmarks.record import Check
-from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget, roundings
+from convattn.functional.reference import (
+    LEAST_ROUNDINGS,
+    rounded_differently,
+    rounding_budget,
+    roundings,
+)
 from convattn.layers import RelativeAttention
 
 __all__ = ["FEW_NUMBERS", "Truth", "judge", "roads", "some_queries"]
@@ -70,10 +75,14 @@ class Truth:
         Returns:
             The check, of what is nearest to its budget or farthest beyond it.
         """
-        actual = self._results(layer, lambda x: compute(x).flatten(2)[..., self.queries], self.images)
+        actual = self._results(
+            layer, lambda x: compute(x).flatten(2)[..., self.queries], self.images
+        )
         return judge(actual, self._hi, self._lows)
 
-    def _results(self, layer: nn.Module | None, compute: Evaluation, x: Tensor) -> dict[str, Tensor]:
+    def _results(
+        self, layer: nn.Module | None, compute: Evaluation, x: Tensor
+    ) -> dict[str, Tensor]:
         """Returns outputs and, where asked for, gradients, by name."""
         if not self._gradients:
             with torch.no_grad():
@@ -81,19 +90,32 @@ class Truth:
         assert layer is not None
         x = x.detach().requires_grad_()
         y = compute(x)
-        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y)
+        upstream = torch.randn(
+            y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        ).to(y)
         names, parameters = zip(*layer.named_parameters(), strict=True)
         found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
-        gradients = {name: item for name, item in zip(("images", *names), found, strict=True) if item is not None}
-        return {"output": y.detach(), **{f"gradient of {name}": item for name, item in gradients.items()}}
+        gradients = {
+            name: item
+            for name, item in zip(("images", *names), found, strict=True)
+            if item is not None
+        }
+        return {
+            "output": y.detach(),
+            **{f"gradient of {name}": item for name, item in gradients.items()},
+        }
 
 
-def roads(images: Float[Tensor, "*shape"], count: int = LEAST_ROUNDINGS) -> list[Float[Tensor, "*shape"]]:
+def roads(
+    images: Float[Tensor, "*shape"], count: int = LEAST_ROUNDINGS
+) -> list[Float[Tensor, "*shape"]]:
     """Returns the images, and the same rounded in other ways: what they give differs by what rounding may do."""
     return [images, *(rounded_differently(images, seed) for seed in range(count))]
 
 
-def judge(actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence[Mapping[str, Tensor]]) -> Check:
+def judge(
+    actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence[Mapping[str, Tensor]]
+) -> Check:
     """Compares results with references, each by the error budget of `docs/explanation/error-budget.md`.
 
     Args:
@@ -106,7 +128,10 @@ def judge(actual: Mapping[str, Tensor], hi: Mapping[str, Tensor], lows: Sequence
     """
     if actual.keys() != hi.keys():
         return Check(
-            passed=False, worst=f"one without {sorted(hi.keys() ^ actual.keys())}", error=torch.inf, allowed=0.0
+            passed=False,
+            worst=f"one without {sorted(hi.keys() ^ actual.keys())}",
+            error=torch.inf,
+            allowed=0.0,
         )
     checks = []
     for name, exact in hi.items():
@@ -121,7 +146,10 @@ def some_queries(count: int, device: torch.device) -> Int[Tensor, " queries"]:
     """Picks queries to check: all of a few, or else the first, the last, and some drawn between them."""
     if count <= _QUERIES:
         return torch.arange(count, device=device)
-    drawn = torch.randperm(count - 2, generator=torch.Generator().manual_seed(count))[: _QUERIES - 2] + 1
+    drawn = (
+        torch.randperm(count - 2, generator=torch.Generator().manual_seed(count))[: _QUERIES - 2]
+        + 1
+    )
     return torch.cat([torch.tensor([0, count - 1]), drawn]).sort().values.to(device)
 
 

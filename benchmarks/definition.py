@@ -15,7 +15,9 @@ __all__ = ["attend_at"]
 
 
 def attend_at(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], queries: Int[Tensor, " queries"]
+    layer: RelativeAttention,
+    x: Float[Tensor, "batch channels *spatial"],
+    queries: Int[Tensor, " queries"],
 ) -> Float[Tensor, "batch outputs queries"]:
     """Computes an attention layer at some of its queries: y[q] = b + Σ_h Σ_k softmax_k(s_h(k − q)) W_h x[k].
 
@@ -58,6 +60,11 @@ def _displacements(
     device = queries.device
     keys = torch.meshgrid(*(torch.arange(axis.keys, device=device) for axis in axes), indexing="ij")
     places = torch.unravel_index(queries, [len(axis.queries) for axis in axes])
-    stands = [axis.queries.start + axis.queries.step * place for axis, place in zip(axes, places, strict=True)]
-    offsets = [key.flatten()[None] - stand[:, None] for key, stand in zip(keys, stands, strict=True)]
+    stands = [
+        axis.queries.start + axis.queries.step * place
+        for axis, place in zip(axes, places, strict=True)
+    ]
+    offsets = [
+        key.flatten()[None] - stand[:, None] for key, stand in zip(keys, stands, strict=True)
+    ]
     return torch.stack(offsets, dim=-1).to(dtype)

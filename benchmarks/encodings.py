@@ -67,12 +67,19 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
         The page in Markdown.
     """
     study, runs = read_study(folder)
-    parts = ["# Encodings: all tables", "What they say: [encodings](encodings.md).", _accuracies(study, runs)]
+    parts = [
+        "# Encodings: all tables",
+        "What they say: [encodings](encodings.md).",
+        _accuracies(study, runs),
+    ]
     parts.append("![Test accuracy over epochs, mean and range over seeds](encodings.png)")
     for question, pairs in QUESTIONS.items():
         asked = _asked(runs, pairs)
         if asked:
-            parts += [f"## {question}", f"Test accuracy with the same seed:\n\n{difference_table(asked, 'network')}"]
+            parts += [
+                f"## {question}",
+                f"Test accuracy with the same seed:\n\n{difference_table(asked, 'network')}",
+            ]
     if study["differences"]:
         parts += ["## Beside the first network", difference_table(study["differences"], "network")]
     data = load_data(load_recipe(runs[0].folder / "recipe.toml").data)
@@ -92,15 +99,30 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
 
 def _accuracies(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
     """Tabulates the networks, best first."""
-    chosen = {} if study["search"] is None else {item["label"]: item["values"] for item in study["search"]["choices"]}
+    chosen = (
+        {}
+        if study["search"] is None
+        else {item["label"]: item["values"] for item in study["search"]["choices"]}
+    )
     rows = []
-    for label, own in sorted(_by_label(runs).items(), key=lambda pair: -np.mean(_accuracy(pair[1]))):
+    for label, own in sorted(
+        _by_label(runs).items(), key=lambda pair: -np.mean(_accuracy(pair[1]))
+    ):
         values = ", ".join(f"{key} = {value}" for key, value in chosen.get(label, {}).items())
         seeds = ", ".join(f"{accuracy:.2%}" for accuracy in _accuracy(own))
         minutes = ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own)
         rows.append([f"`{label}`", f"{len(own)}", f"**{spread(_accuracy(own))}**", seeds, values])
         rows[-1] += [f"{len(own[0].epochs)}", f"{own[0].record['parameters']:,}", minutes]
-    heads = ["network", "n", "test accuracy", "by seed", "chosen on held-out images", "epochs", "parameters", "minutes"]
+    heads = [
+        "network",
+        "n",
+        "test accuracy",
+        "by seed",
+        "chosen on held-out images",
+        "epochs",
+        "parameters",
+        "minutes",
+    ]
     return markdown_table(heads, rows)
 
 
@@ -122,7 +144,9 @@ def _asked(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list
         label: {run.record["seed"]: run.results["test_accuracy"] for run in own}
         for label, own in _by_label(runs).items()
     }
-    found = [paired_difference(a, b, seeds[a], seeds[b]) for a, b in pairs if a in seeds and b in seeds]
+    found = [
+        paired_difference(a, b, seeds[a], seeds[b]) for a, b in pairs if a in seeds and b in seeds
+    ]
     return [asdict(pair) for pair in found if pair is not None]
 
 
@@ -137,7 +161,10 @@ def seen_by_layer(network: nn.Module, images: Tensor) -> list[float]:
         One number per layer, from 1 to the number of pixels.
     """
     report = analyze(network, images, controls=(), progress=False)
-    return [float(np.mean([head.effective_positions.value for head in layer.heads])) for layer in report.layers]
+    return [
+        float(np.mean([head.effective_positions.value for head in layer.heads]))
+        for layer in report.layers
+    ]
 
 
 def drawn(run: TrainedRun, data: ImageDataset) -> nn.Module:
@@ -155,7 +182,9 @@ def _seen(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) -> str
         if own[0].record["recipe"]["model"]["kind"] != "attention_net":
             continue
         seen = [[seen_by_layer(network, inputs) for network in _ends(run, data)] for run in own]
-        rows.append([f"`{label}`", *(" · ".join(map(_numbers, part)) for part in zip(*seen, strict=True))])
+        rows.append(
+            [f"`{label}`", *(" · ".join(map(_numbers, part)) for part in zip(*seen, strict=True))]
+        )
     heads = ["network", "at the start, by layer · seed", "after training, by layer · seed"]
     told = f"The number of pixels that a head looks at, exp(entropy of its attention), on {len(inputs)} test images."
     return f"{told} Means over heads.\n\n{markdown_table(heads, rows)}"
@@ -167,19 +196,38 @@ def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) ->
     for run in runs:
         if not run.record["recipe"]["model"].get("content"):
             continue
-        reports = (analyze(network, inputs, controls=(), progress=False) for network in _ends(run, data))
-        for number, (start, end) in enumerate(zip(*(report.layers for report in reports), strict=True), 1):
+        reports = (
+            analyze(network, inputs, controls=(), progress=False) for network in _ends(run, data)
+        )
+        for number, (start, end) in enumerate(
+            zip(*(report.layers for report in reports), strict=True), 1
+        ):
             scores, shares = (
                 [f"{layer.measured.mean(name):.2f}" for layer in (start, end)]
                 for name in ("position_score", "content_share")
             )
-            parts = [*scores, f"{np.nanmax([head.position_score.value for head in end.heads]):.2f}", *shares]
+            parts = [
+                *scores,
+                f"{np.nanmax([head.position_score.value for head in end.heads]):.2f}",
+                *shares,
+            ]
             parts.append(str(end.measured.convolution_score))
             rows.append([f"`{run.label}`", f"{run.record['seed']}", f"{number}", *parts])
     if not rows:
         return ""
-    head = ["network", "seed", "layer", "position score at the start", "at the end", "highest of a head, at the end"]
-    head += ["content's share at the start", "at the end", "a 3 × 3 convolution explains, at the end"]
+    head = [
+        "network",
+        "seed",
+        "layer",
+        "position score at the start",
+        "at the end",
+        "highest of a head, at the end",
+    ]
+    head += [
+        "content's share at the start",
+        "at the end",
+        "a 3 × 3 convolution explains, at the end",
+    ]
     told = (
         f"On {len(inputs)} test images, means over heads. The position score of a head is the share of its weights that"
         " displacements explain (1: a convolution, 0: no better than looking everywhere alike), on held-out images."
@@ -201,21 +249,36 @@ def _moved(runs: Sequence[TrainedRun]) -> str:
             continue
         kept = read_heads(run.folder)
         first, last = kept[0].step, kept[-1].step
-        ends = zip((i for i in kept if i.step == first), (i for i in kept if i.step == last), strict=True)
+        ends = zip(
+            (i for i in kept if i.step == first), (i for i in kept if i.step == last), strict=True
+        )
         for start, end in ends:
             moved = np.linalg.norm(end.centres - start.centres, axis=1)
             name = [f"`{run.label}`", f"{run.record['seed']}", f"{end.layer + 1}"]
             rows.append([*name, f"{moved.mean():.2f}", f"{moved.max():.2f}", *_widths(start, end)])
     if not rows:
         return ""
-    head = ["network", "seed", "layer", "moved, pixels: mean", "most", "width at the start, pixels: median"]
+    head = [
+        "network",
+        "seed",
+        "layer",
+        "moved, pixels: mean",
+        "most",
+        "width at the start, pixels: median",
+    ]
     return markdown_table([*head, "at the end", "heads wider at the end"], rows)
 
 
 def _widths(start: HeadSnapshot, end: HeadSnapshot) -> list[str]:
     """Words heads' standard deviations, in pixels (root mean square of both axes), and how many heads have grown."""
-    before, after = (np.sqrt(np.trace(np.linalg.inv(i.precisions), axis1=1, axis2=2) / 2) for i in (start, end))
-    return [f"{np.median(before):.2f}", f"{np.median(after):.2f}", f"{(after > before).sum()} of {len(after)}"]
+    before, after = (
+        np.sqrt(np.trace(np.linalg.inv(i.precisions), axis1=1, axis2=2) / 2) for i in (start, end)
+    )
+    return [
+        f"{np.median(before):.2f}",
+        f"{np.median(after):.2f}",
+        f"{(after > before).sum()} of {len(after)}",
+    ]
 
 
 def figures(folder: Path, scale: str, output: Path) -> list[str]:
@@ -262,11 +325,17 @@ def draw(figure_file: Path, runs: Sequence[TrainedRun]) -> None:
         panel.set(xlabel="epoch", ylabel="test accuracy (%)")
         panel.xaxis.get_major_locator().set_params(integer=True)
         for number, (label, own) in enumerate(_by_label(runs).items()):
-            values = 100 * np.array([[epoch["test_accuracy"] for epoch in run.epochs] for run in own])
+            values = 100 * np.array(
+                [[epoch["test_accuracy"] for epoch in run.epochs] for run in own]
+            )
             epochs, colour = range(1, values.shape[1] + 1), COLOURS[number % len(COLOURS)]
             style = "-" if number % 2 else "--"
-            panel.plot(epochs, values.mean(0), style, color=colour, label=f"{label} (n = {len(own)})")
-            panel.fill_between(epochs, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
+            panel.plot(
+                epochs, values.mean(0), style, color=colour, label=f"{label} (n = {len(own)})"
+            )
+            panel.fill_between(
+                epochs, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0
+            )
         panel.legend(loc="lower right")
 
 
@@ -275,13 +344,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Writes the page of the encodings.")
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
     parser.add_argument("--output", type=Path, required=True, help="folder for the page")
-    parser.add_argument("--images", type=int, default=100, help="test images on which is measured how far heads look")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=100,
+        help="test images on which is measured how far heads look",
+    )
     given = parser.parse_args(arguments)
     if not (given.runs / "study.json").is_file():
-        parser.error(f"--runs must be the folder of a study, with study.json in it, but is {str(given.runs)!r}")
+        parser.error(
+            f"--runs must be the folder of a study, with study.json in it, but is {str(given.runs)!r}"
+        )
     runs = read_study(given.runs)[1]
     if not runs or any("test_accuracy" not in run.results for run in runs):
-        parser.error(f"--runs must be a study with finished runs on test images, but is {str(given.runs)!r}")
+        parser.error(
+            f"--runs must be a study with finished runs on test images, but is {str(given.runs)!r}"
+        )
     given.output.mkdir(parents=True, exist_ok=True)
     draw(given.output / "encodings.png", runs)
     shown = figures(given.runs, runs[0].record["recipe"]["scale"], given.output / "encodings")

@@ -66,7 +66,9 @@ class Case:
         """The sizes in words."""
         kinds = {1: "dense", self.channels: "depthwise" if self.channels > 1 else "dense"}
         kind = kinds.get(self.groups, f"{self.groups} groups")
-        image, kernel = (" × ".join(map(str, n)) for n in (self.image, (self.kernel,) * len(self.image)))
+        image, kernel = (
+            " × ".join(map(str, n)) for n in (self.image, (self.kernel,) * len(self.image))
+        )
         return f"{self.batch} × {self.channels} channels, {image}, {kernel}, {kind}"
 
     def layers(self) -> tuple[nn.Module, nn.Module]:
@@ -96,8 +98,12 @@ def channels_last(conv: Any, x: Tensor) -> Tensor:
     """Computes in torch's other layout, from and to the default one; a sequence is an image of one row."""
     weight = conv.weight
     if x.ndim == 3:
-        x, weight = (t[:, :, None].contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        y = nn.functional.conv2d(x, weight, conv.bias, padding=(0, *conv.padding), groups=conv.groups)
+        x, weight = (
+            t[:, :, None].contiguous(memory_format=torch.channels_last) for t in (x, weight)
+        )
+        y = nn.functional.conv2d(
+            x, weight, conv.bias, padding=(0, *conv.padding), groups=conv.groups
+        )
         return y[:, :, 0].contiguous()
     x, weight = (t.contiguous(memory_format=LAYOUTS[x.ndim - 2]) for t in (x, weight))
     return conv._conv_forward(x, weight, conv.bias).contiguous()
@@ -112,18 +118,24 @@ def oaconvolve(signal: Any, conv: Any, x: Tensor) -> Tensor:
     return y + conv.bias.detach().view(-1, *(1,) * len(axes))
 
 
-def contenders(case: Case, plain: Any, own: nn.Module, *, training: bool) -> dict[str, Callable[[Tensor], Tensor]]:
+def contenders(
+    case: Case, plain: Any, own: nn.Module, *, training: bool
+) -> dict[str, Callable[[Tensor], Tensor]]:
     """Returns what computes a case, by name; peers without gradients only where none are asked for."""
     calls: dict[str, Callable[[Tensor], Tensor]] = {"planned": own, "default": plain}
     calls["channels-last"] = partial(channels_last, plain)
     line, pad = len(case.image) == 1, plain.padding
     with suppress(ImportError):
         fft_conv = import_module("fft_conv_pytorch").fft_conv
-        calls["fft-conv-pytorch"] = lambda x: fft_conv(x, plain.weight, plain.bias, padding=pad, groups=case.groups)
+        calls["fft-conv-pytorch"] = lambda x: fft_conv(
+            x, plain.weight, plain.bias, padding=pad, groups=case.groups
+        )
     with suppress(ImportError):
         julius = import_module("julius")
         if line and case.groups == 1:
-            calls["julius"] = lambda x: julius.fft_conv1d(x, plain.weight, plain.bias, padding=pad[0])
+            calls["julius"] = lambda x: julius.fft_conv1d(
+                x, plain.weight, plain.bias, padding=pad[0]
+            )
     if not training and case.groups == case.channels:
         with suppress(ImportError):
             calls["oaconvolve"] = partial(oaconvolve, import_module("scipy.signal"), plain)
@@ -131,11 +143,15 @@ def contenders(case: Case, plain: Any, own: nn.Module, *, training: bool) -> dic
             audio = import_module("torchaudio.functional")
             if line:
                 turned = plain.weight.detach().flip(2).movedim(1, 0)
-                calls["torchaudio"] = lambda x: audio.fftconvolve(x, turned, mode="same") + plain.bias[:, None]
+                calls["torchaudio"] = lambda x: (
+                    audio.fftconvolve(x, turned, mode="same") + plain.bias[:, None]
+                )
     return calls
 
 
-def call_of(compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *, training: bool) -> Callable[[], Any]:
+def call_of(
+    compute: Callable[[Tensor], Tensor], plain: nn.Module, x: Tensor, *, training: bool
+) -> Callable[[], Any]:
     """Makes the call that is timed: the result, or the result and the gradients of images and parameters."""
     if not training:
         return torch.no_grad()(lambda: compute(x))
@@ -172,7 +188,18 @@ def measure(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
     zeros, ones = (case.kernel // 2,) * len(case.image), (1,) * len(case.image)
     kernel = (case.kernel,) * len(case.image)
     plan = plan_convolution(
-        Sizes(case.batch, case.channels, case.channels, case.groups, case.image, kernel, ones, zeros, ones, x.dtype)
+        Sizes(
+            case.batch,
+            case.channels,
+            case.channels,
+            case.groups,
+            case.image,
+            kernel,
+            ones,
+            zeros,
+            ones,
+            x.dtype,
+        )
     )
     exact = OWN[len(case.image)].of(plain).double()(x.double()).detach()
     plain.float()
@@ -221,10 +248,18 @@ def networks() -> Iterator[tuple[str, nn.Module, Tensor]]:
     torch.manual_seed(0)
     blocks = [Block(2, 64, 31) for _ in range(4)]
     stem, head = nn.Conv2d(3, 64, 4, 4), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
-    yield "2-D, 4 blocks of 31 × 31, 64 channels", nn.Sequential(stem, *blocks, *head), torch.randn(2, 3, 224, 224)
+    yield (
+        "2-D, 4 blocks of 31 × 31, 64 channels",
+        nn.Sequential(stem, *blocks, *head),
+        torch.randn(2, 3, 224, 224),
+    )
     blocks = [Block(1, 32, 1023) for _ in range(4)]
     stem, head = nn.Conv1d(1, 32, 16, 4), [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 10)]
-    yield "1-D, 4 blocks of 1,023 taps, 32 channels", nn.Sequential(stem, *blocks, *head), torch.randn(2, 1, 32000)
+    yield (
+        "1-D, 4 blocks of 1,023 taps, 32 channels",
+        nn.Sequential(stem, *blocks, *head),
+        torch.randn(2, 1, 32000),
+    )
 
 
 def measure_network(number: int, rounds: int) -> Iterator[dict[str, Any]]:
@@ -237,8 +272,16 @@ def measure_network(number: int, rounds: int) -> Iterator[dict[str, Any]]:
     for training in (False, True):
         calls = {kind: network_call(net, x, kind, training=training) for kind, net in nets.items()}
         asked = {kind: (number, kind, training, torch.get_num_threads()) for kind in nets}
-        memory = {kind: in_a_process_of_its_own(network_memory, *arguments) for kind, arguments in asked.items()}
-        row = {"name": name, "training": training, "verdict": certificate.verdict, "seconds": in_turns(calls, rounds)}
+        memory = {
+            kind: in_a_process_of_its_own(network_memory, *arguments)
+            for kind, arguments in asked.items()
+        }
+        row = {
+            "name": name,
+            "training": training,
+            "verdict": certificate.verdict,
+            "seconds": in_turns(calls, rounds),
+        }
         yield {**row, "bytes": memory}
 
 
@@ -259,7 +302,9 @@ def network_memory(number: int, kind: str, training: bool, threads: int) -> int 
         network = accelerate_large_kernels(network, x)[0]
     elif kind == "channels-last":
         network = network.to(memory_format=torch.channels_last)
-    network_call(network, x[:1, ..., : x.shape[-1] // 4], kind, training=training)()  # which loads all code
+    network_call(
+        network, x[:1, ..., : x.shape[-1] // 4], kind, training=training
+    )()  # which loads all code
     return extra_memory(network_call(network, x, kind, training=training), torch.device("cpu"))
 
 
@@ -267,10 +312,15 @@ def page(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
     """Returns the page: findings, the reproduction, and for each record a summary and the networks."""
     text = Path(__file__).with_name("large_kernels_page.txt").read_text(encoding="utf-8")
     gains = {
-        (kind, task): f"{gain(record, kind, training=task):.2g}" for kind in LAYOUT_NAMES for task in (False, True)
+        (kind, task): f"{gain(record, kind, training=task):.2g}"
+        for kind in LAYOUT_NAMES
+        for task in (False, True)
     }
     words = {"{forward}": ("default", False), "{training}": ("default", True)}
-    words |= {"{forward last}": ("channels-last", False), "{training last}": ("channels-last", True)}
+    words |= {
+        "{forward last}": ("channels-last", False),
+        "{training last}": ("channels-last", True),
+    }
     for word, of in words.items():
         text = text.replace(word, gains[of])
     return text.replace("{setting}", _setting(record)).replace(
@@ -280,7 +330,11 @@ def page(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
 
 def gain(record: dict[str, Any], kind: str, *, training: bool) -> float:
     """Returns how many times as fast the networks are as in a layout of torch, at least."""
-    rows = [row["seconds"] for row in record["networks"] if row["training"] == training and kind in row["seconds"]]
+    rows = [
+        row["seconds"]
+        for row in record["networks"]
+        if row["training"] == training and kind in row["seconds"]
+    ]
     return min((seconds[kind] / seconds["planned"] for seconds in rows), default=math.nan)
 
 
@@ -291,7 +345,10 @@ def _number(value: float) -> str:
 
 def tables(record: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
     """Returns the page of all rows."""
-    parts = ["# Large kernels: all rows", "What they say, and how to read them: [large kernels](large-kernels.md)."]
+    parts = [
+        "# Large kernels: all rows",
+        "What they say, and how to read them: [large kernels](large-kernels.md).",
+    ]
     for one in (record, *others):
         parts += [f"## {_setting(one)}", "\n".join(_rows(one))]
     return "\n\n".join(parts) + "\n"
@@ -305,9 +362,16 @@ def _setting(record: dict[str, Any]) -> str:
 
 def _summary(record: dict[str, Any]) -> str:
     """Sums a record up, and gives the whole networks."""
-    compared = [(ratio, row["seconds"]["planned"]) for row in record["cases"] if (ratio := _ratio(row)) is not None]
+    compared = [
+        (ratio, row["seconds"]["planned"])
+        for row in record["cases"]
+        if (ratio := _ratio(row)) is not None
+    ]
     ratios = sorted(ratio for ratio, _ in compared)
-    within, lost = sum(ratio <= FEW for ratio in ratios), [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared]
+    within, lost = (
+        sum(ratio <= FEW for ratio in ratios),
+        [s * (1 - 1 / max(1.0, ratio)) for ratio, s in compared],
+    )
     about = (
         f"{record['hardware']['processor']}; {len(record['cases']) // 2} of {len(grid())} cases; the best of"
         f" {record['rounds']} rounds (what takes more than {SLOW:g} s runs once), revision"
@@ -324,13 +388,19 @@ def _summary(record: dict[str, Any]) -> str:
     kinds = ("planned", *LAYOUT_NAMES)
     if not record["networks"]:
         return "\n".join(lines[:-1])
-    lines.append(f"| network | | {', '.join(kinds)}: ms | the same: MB beyond what is held before | same function |")
+    lines.append(
+        f"| network | | {', '.join(kinds)}: ms | the same: MB beyond what is held before | same function |"
+    )
     lines.append("|---|---|---|---|---|")
     for row in record["networks"]:
         task = "training" if row["training"] else "forward"
-        ms = " / ".join(_number(1e3 * row["seconds"][kind]) if kind in row["seconds"] else "–" for kind in kinds)
+        ms = " / ".join(
+            _number(1e3 * row["seconds"][kind]) if kind in row["seconds"] else "–" for kind in kinds
+        )
         held = row.get("bytes", {})
-        megabytes = " / ".join(_number(held[kind] / 1e6) if held.get(kind) is not None else "–" for kind in kinds)
+        megabytes = " / ".join(
+            _number(held[kind] / 1e6) if held.get(kind) is not None else "–" for kind in kinds
+        )
         lines.append(f"| {row['name']} | {task} | {ms} | {megabytes} | {row['verdict']} |")
     return "\n".join(lines)
 
@@ -342,7 +412,9 @@ def _rows(record: dict[str, Any]) -> Iterator[str]:
     for row in record["cases"]:
         ms = {name: _number(1e3 * seconds) for name, seconds in row["seconds"].items()}
         planned, default, last = (ms.pop(name, "–") for name in ("planned", *LAYOUT_NAMES))
-        kind, paths = ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
+        kind, paths = (
+            ("training", row["paths"]) if row["training"] else ("forward", row["paths"][:1])
+        )
         ratio = _ratio(row)
         cells = [row["name"], kind, ", ".join(dict.fromkeys(paths)), planned]
         cells += ["–" if ratio is None else f"{ratio:.2g}", default, last]
@@ -358,13 +430,27 @@ def _ratio(row: dict[str, Any]) -> float | None:
 
 def main() -> None:
     """Measures, and writes the record and the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder of record and page")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case and no network after so many")
-    parser.add_argument("--note", default="Nothing else ran on the machine.", help="what the page says of the setting")
-    parser.add_argument("--other", type=Path, action="append", default=[], help="record of another run, for the page")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no case and no network after so many"
+    )
+    parser.add_argument(
+        "--note",
+        default="Nothing else ran on the machine.",
+        help="what the page says of the setting",
+    )
+    parser.add_argument(
+        "--other",
+        type=Path,
+        action="append",
+        default=[],
+        help="record of another run, for the page",
+    )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     begun = time.perf_counter()
@@ -382,7 +468,9 @@ def main() -> None:
     others = [json.loads(path.read_text(encoding="utf-8")) for path in given.other]
     order = [case.name for case in grid()]
     given.output.mkdir(parents=True, exist_ok=True)
-    list(measure(Case(1, 2, 2, (9, 9), 3), 1))  # what is loaded when it is first used takes no time below
+    list(
+        measure(Case(1, 2, 2, (9, 9), 3), 1)
+    )  # what is loaded when it is first used takes no time below
     cases = [case for first in range(3) for case in grid()[first::3]]
     for case in cases:
         if time.perf_counter() - begun > given.seconds:

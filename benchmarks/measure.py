@@ -146,7 +146,10 @@ def plain_float32() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
+            products,
+            convolutions,
+        )
 
 
 @contextmanager
@@ -175,6 +178,10 @@ def _give_back() -> None:
 
 def _resident(field: str) -> int:
     """Reads a size of this process from the kernel, in bytes."""
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    found = re.search(
+        rf"^{field}:\s+(\d+) kB$",
+        Path("/proc/self/status").read_text(encoding="ascii"),
+        re.MULTILINE,
+    )
     assert found is not None
     return int(found[1]) * 1024

@@ -12,8 +12,16 @@ __all__ = ["figure_of", "suite_page"]
 def suite_page(record: BenchmarkRecord) -> str:
     """Writes the page of a record, in Markdown; every number comes from the record."""
     suite = find_suite(record.suite)
-    verdict = "Every check passed." if record.passed else "**A check FAILED; what is wrong has no times.**"
-    tiny = "\n\nThese sizes are tiny (`--quick`): the times say nothing about speed." if record.quick else ""
+    verdict = (
+        "Every check passed."
+        if record.passed
+        else "**A check FAILED; what is wrong has no times.**"
+    )
+    tiny = (
+        "\n\nThese sizes are tiny (`--quick`): the times say nothing about speed."
+        if record.quick
+        else ""
+    )
     opening = (
         f"# {suite.title}\n\n"
         "What computes the same function is first held against float64; then all take turns in one process. "
@@ -21,19 +29,33 @@ def suite_page(record: BenchmarkRecord) -> str:
     )
     groups = [_group(name, results, record) for name, results in record.groups().items()]
     limits = ["## What is not measured", "", *_items(record.not_covered), ""]
-    return "\n".join([opening, "## How to read the tables", "", suite.reading, *groups, *_environment(record), *limits])
+    return "\n".join(
+        [
+            opening,
+            "## How to read the tables",
+            "",
+            suite.reading,
+            *groups,
+            *_environment(record),
+            *limits,
+        ]
+    )
 
 
 def figure_of(results: Sequence[CaseResult]) -> str | None:
     """Names the figure of a group, without ending; None where all its cases have the same number of pixels."""
-    timed = {result.pixels for result in results if any(item.seconds for item in result.measurements)}
+    timed = {
+        result.pixels for result in results if any(item.seconds for item in result.measurements)
+    }
     return results[0].group if len(timed) > 1 else None
 
 
 def _group(name: str, results: Sequence[CaseResult], record: BenchmarkRecord) -> str:
     title = results[0].title
     figure = figure_of(results)
-    notes = {item.contender: item.note for result in results for item in result.measurements if item.note}
+    notes = {
+        item.contender: item.note for result in results for item in result.measurements if item.note
+    }
     fits = exponents(results) if figure and not record.quick else []
     drawing = [f"![Time against the number of pixels]({figure}.png)", ""] if figure else []
     fitted = ["", "Least-squares fits over these sizes:", "", *_items(fits)] if fits else []
@@ -41,12 +63,26 @@ def _group(name: str, results: Sequence[CaseResult], record: BenchmarkRecord) ->
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
     described = _items(f"{contender}: {note}" for contender, note in notes.items())
     return "\n".join(
-        [f"## {name}", "", f"{title[:1].upper()}{title[1:]}.", "", *drawing, *lines, "", *described, *fitted, ""]
+        [
+            f"## {name}",
+            "",
+            f"{title[:1].upper()}{title[1:]}.",
+            "",
+            *drawing,
+            *lines,
+            "",
+            *described,
+            *fitted,
+            "",
+        ]
     )
 
 
 def _environment(record: BenchmarkRecord) -> list[str]:
-    times = sorted({len(item.seconds) for case in record.cases for item in case.measurements} - {0, record.rounds})
+    times = sorted(
+        {len(item.seconds) for case in record.cases for item in case.measurements}
+        - {0, record.rounds}
+    )
     more = f", of some cases {', '.join(map(str, times))}" if times else ""
     lines = {
         **{name.replace("_", " "): value for name, value in record.hardware.items()},

@@ -8,7 +8,15 @@ from typing import ClassVar
 
 from convattn.record import Record
 
-__all__ = ["BenchmarkRecord", "CaseResult", "Check", "Measurement", "Spread", "fit_exponent", "spread"]
+__all__ = [
+    "BenchmarkRecord",
+    "CaseResult",
+    "Check",
+    "Measurement",
+    "Spread",
+    "fit_exponent",
+    "spread",
+]
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,9 @@ class CaseResult:
         """Divides the times of two contenders, round by round; None where one of them has no times."""
         times = {item.contender: item.seconds for item in self.measurements}
         above, below = times.get(upper, ()), times.get(lower, ())
-        return spread([a / b for a, b in zip(above, below, strict=True)]) if above and below else None
+        return (
+            spread([a / b for a, b in zip(above, below, strict=True)]) if above and below else None
+        )
 
     def memory_ratio(self, upper: str, lower: str) -> float | None:
         """Divides the memory of two contenders, weights and a call's; None where a part of it is not known."""
@@ -174,5 +184,7 @@ def fit_exponent(points: Sequence[tuple[int, float]]) -> float | None:
     """
     if len({number for number, _ in points}) < 2:
         return None
-    slope, _ = statistics.linear_regression([math.log(n) for n, _ in points], [math.log(y) for _, y in points])
+    slope, _ = statistics.linear_regression(
+        [math.log(n) for n, _ in points], [math.log(y) for _, y in points]
+    )
     return slope

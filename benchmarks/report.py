@@ -11,12 +11,19 @@ _NONE = "–"
 _MEBI = 2**20
 
 
-def table(results: Sequence[CaseResult], baselines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def table(
+    results: Sequence[CaseResult], baselines: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
     """Words cases of one group: heads, and a row for each contender; columns that say nothing are left out."""
     rows = [_row(result, item, baselines) for result in results for item in result.measurements]
-    sizes = {"images": {result.images for result in results}, "N": {result.pixels for result in results}}
+    sizes = {
+        "images": {result.images for result in results},
+        "N": {result.pixels for result in results},
+    }
     silent = {name for name, found in sizes.items() if len(found) == 1}
-    heads = [name for name in rows[0] if name not in silent and any(row[name] != _NONE for row in rows)]
+    heads = [
+        name for name in rows[0] if name not in silent and any(row[name] != _NONE for row in rows)
+    ]
     return heads, [[row[name] for name in heads] for row in rows]
 
 
@@ -26,7 +33,9 @@ def medians(results: Sequence[CaseResult]) -> dict[str, list[tuple[int, float]]]
     for result in results:
         for item in result.measurements:
             if item.seconds:
-                points.setdefault(item.contender, []).append((result.pixels, statistics.median(item.seconds)))
+                points.setdefault(item.contender, []).append(
+                    (result.pixels, statistics.median(item.seconds))
+                )
     return points
 
 
@@ -71,12 +80,17 @@ def _row(result: CaseResult, item: Measurement, baselines: Sequence[str]) -> dic
         "path": item.path or _NONE,
         "check": item.skipped or describe_check(item.check),
         "ms": _NONE if time is None else _milliseconds(time.median),
-        "min – max": _NONE if time is None else f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
+        "min – max": _NONE
+        if time is None
+        else f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
         "ms/image": _NONE if time is None else _milliseconds(time.median / result.images),
         **{f"÷ {name}": _ratio(result.ratio(item.contender, name)) for name in against},
         "weights, MiB": _NONE if item.weights is None else _short(item.weights / _MEBI),
-        "call, MiB": item.memory_note or (_NONE if item.extra_memory is None else _short(item.extra_memory / _MEBI)),
-        **{f"memory ÷ {name}": _NONE if memory is None else f"{memory:.2f}" for name in against[:1]},
+        "call, MiB": item.memory_note
+        or (_NONE if item.extra_memory is None else _short(item.extra_memory / _MEBI)),
+        **{
+            f"memory ÷ {name}": _NONE if memory is None else f"{memory:.2f}" for name in against[:1]
+        },
     }
 
 

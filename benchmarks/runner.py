@@ -10,7 +10,13 @@ import torch
 
 from benchmarks.cases.case import Case, Contender
 from benchmarks.figure import draw_time_over_size
-from benchmarks.measure import NO_COUNTER, extra_memory, in_a_process_of_its_own, plain_float32, time_rounds
+from benchmarks.measure import (
+    NO_COUNTER,
+    extra_memory,
+    in_a_process_of_its_own,
+    plain_float32,
+    time_rounds,
+)
 from benchmarks.page import figure_of, suite_page
 from benchmarks.record import BenchmarkRecord, CaseResult, Check, Measurement
 from benchmarks.setting import Setting
@@ -80,15 +86,23 @@ def run_suite(
 def run_case(case: Case, setting: Setting, rounds: int) -> CaseResult:
     """Checks the contenders of a case, times those that are right in turns, and measures their memory."""
     entered = {name: _enter(name, build) for name, build in case.contenders(setting).items()}
-    calls = {name: item.call for name, (item, found) in entered.items() if item is not None and found.right}
+    calls = {
+        name: item.call
+        for name, (item, found) in entered.items()
+        if item is not None and found.right
+    }
     seconds = time_rounds(calls, rounds=rounds * case.turns, device=setting.torch_device)
     measurements = []
     for name, (_, found) in entered.items():
         timed = replace(found, seconds=seconds.get(name, ()))
-        measurements.append(_with_memory(timed, case, setting) if name in calls and case.memory else timed)
+        measurements.append(
+            _with_memory(timed, case, setting) if name in calls and case.memory else timed
+        )
     images, _, *spatial = case.shape
     pixels = torch.Size(spatial).numel()
-    return CaseResult(case.name, case.group or case.name, case.title, images, pixels, tuple(measurements))
+    return CaseResult(
+        case.name, case.group or case.name, case.title, images, pixels, tuple(measurements)
+    )
 
 
 def measure_memory(name: str, case: Case, setting: Setting, threads: int) -> int | None:
@@ -117,7 +131,9 @@ def _enter(name: str, build: Callable[[], Contender]) -> tuple[Contender | None,
     try:
         contender = build()
     except MissingDependencyError as error:
-        return None, replace(blank, skipped=f"{error.package} is not installed: {install_hint(error.extra)}")
+        return None, replace(
+            blank, skipped=f"{error.package} is not installed: {install_hint(error.extra)}"
+        )
     except DeviceError as error:
         return None, replace(blank, skipped=str(error))
     note, path = contender.describe()
@@ -140,7 +156,9 @@ def _attempt(contender: Contender) -> Check | None:
 def _with_memory(measurement: Measurement, case: Case, setting: Setting) -> Measurement:
     threads = torch.get_num_threads()
     try:
-        extra = in_a_process_of_its_own(measure_memory, measurement.contender, case, setting, threads)
+        extra = in_a_process_of_its_own(
+            measure_memory, measurement.contender, case, setting, threads
+        )
     except (MemoryError, RuntimeError) as error:
         return replace(measurement, memory_note=f"not measured: {_first_line(error)}")
     return replace(measurement, extra_memory=extra, memory_note=NO_COUNTER if extra is None else "")
@@ -149,7 +167,11 @@ def _with_memory(measurement: Measurement, case: Case, setting: Setting) -> Meas
 def _subnormal_numbers() -> dict[str, str]:
     """Tells, for the record, what the processor does with numbers below the smallest normal one."""
     smallest = torch.full((2,), torch.finfo(torch.float32).tiny)
-    return {"subnormal_numbers": "kept" if (smallest / 2).any() else "counted as zero, for every contender"}
+    return {
+        "subnormal_numbers": "kept"
+        if (smallest / 2).any()
+        else "counted as zero, for every contender"
+    }
 
 
 def _first_line(error: Exception) -> str:

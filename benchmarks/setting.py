@@ -47,7 +47,9 @@ class Setting:
         if device is None or device.type not in {"cpu", "cuda"}:
             raise ArgumentError(must_be("device", "cpu, cuda or cuda:N", self.device))
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise DeviceError(f"device {self.device!r} is not there: CUDA has {torch.cuda.device_count()} here")
+            raise DeviceError(
+                f"device {self.device!r} is not there: CUDA has {torch.cuda.device_count()} here"
+            )
 
     @property
     def torch_device(self) -> torch.device:

@@ -25,7 +25,35 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 from convattn.record import Record
 from convattn.testing.budget import budget, roundings
 
-SHARPNESS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 23, 26, 30, 35, 40, 46, 60, 80, 100, 150, 200)
+SHARPNESS = (
+    1,
+    1.5,
+    2,
+    2.5,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    18,
+    20,
+    23,
+    26,
+    30,
+    35,
+    40,
+    46,
+    60,
+    80,
+    100,
+    150,
+    200,
+)
 TABULATED = (1, 2, 3, 5, 10, 20, 46, 100, 200)
 SAMPLES = 10
 CHANNELS = (3, 5)
@@ -94,17 +122,28 @@ class SharpnessCurve(Record):
     samples: int  # Number of convolutions, each with an input of its own
     sharpness: tuple[float, ...]  # α in 1/pixel², rising
     bound: tuple[float, ...]  # 2ε(α)
-    measured: tuple[float, ...]  # Largest difference to the convolution in float64, over samples and outputs
+    measured: tuple[
+        float, ...
+    ]  # Largest difference to the convolution in float64, over samples and outputs
     relative: tuple[float, ...]  # The same, in units of the convolution's own largest output
     rounding: float  # Largest difference that rounding explains, by the error budget
 
     def soft_until(self) -> float | None:
         """α from which the bound is below 1: below, it promises nothing; None where that is never."""
-        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None)
+        return next(
+            (a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None
+        )
 
     def floor_from(self) -> float | None:
         """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
-        return next((a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < self.rounding), None)
+        return next(
+            (
+                a
+                for a, bound in zip(self.sharpness, self.bound, strict=True)
+                if bound < self.rounding
+            ),
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +158,9 @@ class Case:
     @property
     def unit(self) -> float:
         """The largest output that an input of this size can have, bias apart: max|x| · max_o Σ_t ‖W[t][o]‖₁."""
-        return (self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()).item()
+        return (
+            self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()
+        ).item()
 
 
 def in_one_product(conv: AnyConvolution, x: Tensor) -> Tensor:
@@ -139,7 +180,9 @@ def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
         conv = CONVOLUTIONS[dims](*CHANNELS, kernel_size=3, padding=1).to(dtype)
         x = torch.randn(2, CHANNELS[0], *SIZES[dims], dtype=dtype)
         lows = roundings(in_one_product, conv, x)
-        high = getattr(nn.functional, f"conv{dims}d")(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
+        high = getattr(nn.functional, f"conv{dims}d")(
+            x.double(), conv.weight.double(), conv.bias.double(), padding=1
+        )
         yield Case(conv, x, high, lows)
 
 
@@ -155,15 +198,36 @@ def measure(dims: int, dtype: torch.dtype) -> SharpnessCurve:
             layer, certificate = conv_to_attention(case.conv, sharpness=sharpness)
             error = (layer(case.x).double() - case.high).abs().max().item()
             assert certificate.verdict != "failed", certificate.summary()
-            assert error <= bound * case.unit + rounding, (dims, dtype, sharpness, error, bound * case.unit, rounding)
+            assert error <= bound * case.unit + rounding, (
+                dims,
+                dtype,
+                sharpness,
+                error,
+                bound * case.unit,
+                rounding,
+            )
             errors.append(error)
         bounds.append(bound)
         measured.append(max(error / case.unit for error, case in zip(errors, drawn, strict=True)))
-        relative.append(max(error / case.high.abs().max().item() for error, case in zip(errors, drawn, strict=True)))
-    rounding = max(rounding / case.unit for rounding, case in zip(allowed_rounding, drawn, strict=True))
+        relative.append(
+            max(
+                error / case.high.abs().max().item()
+                for error, case in zip(errors, drawn, strict=True)
+            )
+        )
+    rounding = max(
+        rounding / case.unit for rounding, case in zip(allowed_rounding, drawn, strict=True)
+    )
     name = str(dtype).removeprefix("torch.")
     return SharpnessCurve(
-        dims, name, SAMPLES, tuple(map(float, SHARPNESS)), tuple(bounds), tuple(measured), tuple(relative), rounding
+        dims,
+        name,
+        SAMPLES,
+        tuple(map(float, SHARPNESS)),
+        tuple(bounds),
+        tuple(measured),
+        tuple(relative),
+        rounding,
     )
 
 
@@ -187,9 +251,13 @@ def sharpness_regimes(path: Path, curves: Sequence[SharpnessCurve]) -> None:
 def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
     """Draws the curves of one number of axes, and the borders of the regimes."""
     first = curves[0]
-    panel.set(xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1]))
+    panel.set(
+        xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1])
+    )
     panel.set_xticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
-    panel.plot(first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)")
+    panel.plot(
+        first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)"
+    )
     start = first.soft_until()
     if start is not None:
         panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
@@ -197,12 +265,16 @@ def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
         panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
     for curve, colour, size, height in zip(curves, COLOURS, (6, 3), (12, 4e-5), strict=False):
         line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
-        panel.plot(curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line)
+        panel.plot(
+            curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line
+        )
         panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")
         floor = curve.floor_from()
         if floor is not None:
             panel.axvline(floor, color=colour, linewidth=0.8)
-            panel.text(floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top")
+            panel.text(
+                floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top"
+            )
 
 
 def table(curves: list[SharpnessCurve]) -> str:
@@ -220,7 +292,11 @@ def table(curves: list[SharpnessCurve]) -> str:
     lines = [f"| α (1/pixel²) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for sharpness in TABULATED:
         index = SHARPNESS.index(sharpness)
-        lines.append(f"| {sharpness} | " + " | ".join(f"{numbers[index]:.1e}" for numbers in columns.values()) + " |")
+        lines.append(
+            f"| {sharpness} | "
+            + " | ".join(f"{numbers[index]:.1e}" for numbers in columns.values())
+            + " |"
+        )
     return "\n".join(lines)
 
 
@@ -253,7 +329,9 @@ def page(curves: list[SharpnessCurve], setting: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measures all curves and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)  # before anything is measured

@@ -22,12 +22,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from convattn.data import ImageDataset, ImageSplit, cutmix, horizontal_flip, load_cifar10, normalise, random_crop
+from convattn.data import (
+    ImageDataset,
+    ImageSplit,
+    cutmix,
+    horizontal_flip,
+    load_cifar10,
+    normalise,
+    random_crop,
+)
 from convattn.files import file_sha256, new_file, sole_use, write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 SIZES: dict[str, dict[str, Any]] = {
-    "vit": {"img_size": 32, "patch_size": 4, "num_classes": 10, "embed_dim": 96, "depth": 6, "num_heads": 4},
+    "vit": {
+        "img_size": 32,
+        "patch_size": 4,
+        "num_classes": 10,
+        "embed_dim": 96,
+        "depth": 6,
+        "num_heads": 4,
+    },
     "convit": {  # embed_dim counts channels of a head; the first blocks have gated heads
         "img_size": 32,
         "patch_size": 4,
@@ -38,7 +53,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "local_up_to_layer": 3,
     },
 }
-CLASSES: dict[str, type[nn.Module]] = {"vit": timm.models.VisionTransformer, "convit": timm.models.ConVit}
+CLASSES: dict[str, type[nn.Module]] = {
+    "vit": timm.models.VisionTransformer,
+    "convit": timm.models.ConVit,
+}
 EVALUATION_BATCH = 500
 EVALUATED_EVERY = 4  # epochs
 
@@ -94,7 +112,10 @@ def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     split: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         split[parameter.ndim > 1 and name not in ("cls_token", "pos_embed")].append(parameter)
-    return [{"params": split[True], "weight_decay": decay}, {"params": split[False], "weight_decay": 0.0}]
+    return [
+        {"params": split[True], "weight_decay": decay},
+        {"params": split[False], "weight_decay": 0.0},
+    ]
 
 
 def rate_at(run: Run, steps_per_epoch: int, step: int) -> float:
@@ -105,7 +126,9 @@ def rate_at(run: Run, steps_per_epoch: int, step: int) -> float:
     return run.rate * (1 + math.cos(math.pi * done)) / 2
 
 
-def train_epoch(model: nn.Module, optimiser: torch.optim.Optimizer, data: ImageDataset, run: Run, epoch: int) -> float:
+def train_epoch(
+    model: nn.Module, optimiser: torch.optim.Optimizer, data: ImageDataset, run: Run, epoch: int
+) -> float:
     """Trains for an epoch, in bfloat16 where autocast allows it, and returns the mean loss."""
     model.train()
     total, steps = 0.0, len(data.train) // run.batch
@@ -127,7 +150,11 @@ def accuracy(model: nn.Module, data: ImageDataset) -> float:
     """Returns the share of test images that are classified rightly, in float32."""
     model.eval()
     right = 0
-    pairs = zip(data.test.images.split(EVALUATION_BATCH), data.test.labels.split(EVALUATION_BATCH), strict=True)
+    pairs = zip(
+        data.test.images.split(EVALUATION_BATCH),
+        data.test.labels.split(EVALUATION_BATCH),
+        strict=True,
+    )
     with torch.inference_mode():
         for images, labels in pairs:
             right += int((model(normalise(images, data.mean, data.std)).argmax(1) == labels).sum())
@@ -152,21 +179,30 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
         started, cpu = time.perf_counter(), time.process_time()
         loss = train_epoch(model, optimiser, data, run, epoch)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
-        metrics.append({"epoch": epoch + 1, "loss": loss, "seconds": seconds, "cpu_seconds": cpu_seconds})
+        metrics.append(
+            {"epoch": epoch + 1, "loss": loss, "seconds": seconds, "cpu_seconds": cpu_seconds}
+        )
         if (epoch + 1) % EVALUATED_EVERY == 0 or epoch + 1 == run.epochs:
             metrics[-1]["test_accuracy"] = accuracy(model, data)
         print(f"{run.name}: {json.dumps(metrics[-1])}", flush=True)  # noqa: T201
-        state = {"run": asdict(run), "model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        state = {
+            "run": asdict(run),
+            "model": model.state_dict(),
+            "optimiser": optimiser.state_dict(),
+        }
         with new_file(kept) as file:
             torch.save({**state, "metrics": metrics}, file)
-        write_atomically(folder / "metrics.jsonl", "".join(json.dumps(item) + "\n" for item in metrics))
+        write_atomically(
+            folder / "metrics.jsonl", "".join(json.dumps(item) + "\n" for item in metrics)
+        )
     with new_file(folder / "model.safetensors") as file:
         save_file(model.state_dict(), file)
     record = {
         "command": command,
         "run": asdict(run),
         "network": {"class": f"timm.models.{type(model).__name__}", **SIZES[run.network]},
-        "augmentation": "crops with 4 black pixels around, flips" + (", CutMix on half of the batches" * run.cutmix),
+        "augmentation": "crops with 4 black pixels around, flips"
+        + (", CutMix on half of the batches" * run.cutmix),
         "test_accuracy": metrics[-1]["test_accuracy"],
         "seconds": sum(row["seconds"] for row in metrics),
         "cpu_seconds": sum(row["cpu_seconds"] for row in metrics),
@@ -182,8 +218,12 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
 
 def main() -> None:
     """Trains one network, unless it is trained already."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, default=Path("runs"), help="folder for the runs' folders")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("runs"), help="folder for the runs' folders"
+    )
     parser.add_argument("--network", choices=sorted(SIZES), default="vit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cutmix", action="store_true", help="mix half of the batches by CutMix")
@@ -196,11 +236,20 @@ def main() -> None:
         raise SystemExit(f"{folder} holds a finished run")
     torch.set_num_threads(1)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
-    words = ["python -m benchmarks.small_vits", "--output", portable_path(given.output), "--seed", str(run.seed)]
+    words = [
+        "python -m benchmarks.small_vits",
+        "--output",
+        portable_path(given.output),
+        "--seed",
+        str(run.seed),
+    ]
     words += ["--network", run.network] * (run.network != "vit")
     words += ["--cutmix"] * run.cutmix + ["--epochs", str(run.epochs)]
     if given.images is not None:
-        data = replace(data, train=ImageSplit(data.train.images[: given.images], data.train.labels[: given.images]))
+        data = replace(
+            data,
+            train=ImageSplit(data.train.images[: given.images], data.train.labels[: given.images]),
+        )
         words += ["--images", str(given.images)]
     folder.mkdir(parents=True, exist_ok=True)
     with sole_use(folder):

@@ -80,7 +80,9 @@ def taps_of_all(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Int[np
     return np.asarray(sum(map(taps_with_a_centre, layers)))
 
 
-def away_from_pixels(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Float[np.ndarray, "*draws"]:
+def away_from_pixels(
+    layers: Sequence[Float[np.ndarray, "*draws heads 2"]],
+) -> Float[np.ndarray, "*draws"]:
     """Returns the mean distance of the centres of all layers to the pixel nearest to each, in pixels."""
     centres = np.concatenate(layers, axis=-2)
     return np.asarray(np.linalg.norm(centres - centres.round(), axis=-1).mean(-1))
@@ -131,7 +133,10 @@ def page(headline: Path | None, controls: Path | None, output: Path) -> str:
         The page in Markdown.
     """
     parts = ["# The speed run: all tables", "What they say: [speed run](speedrun.md)."]
-    for folder, title in ((headline, "The run"), (controls, "The same network with other layers, on a short budget")):
+    for folder, title in (
+        (headline, "The run"),
+        (controls, "The same network with other layers, on a short budget"),
+    ):
         if folder is None:
             continue
         study, runs = read_study(folder)
@@ -171,7 +176,15 @@ def _accuracies(runs: Sequence[TrainedRun]) -> str:
                 ", ".join("–" if minutes is None else f"{minutes:.0f}" for minutes in reached),
             ]
         )
-    header = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed", "epochs", "PFLOP"]
+    header = [
+        "layers",
+        "n",
+        "accuracy, image and its mirror image",
+        "image alone",
+        "by seed",
+        "epochs",
+        "PFLOP",
+    ]
     return markdown_table([*header, "minutes", "minutes to 90 %"], rows)
 
 
@@ -183,19 +196,36 @@ def _heads(run: TrainedRun, figure: Path) -> str:
     head_layers([figure], kept, title="heads before and after training", columns=len(kept) // 2)
     model = run.record["recipe"]["model"]
     sides = _sides(_network(run.record["recipe"]), 32)
-    pairs = zip((i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True)
+    pairs = zip(
+        (i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True
+    )
     rows = [_layer_row(start, end, side) for (start, end), side in zip(pairs, sides, strict=True)]
-    header = ["layer", "pixels", "centres moved, px: mean, most", "farthest centre, px", "sharpness, 1/px²: start"]
-    header += ["end: least, median, most", "attention on the 3 × 3 taps: start", "end", "taps with a centre"]
+    header = [
+        "layer",
+        "pixels",
+        "centres moved, px: mean, most",
+        "farthest centre, px",
+        "sharpness, 1/px²: start",
+    ]
+    header += [
+        "end: least, median, most",
+        "attention on the 3 × 3 taps: start",
+        "end",
+        "taps with a centre",
+    ]
     name = f"`{model['mixing']}`, seed {run.record['seed']}"
-    return f"Heads of {name}:\n\n{markdown_table(header, rows)}\n\n![Heads of {name}]({figure.name})"
+    return (
+        f"Heads of {name}:\n\n{markdown_table(header, rows)}\n\n![Heads of {name}]({figure.name})"
+    )
 
 
 def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
     """Words where the heads of one layer went."""
     moved = np.linalg.norm(end.centres - start.centres, axis=1)
     before, after = (np.trace(item.precisions, axis1=1, axis2=2) / 4 for item in (start, end))
-    shares = [attention_on_taps(item.centres, item.precisions, side).mean() for item in (start, end)]
+    shares = [
+        attention_on_taps(item.centres, item.precisions, side).mean() for item in (start, end)
+    ]
     return [
         f"{end.layer + 1}",
         f"{side} × {side}",
@@ -233,12 +263,19 @@ def _sides(network: SpeedNet, image_size: int) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program."""
     parser = argparse.ArgumentParser(description="Writes the page of the speed run.")
-    parser.add_argument("--runs", type=Path, required=True, help="folder with headline/ or controls/ or both")
+    parser.add_argument(
+        "--runs", type=Path, required=True, help="folder with headline/ or controls/ or both"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the page")
     given = parser.parse_args(arguments)
-    found = [given.runs / name if (given.runs / name).is_dir() else None for name in ("headline", "controls")]
+    found = [
+        given.runs / name if (given.runs / name).is_dir() else None
+        for name in ("headline", "controls")
+    ]
     if found == [None, None]:
-        parser.error(f"--runs must be a folder with headline or controls in it, but is {str(given.runs)!r}")
+        parser.error(
+            f"--runs must be a folder with headline or controls in it, but is {str(given.runs)!r}"
+        )
     given.output.mkdir(parents=True, exist_ok=True)
     write_atomically(given.output / "speedrun-tables.md", page(found[0], found[1], given.output))
 

@@ -53,7 +53,11 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Words mean and standard deviation (n − 1) of fractions, in percent."""
     mean = f"{100 * float(np.mean(values)):.{digits}f}"
-    return f"{mean} %" if len(values) == 1 else f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
+    return (
+        f"{mean} %"
+        if len(values) == 1
+        else f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
+    )
 
 
 def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
@@ -61,7 +65,14 @@ def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
     rows = []
     for item in differences:
         shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
-        rows.append([f"`{item['label']}`", f"`{item['baseline']}`", difference_in_words(item["values"]), shown])
+        rows.append(
+            [
+                f"`{item['label']}`",
+                f"`{item['baseline']}`",
+                difference_in_words(item["values"]),
+                shown,
+            ]
+        )
     return markdown_table([what, "less", "mean", "by seed"], rows)
 
 
@@ -76,7 +87,10 @@ def provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
         f"Command: `{study['command']}`.",
         f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
         f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
-        *(f"Failed: {item['label']}, seed {item['seed']}: {item['reason']}." for item in study["failures"]),
+        *(
+            f"Failed: {item['label']}, seed {item['seed']}: {item['reason']}."
+            for item in study["failures"]
+        ),
         *(f"Warning: {text}." for text in study["warnings"]),
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -90,11 +90,15 @@ def _full_layers() -> tuple[Case, ...]:
         return LayerCase(name=name.format(size=size), kind=kind, **sizes)
 
     plain = [
-        layer(f"quadratic-{{size}}-{task}", "quadratic", size, forms=_ALL, training=task == "training")
+        layer(
+            f"quadratic-{{size}}-{task}", "quadratic", size, forms=_ALL, training=task == "training"
+        )
         for size in batches
         for task in ("forward", "training")
     ]
-    generalized = [layer("generalized-quadratic-{size}", "generalized_quadratic", size) for size in (16, 64)]
+    generalized = [
+        layer("generalized-quadratic-{size}", "generalized_quadratic", size) for size in (16, 64)
+    ]
     distance = [layer("distance-{size}", "distance", size) for size in (16, 64)]
     hard = [layer("hard-{size}", "hard", size) for size in batches]
     content = layer("content-{size}-training", "content", 16, batch=10, training=True)
@@ -125,7 +129,9 @@ def _tiny_layers() -> tuple[Case, ...]:
     )
 
 
-def _training(network: dict[str, int], small: dict[str, int], *, batch: int, steps: int) -> tuple[Case, ...]:
+def _training(
+    network: dict[str, int], small: dict[str, int], *, batch: int, steps: int
+) -> tuple[Case, ...]:
     sizes: dict[str, Any] = {"network": network, "small": small, "batch": batch, "steps": steps}
     return (
         TrainingCase(name="training-step-plain", dropout=0.0, **sizes),
@@ -139,7 +145,8 @@ def _scaling(sizes: tuple[int, ...], *, channels: int, heads: int) -> tuple[Case
     channels = channels if 2 * needed <= free_memory() else min(64, channels)
     common: dict[str, Any] = {"group": "scaling", "modules": _PATHS, "dims": 2, "memory": False}
     return tuple(
-        ScalingCase(name=f"scaling-{size}", channels=channels, heads=heads, size=size, **common) for size in sizes
+        ScalingCase(name=f"scaling-{size}", channels=channels, heads=heads, size=size, **common)
+        for size in sizes
     )
 
 
@@ -147,7 +154,11 @@ def _networks(quick: bool) -> tuple[Case, ...]:
     if quick:
         names, batches, size = ("test_resnet", "test_convnext", "test_efficientnet"), (1, 2), 64
     else:
-        names, batches, size = ("resnet18", "resnet50", "convnext_tiny", "efficientnet_b0"), (1, 16), 224
+        names, batches, size = (
+            ("resnet18", "resnet50", "convnext_tiny", "efficientnet_b0"),
+            (1, 16),
+            224,
+        )
     return tuple(
         NetworkCase(
             name=f"{name}-{images}",

@@ -93,7 +93,9 @@ def scenes() -> dict[str, Any]:
         noise = torch.randn(1, 3, 224, 224)
     trained = load_network("convattn:cifar10-small")
     return {
-        "6 × 9 maps at 16 × 16": build_scene(Exhibit(own, images[:4], mean=CIFAR10_MEAN, std=CIFAR10_STD)),
+        "6 × 9 maps at 16 × 16": build_scene(
+            Exhibit(own, images[:4], mean=CIFAR10_MEAN, std=CIFAR10_STD)
+        ),
         "12 × 12 maps at 14 × 14": build_scene(Exhibit(vit, noise)),
         "cifar10-small": build_scene(Exhibit(trained, images, mean=CIFAR10_MEAN, std=CIFAR10_STD)),
     }
@@ -148,7 +150,9 @@ def drag_nothing(page: Any) -> list[Frame]:
 
 def measure(browser: Any, folder: Path) -> tuple[dict[str, Any], float]:
     """Measures everything; returns the times by name, and the size of the trained network's page in MB."""
-    pages = {name: write_page(scene, folder / f"{n}") for n, (name, scene) in enumerate(scenes().items())}
+    pages = {
+        name: write_page(scene, folder / f"{n}") for n, (name, scene) in enumerate(scenes().items())
+    }
     first, second, trained = pages
     pages["empty"] = folder / "empty.html"
     pages["empty"].write_text(EMPTY, encoding="utf-8")
@@ -167,7 +171,10 @@ def measure(browser: Any, folder: Path) -> tuple[dict[str, Any], float]:
         page.close()
         spread = {key: sorted(frame[key] for frame in frames) for key in ("total", "work")}
         found[name] = {
-            **{key: {"median_ms": statistics.median(times), "p95_ms": _p95(times)} for key, times in spread.items()},
+            **{
+                key: {"median_ms": statistics.median(times), "p95_ms": _p95(times)}
+                for key, times in spread.items()
+            },
             "limit_ms": limit,
             "count": len(frames),
         }
@@ -180,7 +187,9 @@ def _p95(times: list[float]) -> float:
 
 def row(what: str, one: dict[str, Any]) -> str:
     """Returns a row of the table."""
-    cells = [f"{one[key]['median_ms']:.1f} ms ({one[key]['p95_ms']:.1f})" for key in ("total", "work")]
+    cells = [
+        f"{one[key]['median_ms']:.1f} ms ({one[key]['p95_ms']:.1f})" for key in ("total", "work")
+    ]
     limit = f"{one['limit_ms']:.0f} ms" if one["limit_ms"] else ""
     return f"| {' | '.join([what, *cells, limit])} |"
 
@@ -195,7 +204,11 @@ def main() -> None:
     options = parser.parse_args()
     environment = {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
     path = subprocess.run(
-        [Path(__file__).parents[1] / "scripts/browser"], capture_output=True, text=True, check=True, env=environment
+        [Path(__file__).parents[1] / "scripts/browser"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     ).stdout.strip()
     load = os.getloadavg()[0]
     with TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -25,9 +25,14 @@ class Ring(convattn.Encoding):
 torch.manual_seed(0)
 convattn.register_encoding("ring", Ring)
 images = torch.randn(2, 3, 17, 13)
-layer = convattn.RelativeAttention2d(3, 8, num_heads=4, encoding="ring", kernel_size=3, padding=1).eval()
+layer = convattn.RelativeAttention2d(
+    3, 8, num_heads=4, encoding="ring", kernel_size=3, padding=1
+).eval()
 print(layer.plan(images.shape).reason)
-print("attention of the second head along a row:", layer.attention((17, 13))[1, 8, 6, 9].detach().round(decimals=2))
+print(
+    "attention of the second head along a row:",
+    layer.attention((17, 13))[1, 8, 6, 9].detach().round(decimals=2),
+)
 
 with tempfile.TemporaryDirectory() as place:
     loaded = convattn.load_layer(convattn.save_layer(layer, Path(place) / "layer")).eval()
@@ -39,7 +44,9 @@ def ring(displacement: torch.Tensor) -> torch.Tensor:
     return -((displacement.norm(dim=-1) - radii) ** 2)
 
 
-function = convattn.RelativeAttention2d(3, 8, num_heads=4, encoding=ring, kernel_size=3, padding=1).eval()
+function = convattn.RelativeAttention2d(
+    3, 8, num_heads=4, encoding=ring, kernel_size=3, padding=1
+).eval()
 function.values, function.bias = layer.values, layer.bias
 
 assert torch.equal(loaded(images), layer(images))

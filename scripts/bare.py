@@ -76,14 +76,20 @@ def run(*command: str | Path, folder: Path = ROOT, quiet: bool = False) -> str:
     output = subprocess.PIPE if quiet else None
     done = subprocess.run([*map(str, command)], cwd=folder, text=True, stdout=output, check=False)
     if done.returncode:
-        raise SystemExit(f"{done.stdout or ''}\nbare.py: {' '.join(map(str, command))[:100]} failed")
+        raise SystemExit(
+            f"{done.stdout or ''}\nbare.py: {' '.join(map(str, command))[:100]} failed"
+        )
     return done.stdout or ""
 
 
 def contents(environment: Path) -> tuple[int, float]:
     """Returns the number of packages in an environment, and their size in MB (10⁶ bytes)."""
     (packages,) = environment.glob("lib/python*/site-packages")
-    size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file() and not file.is_symlink())
+    size = sum(
+        file.stat().st_size
+        for file in packages.rglob("*")
+        if file.is_file() and not file.is_symlink()
+    )
     return len(list(packages.glob("*.dist-info"))), size / 1e6
 
 
@@ -104,13 +110,24 @@ def main() -> None:
     """Makes the environment, measures it, and runs the example and the tests."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--source", type=Path, default=ROOT, help="checkout to install")
-    parser.add_argument("--only-measure", action="store_true", help="run neither the example nor the tests")
+    parser.add_argument(
+        "--only-measure", action="store_true", help="run neither the example nor the tests"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         environment = Path(place) / "environment"
         python = environment / "bin" / "python"
         run("uv", "venv", "--quiet", "--python", "3.11", environment)
-        install = ("uv", "pip", "install", "--quiet", "--python", python, "--constraint", ROOT / "constraints.txt")
+        install = (
+            "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            python,
+            "--constraint",
+            ROOT / "constraints.txt",
+        )
         run(*install, "torch", "numpy")
         packages, size = contents(environment)
         run(*install, given.source)
@@ -118,7 +135,10 @@ def main() -> None:
         measured = {
             "packages beside torch and numpy": with_convattn - packages,
             "MB beside torch and numpy": round(whole - size, 1),
-            **{f"seconds to import {name}": round(seconds_to_import(python, name), 3) for name in IMPORTS},
+            **{
+                f"seconds to import {name}": round(seconds_to_import(python, name), 3)
+                for name in IMPORTS
+            },
         }
         print(json.dumps(measured, indent=2))  # noqa: T201
         if given.only_measure:

@@ -91,7 +91,9 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     }
     for name, made in words.items():
         yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
-    kernels = [_json(folder / f"large-kernels{name}.json") for name in ("", "-two-threads", "-avx512")]
+    kernels = [
+        _json(folder / f"large-kernels{name}.json") for name in ("", "-two-threads", "-avx512")
+    ]
     yield "large-kernels.md", large_kernels_page(kernels[0], kernels[1:])
     yield "large-kernels-tables.md", large_kernels_tables(kernels[0], kernels[1:])
     certified = _json(folder / "certify.json")
@@ -99,25 +101,48 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     sharpness = _json(folder / "sharpness.json")
     yield "sharpness.md", sharpness_page(_curves(sharpness), sharpness)
     yield "borders.md", borders_page(_json(folder / "borders.json"))
-    yield "real-weights-tables.md", real_weights_page(RealWeightsRecord.load(folder / "real-weights.json"))
-    yield "networks-tables.md", networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl")
+    yield (
+        "real-weights-tables.md",
+        real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")),
+    )
+    yield (
+        "networks-tables.md",
+        networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl"),
+    )
 
 
 def wrong(folder: Path = RESULTS) -> list[str]:
     """Lists what pages do not say although their records do, a line for each."""
-    found = [f"{page} must say: {text}" for page, text in claims(folder) if _plain(text) not in _page(folder, page)]
-    made = ((page, text) for page, text in tables(folder) if (folder / page).read_text(encoding="utf-8") != text)
+    found = [
+        f"{page} must say: {text}"
+        for page, text in claims(folder)
+        if _plain(text) not in _page(folder, page)
+    ]
+    made = (
+        (page, text)
+        for page, text in tables(folder)
+        if (folder / page).read_text(encoding="utf-8") != text
+    )
     found += [f"{page} is not the page of its record" for page, _ in made]
     readme = README.read_text(encoding="utf-8")
-    return found + [f"README.md says {number}, which is on no page of results" for number in untold(readme, folder)]
+    return found + [
+        f"README.md says {number}, which is on no page of results"
+        for number in untold(readme, folder)
+    ]
 
 
 def untold(text: str, folder: Path = RESULTS) -> list[str]:
     """Lists the times, ratios and percentages with two digits after the point that stand on no page of results."""
     pages = (path.name for path in folder.glob("*.md") if not path.stem.endswith("-tables"))
     said = " ".join(_page(folder, page) for page in pages)
-    numbers = re.findall(r"(?<![\d.,])(\d[\d,]*(?:\.\d+)? ms|\d+\.\d\d(?= (?:%|times|points|±|to)))", _plain(text))
-    return [number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", said)]
+    numbers = re.findall(
+        r"(?<![\d.,])(\d[\d,]*(?:\.\d+)? ms|\d+\.\d\d(?= (?:%|times|points|±|to)))", _plain(text)
+    )
+    return [
+        number
+        for number in numbers
+        if not re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", said)
+    ]
 
 
 def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
@@ -137,9 +162,15 @@ def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
 
 def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     """The networks of the study, and how they differ seed by seed."""
-    runs = {path.parent.name: _json(path) for path in (folder / "encodings" / "table").glob("*/record.json")}
+    runs = {
+        path.parent.name: _json(path)
+        for path in (folder / "encodings" / "table").glob("*/record.json")
+    }
     labels = {name.rsplit("-", 1)[0] for name in runs}
-    own = {label: [runs[f"{label}-{seed}"]["results"]["test_accuracy"] for seed in SEEDS] for label in labels}
+    own = {
+        label: [runs[f"{label}-{seed}"]["results"]["test_accuracy"] for seed in SEEDS]
+        for label in labels
+    }
 
     def less(one: str, other: str) -> list[float]:
         return _less(own[one], own[other])
@@ -153,16 +184,31 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
             words = "" if _resolved(gap) else ": not resolved"
             yield "encodings.md", f"| {spread(values)} | {_interval(gap)}{words} | {parameters} |"
     table, start = less("sa-learned", "sa-distance"), less("sa-learned", "sa-distance-table-start")
-    gained, content = less("sa-distance-table-start", "sa-distance"), less("sa-learned-content", "sa-learned")
-    yield "encodings.md", f"ahead of the function by {_interval(table, sign=False).replace(' (', ' points (')}"
+    gained, content = (
+        less("sa-distance-table-start", "sa-distance"),
+        less("sa-learned-content", "sa-learned"),
+    )
+    yield (
+        "encodings.md",
+        f"ahead of the function by {_interval(table, sign=False).replace(' (', ' points (')}",
+    )
     yield "encodings.md", f"the function gains {_interval(gained, sign=False)}"
-    yield "encodings.md", f"the table stays {_interval(start, sign=False).replace(' (', ' ahead (')}"
+    yield (
+        "encodings.md",
+        f"the table stays {_interval(start, sign=False).replace(' (', ' ahead (')}",
+    )
     yield "encodings.md", f"changes accuracy by {_points(content)}: not resolved"
     ahead = less("sa-quadratic", "convnet")
     yield "index.md", f"No difference is resolved. | {_points(ahead)}, n = {len(ahead)} |"
-    yield "index.md", f"no difference is resolved. | {_points(less('sa-learned', 'sa-quadratic'))}, n = 3 |"
+    yield (
+        "index.md",
+        f"no difference is resolved. | {_points(less('sa-learned', 'sa-quadratic'))}, n = 3 |",
+    )
     yield "index.md", f"end behind. | {_points(less('sa-sinusoidal', 'sa-quadratic'))}, n = 3 |"
-    yield "index.md", f"confounded. | {_points(table)}; {_interval(start)} with equal starts; n = 3 |"
+    yield (
+        "index.md",
+        f"confounded. | {_points(table)}; {_interval(start)} with equal starts; n = 3 |",
+    )
     yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
 
 
@@ -177,26 +223,46 @@ def _axes(folder: Path) -> Iterator[tuple[str, str]]:
         return _points(gap) + ("" if _resolved(gap) else ", not resolved")
 
     sums, whole = less("axial-table", "axial-function"), less("joint-table", "joint-function")
-    yield "encodings.md", f"Table less function: {sums} with sums over axes, {whole} with whole displacements."
-    of_tables, of_functions = less("axial-table", "joint-table"), less("axial-function", "joint-function")
-    yield "encodings.md", f"less whole displacement: of tables {of_tables}, of functions {of_functions}."
+    yield (
+        "encodings.md",
+        f"Table less function: {sums} with sums over axes, {whole} with whole displacements.",
+    )
+    of_tables, of_functions = (
+        less("axial-table", "joint-table"),
+        less("axial-function", "joint-function"),
+    )
+    yield (
+        "encodings.md",
+        f"less whole displacement: of tables {of_tables}, of functions {of_functions}.",
+    )
     yield "encodings.md", f"less the axial table: {less('short-sinusoids', 'axial-table')}."
     count = len(own["axial-table"])
-    yield "encodings.md", f"Here they are apart, with nearly equal numbers and starts as spread (n = {count} seeds"
+    yield (
+        "encodings.md",
+        f"Here they are apart, with nearly equal numbers and starts as spread (n = {count} seeds",
+    )
     yield "index.md", f"table less function {sums} with sums, {whole} without; n = {count} |"
 
 
 def _heads(folder: Path) -> Iterator[tuple[str, str]]:
     """4, 9 and 16 heads, and convolutions: the seeds that all networks have finished."""
     own = _finished(folder / "encodings" / "heads" / "table")
-    gaps = {label: _less(values, own["heads-9"]) for label, values in own.items() if label != "heads-9"}
+    gaps = {
+        label: _less(values, own["heads-9"]) for label, values in own.items() if label != "heads-9"
+    }
     for label, values in own.items():
         words = "" if label not in gaps or _resolved(gaps[label]) else ": not resolved"
         gap = f"{_interval(gaps[label])}{words}" if label in gaps else ""
         seed = next((folder / "encodings" / "heads" / "table").glob(f"{label}-*/record.json"))
-        yield "encodings.md", f"| `{label}` | {spread(values)} | {gap} | {_json(seed)['parameters']:,} |"
+        yield (
+            "encodings.md",
+            f"| `{label}` | {spread(values)} | {gap} | {_json(seed)['parameters']:,} |",
+        )
     count = len(own["heads-9"])
-    yield "encodings.md", f"Networks of 4, 9 and 16 quadratic heads, and of convolutions (n = {count} seeds"
+    yield (
+        "encodings.md",
+        f"Networks of 4, 9 and 16 quadratic heads, and of convolutions (n = {count} seeds",
+    )
     few, many = (_points(gaps[label]) for label in ("heads-4", "heads-16"))
     yield "index.md", f"4 less 9 heads {few}; 16 less 9 heads {many}; n = {count} |"
 
@@ -219,7 +285,10 @@ def _less(one: Sequence[float], other: Sequence[float]) -> list[float]:
 def _moments(run: Path, epochs: Sequence[int]) -> list[list[np.ndarray]]:
     """Returns the centres of each layer of a run, after some of its epochs."""
     kept, last = read_heads(run), _json(run / "record.json")["recipe"]["training"]["epochs"]
-    return [[item.centres for item in kept if item.step == kept[-1].step * epoch // last] for epoch in epochs]
+    return [
+        [item.centres for item in kept if item.step == kept[-1].step * epoch // last]
+        for epoch in epochs
+    ]
 
 
 def _grid(folder: Path) -> Iterator[tuple[str, str]]:
@@ -235,10 +304,16 @@ def _grid(folder: Path) -> Iterator[tuple[str, str]]:
         away.append([float(away_from_pixels(layers)) for layers in moments])
         chance = [_chance(layers) for layers in (moments[0], moments[-1])]
         expected.append(chance[1].split(" ")[0])
-        yield "encodings.md", f"| {seed} | {' | '.join(map(str, taken[-1]))} | {' | '.join(chance)} |"
+        yield (
+            "encodings.md",
+            f"| {seed} | {' | '.join(map(str, taken[-1]))} | {' | '.join(chance)} |",
+        )
     starts, ends = ([str(row[at]) for row in taken] for at in (0, -1))
     first, last = (f"{', '.join(some[:-1])} and {some[-1]}" for some in (starts, ends))
-    yield "encodings.md", f"Of {count} taps (nine in each layer) {first} have a centre at the start, {last} at the end"
+    yield (
+        "encodings.md",
+        f"Of {count} taps (nine in each layer) {first} have a centre at the start, {last} at the end",
+    )
     means = [statistics.fmean(row[at] for row in away) for at in (0, -1)]
     yield "encodings.md", f"{means[0]:.2f} at the start, {means[1]:.2f} at the end"
     said = f"{', '.join(starts)} of {count} taps have a centre at the start; {', '.join(ends)} at the end"
@@ -265,25 +340,42 @@ def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
         yield "speedrun.md", row + f"{distances} | {mean:.2f} ({low:.2f} to {high:.2f}) |"
         ends.append(taps[-1])
         chances.append(_chance(last).split(" ")[0])
-    fall = "from {:.2f} to {:.2f} pixels".format(*(statistics.fmean(row[at] for row in away) for at in (0, -1)))
+    fall = "from {:.2f} to {:.2f} pixels".format(
+        *(statistics.fmean(row[at] for row in away) for at in (0, -1))
+    )
     yield "speedrun.md", fall
-    yield "index.md", f"{', '.join(ends)} of 54 taps at the end, {', '.join(chances)} by chance, n = {len(ends)}"
+    yield (
+        "index.md",
+        f"{', '.join(ends)} of 54 taps at the end, {', '.join(chances)} by chance, n = {len(ends)}",
+    )
     yield "index.md", fall
     wide = [_moments(folder / "speedrun" / "controls" / f"random-{seed}", (0, 2)) for seed in SEEDS]
     means = [statistics.fmean(float(away_from_pixels(run[at])) for run in wide) for at in (0, -1)]
-    yield "speedrun.md", "At full width and after two epochs it falls from {:.2f} to {:.2f}".format(*means)
+    yield (
+        "speedrun.md",
+        "At full width and after two epochs it falls from {:.2f} to {:.2f}".format(*means),
+    )
 
 
 def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     """The speed run, with one view and two, and its controls."""
-    headline = [_json(folder / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json") for seed in SEEDS]
-    one, two = (spread([run["results"][name] for run in headline]) for name in ("test_accuracy", "views_accuracy"))
+    headline = [
+        _json(folder / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json")
+        for seed in SEEDS
+    ]
+    one, two = (
+        spread([run["results"][name] for run in headline])
+        for name in ("test_accuracy", "views_accuracy")
+    )
     count, epochs = petaflops(headline[0]["recipe"]), headline[0]["recipe"]["training"]["epochs"]
     yield "speedrun.md", f"{one} of CIFAR-10 with one view, {two} with the mirror image as a second"
     yield "speedrun.md", f"(n = {len(headline)} seeds, {epochs} epochs, {count:.3f} PFLOP)"
     yield "speedrun.md", f"what the separable path computes: {count:.3f}."
     recipe = headline[0]["recipe"]
-    yield "speedrun.md", f"A weight for every pair of pixels would take {petaflops(recipe, every_pair=True):.3f}"
+    yield (
+        "speedrun.md",
+        f"A weight for every pair of pixels would take {petaflops(recipe, every_pair=True):.3f}",
+    )
     with_taps = {**recipe, "model": {**recipe["model"], "mixing": "conv"}}
     yield "speedrun.md", f"the same network with convolutions {petaflops(with_taps):.3f}."
     yield "index.md", f"{one}, behind a frozen 2 × 2 convolution; {two} with two views."
@@ -291,21 +383,36 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     kept = read_heads(folder / "speedrun" / "headline" / "speedrun-0")
     ends = [[item for item in kept if item.step == step] for step in (kept[0].step, kept[-1].step)]
     sides = {0: 31, 3: 7}
-    near = {n: attention_on_taps(ends[1][n].centres, ends[1][n].precisions, side).mean() for n, side in sides.items()}
+    near = {
+        n: attention_on_taps(ends[1][n].centres, ends[1][n].precisions, side).mean()
+        for n, side in sides.items()
+    }
     yield "index.md", f"falls from {near[0]:.0%} in the first layer to {near[3]:.0%} in the fourth"
     moved = np.linalg.norm(ends[1][3].centres - ends[0][3].centres, axis=1).max()
-    yield "speedrun.md", f"by up to {moved:.2f} pixels (seed 0), and {100 * near[3]:.0f} % of its attention"
+    yield (
+        "speedrun.md",
+        f"by up to {moved:.2f} pixels (seed 0), and {100 * near[3]:.0f} % of its attention",
+    )
     controls = folder / "speedrun" / "controls"
     own = {
-        name: [_json(controls / f"{name}-{seed}" / "record.json")["results"]["test_accuracy"] for seed in SEEDS]
+        name: [
+            _json(controls / f"{name}-{seed}" / "record.json")["results"]["test_accuracy"]
+            for seed in SEEDS
+        ]
         for name in ("attention", "conv", "hard", "content", "random", "random-frozen")
     }
     for name, values in own.items():
         gap = [100 * (a - b) for a, b in zip(values, own["attention"], strict=True)]
-        words = "" if name == "attention" else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
+        words = (
+            ""
+            if name == "attention"
+            else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
+        )
         yield "speedrun.md", f"| {spread(values)} | {words} |"
         if name in ("hard", "random-frozen"):
-            words = _points([-points for points in gap] if name == "hard" else _less(own["random"], values))
+            words = _points(
+                [-points for points in gap] if name == "hard" else _less(own["random"], values)
+            )
             yield "index.md", f"{words}, n = {len(gap)}"
 
 
@@ -315,8 +422,15 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
     own, counts = _finished(table), dict[str, float]()
     for label, values in own.items():
         gap = _less(values, own["attention"])
-        words = "" if label == "attention" else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
-        yield "speedrun/quarter/README.md", f"| {' | '.join(f'{100 * value:.2f} %' for value in values)} |"
+        words = (
+            ""
+            if label == "attention"
+            else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
+        )
+        yield (
+            "speedrun/quarter/README.md",
+            f"| {' | '.join(f'{100 * value:.2f} %' for value in values)} |",
+        )
         counts[label] = petaflops(_json(next(table.glob(f"{label}-*/record.json")))["recipe"])
         yield "speedrun.md", f"| {spread(values)} | {words} | {counts[label]:.3f} |"
         if label == "conv":
@@ -331,25 +445,40 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
     left: list[list[int]] = []
     for run in sorted(table.glob("attention-*")):
         kept = read_heads(run)
-        left.append([taps_with_a_centre(item.centres) for item in kept if item.step == kept[-1].step])
+        left.append(
+            [taps_with_a_centre(item.centres) for item in kept if item.step == kept[-1].step]
+        )
     ends = [str(sum(layers)) for layers in left]
-    said = f"{', '.join(ends[:-1])} and {ends[-1]} of {9 * len(left[0])} taps have a centre at the end"
-    yield "speedrun.md", f"{said}; the first three layers keep {min(sum(layers[:3]) for layers in left)} of 27 or more"
+    said = (
+        f"{', '.join(ends[:-1])} and {ends[-1]} of {9 * len(left[0])} taps have a centre at the end"
+    )
+    yield (
+        "speedrun.md",
+        f"{said}; the first three layers keep {min(sum(layers[:3]) for layers in left)} of 27 or more",
+    )
 
 
 def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
     """Heads that are convolutions, trained and shuffled, and what CutMix changes."""
-    networks = {network["network"]: network for network in _json(folder / "trained-heads.json")["networks"]}
+    networks = {
+        network["network"]: network for network in _json(folder / "trained-heads.json")["networks"]
+    }
     shown = [name for name in networks if not re.search(r"-(plain|cutmix)-[12]$", name)]
 
     def total(name: str, what: str, control: bool = False) -> int:
         layers = networks[name]["layers"]
-        return sum((layer["controls"]["untrained weights"] if control else layer)[what] for layer in layers)
+        return sum(
+            (layer["controls"]["untrained weights"] if control else layer)[what] for layer in layers
+        )
 
     for name in shown:
         accuracy = networks[name].get("accuracy")
         numbers = [total(name, "heads")]
-        numbers += [total(name, what, control) for what in ("convolutional", "hard") for control in (False, True)]
+        numbers += [
+            total(name, what, control)
+            for what in ("convolutional", "hard")
+            for control in (False, True)
+        ]
         text = "" if accuracy is not None else " (text)"
         cells = ["–" if accuracy is None else f"{accuracy:.2%}", *map(str, numbers)]
         yield "trained-heads.md", f"| `{name}`{text} | {' | '.join(cells)} |"
@@ -361,34 +490,58 @@ def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"{found} of {heads} in six small ones, {built}, {words}"
     assert found == 0, "the page says that none attends by position alone"
     yield "trained-heads.md", f"Of {heads} heads of six small vision transformers none"
-    yield "trained-heads.md", f"of {total(convit, 'heads')} of a ConViT {total(convit, 'convolutional')} do"
+    yield (
+        "trained-heads.md",
+        f"of {total(convit, 'heads')} of a ConViT {total(convit, 'convolutional')} do",
+    )
     small = [total("cifar10-small", "hard", control) for control in (False, True)]
     yield "trained-heads.md", f"{small[0]} trained, {small[1]} shuffled"
     first = networks["cifar10-small"]["layers"][0]
-    taps = [round(9 * n["hard_tap_coverage"]) for n in (first, first["controls"]["untrained weights"])]
+    taps = [
+        round(9 * n["hard_tap_coverage"]) for n in (first, first["controls"]["untrained weights"])
+    ]
     yield "trained-heads.md", f"`cifar10-small` {taps[0]} of 9 against {taps[1]}"
-    plain, mixed = ([distance(networks[f"vit-{kind}-{seed}"]) for seed in SEEDS] for kind in ("plain", "cutmix"))
+    plain, mixed = (
+        [distance(networks[f"vit-{kind}-{seed}"]) for seed in SEEDS] for kind in ("plain", "cutmix")
+    )
     gap = [b - a for a, b in zip(plain, mixed, strict=True)]
     (low, high), mean = t_interval(gap), statistics.fmean(gap)
     interval = f" (95 % t interval {_signed(low, 3)} to {_signed(high, 3)})"
-    yield "trained-heads.md", f"{_signed(mean, 3)} patches of {min(plain):.2f} to {max(plain):.2f}{interval}"
-    yield "index.md", f"{_signed(mean, 3)} patches ({_signed(low, 3)} to {_signed(high, 3)}), n = {len(gap)}"
+    yield (
+        "trained-heads.md",
+        f"{_signed(mean, 3)} patches of {min(plain):.2f} to {max(plain):.2f}{interval}",
+    )
+    yield (
+        "index.md",
+        f"{_signed(mean, 3)} patches ({_signed(low, 3)} to {_signed(high, 3)}), n = {len(gap)}",
+    )
 
 
 def _pretrained(folder: Path) -> Iterator[tuple[str, str]]:
     """Accuracies and times of conversions, the padding that they were made with named."""
-    rows = {(row["run"].split(":")[-1], row["conversion"]): row for row in _json(folder / "pretrained.json")["rows"]}
+    rows = {
+        (row["run"].split(":")[-1], row["conversion"]): row
+        for row in _json(folder / "pretrained.json")["rows"]
+    }
     wide = "to convolutions, as wide as needed"
     for name in dict.fromkeys(name for name, _ in rows):
         row = rows[name, wide]
         change = f"{row['accuracy_before']:.2%} | {row['accuracy_after']:.2%}"
         yield "pretrained.md", f"| `{name}` | {padding(row)} | {change} | × {row['ratio']:.2f} |"
-        windows = [rows[name, f"to convolutions, {w}"] for w in ("3 × 3", "3 × 3, fitted", "5 × 5", "7 × 7")]
-        cells = [f"{row['accuracy_before']:.2%}", *(f"{item['accuracy_after']:.2%}" for item in windows)]
+        windows = [
+            rows[name, f"to convolutions, {w}"]
+            for w in ("3 × 3", "3 × 3, fitted", "5 × 5", "7 × 7")
+        ]
+        cells = [
+            f"{row['accuracy_before']:.2%}",
+            *(f"{item['accuracy_after']:.2%}" for item in windows),
+        ]
         if {padding(item) for item in windows} == {"replicate"}:
             yield "pretrained.md", f"| `{name}` | {' | '.join(cells)} |"
     ends = [rows[name, wide] for name in ("speedrun", "sa-quadratic-medium", "sa-learned-medium")]
-    words = [f"{100 * row['accuracy_before']:.2f} to {100 * row['accuracy_after']:.2f} %" for row in ends]
+    words = [
+        f"{100 * row['accuracy_before']:.2f} to {100 * row['accuracy_after']:.2f} %" for row in ends
+    ]
     words[1:] = [f"{text} ({padding(row)})" for text, row in zip(words[1:], ends[1:], strict=True)]
     yield "index.md", "; ".join(words)
     yield "pretrained.md", f"`speedrun` goes from {words[0]}"
@@ -397,20 +550,34 @@ def _pretrained(folder: Path) -> Iterator[tuple[str, str]]:
 def _layers(folder: Path) -> Iterator[tuple[str, str]]:
     """Times, ratios and memory of a layer at 64 × 64 pixels."""
     cases = {case.name: case for case in BenchmarkRecord.load(folder / "layers.json").cases}
-    told = {"hard-64": "shift", "quadratic-64-forward": "separable", "generalized-quadratic-64": "fourier"}
+    told = {
+        "hard-64": "shift",
+        "quadratic-64-forward": "separable",
+        "generalized-quadratic-64": "fourier",
+    }
     told |= {"distance-64": "fourier", "quadratic-64-training": "separable"}
     for name, path in told.items():
         case = cases[name]
-        ours, conv, published = (_milliseconds(case, who) for who in ("convattn", "conv", "published"))
-        memory = [f"{_of(case, who).extra_memory / 2**20:,.0f}" for who in ("convattn", "published")]
+        ours, conv, published = (
+            _milliseconds(case, who) for who in ("convattn", "conv", "published")
+        )
+        memory = [
+            f"{_of(case, who).extra_memory / 2**20:,.0f}" for who in ("convattn", "published")
+        ]
         ratio = _ratio(case.ratio("convattn", "conv"))
-        yield "layers.md", f"| {path} | {ours} | {conv} | {ratio} | {published} | {', '.join(memory)} MiB |"
+        yield (
+            "layers.md",
+            f"| {path} | {ours} | {conv} | {ratio} | {published} | {', '.join(memory)} MiB |",
+        )
     content, steps = cases["content-16-training"], ("training-step-dropout", "training-step-plain")
     ours, published = (_milliseconds(content, who) for who in ("convattn", "published"))
     yield "layers.md", f"training takes {ours}, the published way {published}"
     dropout, plain = (_ratio(cases[name].ratio("convattn", "published")) for name in steps)
     yield "layers.md", f"takes {dropout} times the published one's time; without, {plain}."
-    both = [_ratio(cases[name].ratio("convattn", "conv")) for name in ("hard-64", "quadratic-64-forward")]
+    both = [
+        _ratio(cases[name].ratio("convattn", "conv"))
+        for name in ("hard-64", "quadratic-64-forward")
+    ]
     yield "index.md", f"{both[0]} and {both[1]} times `nn.Conv2d`"
 
 
@@ -435,7 +602,10 @@ def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
             hard, soft = (_ratio(case.ratio(who, "conv")) for who in ("hard", "soft"))
             times = [_milliseconds(case, who) for who in ("conv", "hard", "soft")]
             ends.append(soft)
-            yield "sequences.md", f"| {case.pixels:,} | {times[0]} | {times[1]} | {hard} | {times[2]} | {soft} |"
+            yield (
+                "sequences.md",
+                f"| {case.pixels:,} | {times[0]} | {times[1]} | {hard} | {times[2]} | {soft} |",
+            )
     yield "index.md", f"soft heads {ends[0]} to {ends[-1]} times `nn.Conv1d`"
 
 
@@ -447,8 +617,12 @@ def _as_convolutions(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
     yield from _padded(_json(folder / "borders.json")["networks"])
     kernels = _json(folder / "large-kernels.json")
-    faster = [f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)]
-    ending = f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
+    faster = [
+        f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)
+    ]
+    ending = (
+        f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
+    )
     yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
 
 
@@ -457,7 +631,9 @@ def _padded(networks: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     both = [networks[f"sa-{name}-medium"] for name in ("quadratic", "sinusoidal")]
     (tests,) = {rows[mode]["tests"] for rows in both for mode in ("zeros", "replicate")}
     lost = {
-        mode: [100 * (rows[mode]["accuracy_of_attention"] - rows[mode]["accuracy"]) for rows in both]
+        mode: [
+            100 * (rows[mode]["accuracy_of_attention"] - rows[mode]["accuracy"]) for rows in both
+        ]
         for mode in ("zeros", "replicate")
     }
     quadratic, sinusoidal = (f"{value:.2f}" for value in lost["zeros"])
@@ -490,12 +666,17 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     lines = families(read_sweep(folder / "networks.jsonl"))
     passed = sum(line["outcome"] == "passed" for line in lines)
     yield "index.md", f"{passed} of {len(lines)} families"
-    yield "networks.md", f"{passed} of {len(lines)} families could be converted and all {passed} passed"
+    yield (
+        "networks.md",
+        f"{passed} of {len(lines)} families could be converted and all {passed} passed",
+    )
     for place in ("timm", "torchvision"):
         own = [line for line in lines if line["home"] == place]
         fine = sum(line["outcome"] == "passed" for line in own)
         yield "networks.md", f"| {place} | {len(own)} | {fine} |"
-    made = real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")).partition("## Tasks")[0]
+    made = real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")).partition(
+        "## Tasks"
+    )[0]
     for line in [line for line in made.splitlines() if line.startswith("|")][2:]:
         cells = line.strip("| ").split(" | ")
         yield "real-weights.md", f" | {cells[2]} | {' | '.join(cells[7:10])} |"
@@ -504,13 +685,21 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     layers = sum(len(one["layers"]) for one in read)
     opening = f"{len(read)} of {len(found)} architectures of timm, transformers and torchvision, {layers} layers"
     yield "attention-adapters.md", opening
-    network = next(one for one in _json(folder / "head-replacement.json")["networks"] if "convit" in one["network"])
+    network = next(
+        one
+        for one in _json(folder / "head-replacement.json")["networks"]
+        if "convit" in one["network"]
+    )
     for point in network["curve"]:
         if point["threshold"] in (0.9, 0.8, 0.7):
             lost = f"{100 * (network['accuracy'] - point['accuracy']):.2f} ± {100 * point['error']:.2f}"
             fit = point["refitted"]
-            fitted = f"{100 * (network['accuracy'] - fit['accuracy']):.2f} ± {100 * fit['error']:.2f}"
-            random = 100 * (network["accuracy"] - statistics.fmean(one["accuracy"] for one in point["controls"]))
+            fitted = (
+                f"{100 * (network['accuracy'] - fit['accuracy']):.2f} ± {100 * fit['error']:.2f}"
+            )
+            random = 100 * (
+                network["accuracy"] - statistics.fmean(one["accuracy"] for one in point["controls"])
+            )
             faster = f"{point['milliseconds_before'] / point['milliseconds_after']:.2f}"
             cells = f"{point['threshold']} | {point['replaced']} | {lost} | {fitted} | {random:.2f} | {faster}"
             yield "head-replacement.md", f"| {cells} |"
@@ -519,8 +708,14 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
     runs = _json(folder / "convolutional-init.json")["runs"]
-    early = [spread([run["accuracy"]["5"] for run in runs[name]], 1) for name in ("as it is", "gated, hard heads")]
-    yield "index.md", f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}"
+    early = [
+        spread([run["accuracy"]["5"] for run in runs[name]], 1)
+        for name in ("as it is", "gated, hard heads")
+    ]
+    yield (
+        "index.md",
+        f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}",
+    )
     rows = _json(folder / "trained-networks.json")
     told = {
         "to 5 × 5 convolutions": "attention to 5 × 5 convolutions",
@@ -530,11 +725,16 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     told["refined 5 × 5 to attention again"] = "these to attention again"
     for conversion, words in told.items():
         found = [row for row in rows["sa-quadratic"] if row["conversion"] == conversion]
-        cost = 100 * statistics.fmean(row["accuracy_after"] - row["accuracy_before"] for row in found)
+        cost = 100 * statistics.fmean(
+            row["accuracy_after"] - row["accuracy_before"] for row in found
+        )
         yield "trained-networks.md", f"| {words} | {len(found)} | {_signed(cost)} |"
     tuned = rows["fine_tuned"][0]
     ends = f"{tuned['fine_tuned']:.2%} as attention, {tuned['control']:.2%} as convolutions"
-    yield "trained-networks.md", f"{ends}, after {tuned['epochs_before']} + {tuned['epochs_after']} epochs"
+    yield (
+        "trained-networks.md",
+        f"{ends}, after {tuned['epochs_before']} + {tuned['epochs_after']} epochs",
+    )
     changed = sum(row["top1_changed"] for row in rows["resnet18"])
     yield "index.md", f"{changed} of {rows['data']['tests']:,} predictions changed"
 
@@ -600,13 +800,20 @@ def _short(number: float) -> str:
 
 def main() -> int:
     """Checks every claim, and prints what is wrong."""
-    parser = argparse.ArgumentParser(description="Recomputes the numbers on pages of results from the records.")
-    parser.add_argument("--rest", action="store_true", help="also list the numbers that no claim holds")
+    parser = argparse.ArgumentParser(
+        description="Recomputes the numbers on pages of results from the records."
+    )
+    parser.add_argument(
+        "--rest", action="store_true", help="also list the numbers that no claim holds"
+    )
     given = parser.parse_args()
     found, count = wrong(), (len(list(claims())), len(list(tables())))
     lines = [*found, f"{count[0]} claims and {count[1]} pages of tables, {len(found)} wrong"]
     if given.rest:
-        lines += [f"{page}: {len(numbers)} not held: {' '.join(numbers)}" for page, numbers in rest().items()]
+        lines += [
+            f"{page}: {len(numbers)} not held: {' '.join(numbers)}"
+            for page, numbers in rest().items()
+        ]
     print("\n".join(lines))  # noqa: T201
     return 1 if found else 0
 

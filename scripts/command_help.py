@@ -14,7 +14,10 @@ WIDTH = 100
 def text() -> str:
     """Returns the page."""
     head = "# Commands\n\nWhat `convattn COMMAND --help` prints, written by `make docs`.\n"
-    sections = [f"\n## convattn{f' {name}' if name else ''}\n\n```text\n{_help(name)}```\n" for name in ("", *COMMANDS)]
+    sections = [
+        f"\n## convattn{f' {name}' if name else ''}\n\n```text\n{_help(name)}```\n"
+        for name in ("", *COMMANDS)
+    ]
     return head + "".join(sections)
 
 

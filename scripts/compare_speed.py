@@ -20,7 +20,12 @@ CASES: dict[str, dict[str, Any]] = {
     for training in (False, True)
     for name, case in {
         **{
-            f"8 x 8, 16 channels, {encoding}": {"encoding": encoding, "channels": 16, "shape": (1, 8), "calls": 40}
+            f"8 x 8, 16 channels, {encoding}": {
+                "encoding": encoding,
+                "channels": 16,
+                "shape": (1, 8),
+                "calls": 40,
+            }
             for encoding in ("quadratic", "generalized_quadratic", "learned_axial", "distance")
         },
         **{
@@ -32,18 +37,39 @@ CASES: dict[str, dict[str, Any]] = {
             for encoding in ("quadratic", "learned_axial")
             for batch, size in ((16, 16), (4, 32))
         },
-        "64 x 64, 128 channels, quadratic": {"encoding": "quadratic", "channels": 128, "shape": (1, 64)},
+        "64 x 64, 128 channels, quadratic": {
+            "encoding": "quadratic",
+            "channels": 128,
+            "shape": (1, 64),
+        },
         "16 x 16, 128 channels, generalized_quadratic": {
             "encoding": "generalized_quadratic",
             "channels": 128,
             "shape": (8, 16),
         },
-        "32 x 32, 128 channels, distance": {"encoding": "distance", "channels": 128, "shape": (2, 32)},
-        "16 x 16, 64 channels, content": {"encoding": "quadratic", "channels": 64, "shape": (4, 16), "content": True},
+        "32 x 32, 128 channels, distance": {
+            "encoding": "distance",
+            "channels": 128,
+            "shape": (2, 32),
+        },
+        "16 x 16, 64 channels, content": {
+            "encoding": "quadratic",
+            "channels": 64,
+            "shape": (4, 16),
+            "content": True,
+        },
         "the paper's network, quadratic": {"network": "paper", "shape": (2, 32)},
         "ResNet-18, converted": {"network": "resnet18", "shape": (4, 32)},
-        "ResNet-18, converted, separable": {"network": "resnet18", "shape": (1, 32), "options": {"impl": "separable"}},
-        "ResNet-18, converted, sharpness 5": {"network": "resnet18", "shape": (1, 32), "options": {"sharpness": 5.0}},
+        "ResNet-18, converted, separable": {
+            "network": "resnet18",
+            "shape": (1, 32),
+            "options": {"impl": "separable"},
+        },
+        "ResNet-18, converted, sharpness 5": {
+            "network": "resnet18",
+            "shape": (1, 32),
+            "options": {"sharpness": 5.0},
+        },
     }.items()
 }
 
@@ -59,10 +85,14 @@ def prepare(case: dict[str, Any]) -> Callable[[], None]:
     if case.get("network") == "paper":
         module = convattn.AttentionNet("quadratic")
     elif case.get("network") == "resnet18":
-        module, _ = convattn.network_to_attention(convattn.resnet18().eval(), **case.get("options", {}))
+        module, _ = convattn.network_to_attention(
+            convattn.resnet18().eval(), **case.get("options", {})
+        )
     else:
         channels, content = case["channels"], case.get("content", False)
-        module = convattn.RelativeAttention2d(channels, channels, 9, encoding=case["encoding"], content=content)
+        module = convattn.RelativeAttention2d(
+            channels, channels, 9, encoding=case["encoding"], content=content
+        )
     module.train(case["training"])
     x = torch.randn(batch, case.get("channels", 3), size, size)
 
@@ -97,9 +127,15 @@ def serve() -> None:
 
 def start(checkout: Path) -> subprocess.Popen[str]:
     """Starts the process of a checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(checkout.resolve() / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def ask(process: subprocess.Popen[str], name: str) -> float:
@@ -116,11 +152,15 @@ def ask(process: subprocess.Popen[str], name: str) -> float:
 
 def main() -> None:
     """Times all cases and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="cases whose name contains one of these"
+    )
     arguments = parser.parse_args()
     before, after = start(arguments.before), start(arguments.after)
     print("| case | before, ms | after, ms | after / before | quartiles |\n|---|---|---|---|---|")  # noqa: T201
@@ -135,9 +175,12 @@ def main() -> None:
             seconds = {process: ask(process, name) for process in order}
             rounds.append((seconds[before], seconds[after]))
         calls = case.get("calls", 1)
-        old, new = (1000 / calls * statistics.median(column) for column in zip(*rounds, strict=True))
+        old, new = (
+            1000 / calls * statistics.median(column) for column in zip(*rounds, strict=True)
+        )
         low, middle, high = statistics.quantiles([new / old for old, new in rounds], n=4)
-        print(f"| {name} | {old:.2f} | {new:.2f} | {middle:.2f} | {low:.2f}, {high:.2f} |", flush=True)  # noqa: T201
+        row = f"| {name} | {old:.2f} | {new:.2f} | {middle:.2f} | {low:.2f}, {high:.2f} |"
+        print(row, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -19,8 +19,22 @@ PICTURE = Path(__file__).parents[1] / "docs" / "heads.svg"
 SIZE = 9
 GAP = 1.5
 END = 3 * SIZE + 2 * GAP
-TITLES = ("a 3 × 3 convolution", "nine attention heads: the same outputs", "softened: they can move and learn")
-COLOURS = ("#1b6ca8", "#2a9d8f", "#6a994e", "#b08900", "#d1495b", "#e76f51", "#8f2d56", "#5b5f97", "#34699a")
+TITLES = (
+    "a 3 × 3 convolution",
+    "nine attention heads: the same outputs",
+    "softened: they can move and learn",
+)
+COLOURS = (
+    "#1b6ca8",
+    "#2a9d8f",
+    "#6a994e",
+    "#b08900",
+    "#d1495b",
+    "#e76f51",
+    "#8f2d56",
+    "#5b5f97",
+    "#34699a",
+)
 CARD, INK, LINE = "#f6f8fa", "#24292f", "#d0d7de"
 MOVES = (
     (-0.5, -0.9),
@@ -40,7 +54,9 @@ WIDTHS = (0.7, 0.25, 1.2, 0.4, 3.0, 0.3, 0.5, 0.18, 0.8)
 def attention(sharpness: float | None) -> torch.Tensor:
     """Returns the attention of the middle pixel, (heads, rows, cols), by hard or by moved soft heads."""
     encoding = Shift(9, 2)
-    layer = RelativeAttention2d(1, 1, 9, encoding if sharpness is None else encoding.soften(sharpness))
+    layer = RelativeAttention2d(
+        1, 1, 9, encoding if sharpness is None else encoding.soften(sharpness)
+    )
     if sharpness is not None:
         with torch.no_grad():
             layer.encoding.centres += torch.tensor(MOVES)
@@ -55,7 +71,9 @@ def draw_heads(panel: Any, maps: torch.Tensor) -> None:
         left, top = col * (SIZE + GAP), row * (SIZE + GAP)
         shades = LinearSegmentedColormap.from_list("head", ["#ffffff", COLOURS[head]])
         shown = (image / image.max()).sqrt().numpy()
-        panel.imshow(shown, cmap=shades, vmin=0, vmax=1, extent=(left, left + SIZE, top + SIZE, top))
+        panel.imshow(
+            shown, cmap=shades, vmin=0, vmax=1, extent=(left, left + SIZE, top + SIZE, top)
+        )
         frame(panel, left, top, SIZE)
         middle = (left + SIZE / 2, top + SIZE / 2)
         panel.plot(*middle, "o", color=INK, markersize=5, fillstyle="none", markeredgewidth=1.1)
@@ -69,15 +87,22 @@ def draw_taps(panel: Any) -> None:
     for tap, colour in enumerate(COLOURS):
         row, col = divmod(tap, 3)
         left, top = start + col * side, start + row * side
-        panel.fill([left, left + side, left + side, left], [top, top, top + side, top + side], color=colour)
+        panel.fill(
+            [left, left + side, left + side, left], [top, top, top + side, top + side], color=colour
+        )
         frame(panel, left, top, side)
-    panel.plot(END / 2, END / 2, "o", color="white", markersize=13, fillstyle="none", markeredgewidth=2)
+    panel.plot(
+        END / 2, END / 2, "o", color="white", markersize=13, fillstyle="none", markeredgewidth=2
+    )
     finish(panel)
 
 
 def frame(panel: Any, left: float, top: float, side: float) -> None:
     """Draws the border of a square."""
-    cols, rows = [left, left + side, left + side, left, left], [top, top, top + side, top + side, top]
+    cols, rows = (
+        [left, left + side, left + side, left, left],
+        [top, top, top + side, top + side, top],
+    )
     panel.plot(cols, rows, color=LINE, linewidth=0.9)
 
 

@@ -39,7 +39,10 @@ PLACES = {True: ROOT / "src" / "convattn" / "pretrained", False: ROOT / "pretrai
 """Where folders stand: those that come with the package, and the others."""
 STORED, LOADED = torch.float16, torch.float32
 HEADS = "heads.parquet"
-TASKS = {"cifar10": "CIFAR-10, 32 × 32 colour images of ten classes", "digits": "digits, 8 × 8 grey images"}
+TASKS = {
+    "cifar10": "CIFAR-10, 32 × 32 colour images of ten classes",
+    "digits": "digits, 8 × 8 grey images",
+}
 DATA_NOTES = {
     "cifar10": "The images of CIFAR-10 (A. Krizhevsky, 2009) state no licence and ask to be cited. The weights, which"
     " were learned from them, are under the licence of this library, Apache-2.0, as far as its authors can give it.",
@@ -57,8 +60,15 @@ COPIES = {
 
 def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rounds floating-point tensors to what the file stores; raises if a number is too large for it."""
-    made = {name: tensor.to(STORED) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    lost = [name for name, tensor in tensors.items() if not torch.equal(tensor.isinf(), made[name].isinf())]
+    made = {
+        name: tensor.to(STORED) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    lost = [
+        name
+        for name, tensor in tensors.items()
+        if not torch.equal(tensor.isinf(), made[name].isinf())
+    ]
     if lost:
         raise UnsupportedModelError(f"{', '.join(lost)}: numbers are too large for {STORED}")
     return made
@@ -94,7 +104,9 @@ def store(
         raise ArgumentError(f"data must be those of the run in {run}, but their hashes differ")
     with new_folder(target, "NAME") as folder:
         config, tensors = read_sealed(run)
-        write_sealed(folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors))
+        write_sealed(
+            folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors)
+        )
         if (run / HEADS).is_file():
             ends_of(run / HEADS, load_network(folder)).save(folder / HEADS)
         told = {"name": target.name, "command": command, "revision": revision, "settings": settings}
@@ -136,7 +148,11 @@ def measure(folder: Path, record: RunRecord, data: ImageDataset) -> PretrainedCa
 
 def card_text(card: PretrainedCard) -> str:
     """Writes README.md of the folder: what the file holds, then the tables of the run's card."""
-    front = model_card(replace(card.run, name=card.name, results={**card.run.results, "test_accuracy": card.accuracy}))
+    front = model_card(
+        replace(
+            card.run, name=card.name, results={**card.run.results, "test_accuracy": card.accuracy}
+        )
+    )
     head, run = front[: front.index("\n# ")].rstrip(), model_card(card.run)
     tables = run[run.index("\n## ") :]
     epochs, results = card.run.recipe["training"]["epochs"], card.run.results
@@ -182,24 +198,36 @@ def table() -> str:
             link = f"[`{name}`]({'../src/convattn/pretrained/' if packaged else ''}{card.name}/README.md)"
             several = "" if card.views_accuracy is None else f"{card.views_accuracy:.2%}"
             size = f"{card.bytes / 2**20:.2f} MiB"
-            rows.append((link, card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}", size))
-    return markdown_table(["network", "task", "test accuracy", "with views", "trainable parameters", "weights"], rows)
+            rows.append(
+                (link, card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}", size)
+            )
+    return markdown_table(
+        ["network", "task", "test accuracy", "with views", "trainable parameters", "weights"], rows
+    )
 
 
 def page() -> str:
     """Returns `pretrained/README.md` with the table as it must be."""
     text = (PLACES[False] / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"^\|.*\n(\|.*\n)*", lambda _: f"{table().rstrip()}\n", text, count=1, flags=re.MULTILINE)
+    return re.sub(
+        r"^\|.*\n(\|.*\n)*", lambda _: f"{table().rstrip()}\n", text, count=1, flags=re.MULTILINE
+    )
 
 
 def main(arguments: list[str]) -> int:
     """Runs the script; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("name", nargs="?", help="name of the folder to make")
     parser.add_argument("--package", action="store_true", help="put it into the package")
-    parser.add_argument("--settings", help="how the settings of the run were chosen, and on which images")
-    parser.add_argument("--table", action="store_true", help="write the table of pretrained/README.md only")
+    parser.add_argument(
+        "--settings", help="how the settings of the run were chosen, and on which images"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="write the table of pretrained/README.md only"
+    )
     given = parser.parse_args(arguments)
     if not given.table:
         if given.name is None:
@@ -207,12 +235,17 @@ def main(arguments: list[str]) -> int:
         target = PLACES[given.package] / given.name
         words = ["python", "scripts/pretrained.py", portable_path(given.run), given.name]
         command = shlex.join([*words, *(["--package"] if given.package else [])])
-        revision = find_revision()  # before a folder is replaced, after which the checkout would count as changed
+        revision = (
+            find_revision()
+        )  # before a folder is replaced, after which the checkout would count as changed
         try:
             data = load_data(load_recipe(given.run / "recipe.toml").data)
             if (target / CARD).is_file():
                 shutil.rmtree(target)
-            print(store(given.run, target, data, command, revision=revision, settings=given.settings).summary())  # noqa: T201
+            card = store(
+                given.run, target, data, command, revision=revision, settings=given.settings
+            )
+            print(card.summary())  # noqa: T201
         except ConvAttnError as error:
             print(f"pretrained.py: {error}", file=sys.stderr)  # noqa: T201
             return 2

@@ -28,13 +28,17 @@ CREDIT = (
 
 def first_of_each(labels: torch.Tensor, count: int) -> list[int]:
     """Returns the first rows of each class, class by class."""
-    return [row for label in labels.unique() for row in (labels == label).nonzero()[:count, 0].tolist()]
+    return [
+        row for label in labels.unique() for row in (labels == label).nonzero()[:count, 0].tolist()
+    ]
 
 
 def write(data: ImageDataset, folder: Path) -> None:
     """Writes the images and their description into a folder."""
     rows = first_of_each(data.test.labels, OF_EACH)
-    pixels = rearrange(data.test.images[rows], "images channels rows cols -> (images rows) cols channels")
+    pixels = rearrange(
+        data.test.images[rows], "images channels rows cols -> (images rows) cols channels"
+    )
     buffer = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(buffer, format="png", optimize=True)
     write_atomically(folder / IMAGES, buffer.getvalue())

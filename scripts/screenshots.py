@@ -20,8 +20,17 @@ from convattn.cli import main as convattn
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = {360: 740, 800: 900, 1400: 900}
-VIEWS = {"explore": "layer=2&head=1", **{f"learn-{n}": f"view=learn&step={n - 1}" for n in range(1, 7)}}
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--hide-scrollbars")
+VIEWS = {
+    "explore": "layer=2&head=1",
+    **{f"learn-{n}": f"view=learn&step={n - 1}" for n in range(1, 7)},
+}
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 QUALITY = 80
 """Of WebP, in percent: text stays sharp, and the files small."""
 
@@ -35,7 +44,9 @@ def shoot(browser: Any, address: str, folder: Path, only: str) -> None:
                 if only not in name:
                     continue
                 page = browser.new_page(
-                    viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
+                    viewport={"width": width, "height": height},
+                    color_scheme=theme,
+                    reduced_motion="reduce",
                 )
                 page.goto(f"{address}#{fragment}")
                 page.locator(".stage").wait_for()
@@ -69,7 +80,9 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder, "page")
-        assert not convattn(["view", "convattn:cifar10-small", "--compare", "untrained", "-o", str(page)])
+        assert not convattn(
+            ["view", "convattn:cifar10-small", "--compare", "untrained", "-o", str(page)]
+        )
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         shoot(browser, (page / "index.html").as_uri(), options.folder, options.only)
 

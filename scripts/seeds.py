@@ -18,7 +18,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
 SETTINGS: dict[str, tuple[dict[str, str], int]] = {
     "plain": ({}, 20),
     "avx2": (AVX2, 5),
@@ -32,25 +36,50 @@ FOLDERS = ["functional", "layers", "encodings", "convert", "adapters", "models",
 UNCHECKED = ["-o", "addopts=--import-mode=importlib"]
 """Options in place of those in pyproject.toml: types are checked by `make test`, and no number depends on it."""
 
-FAST = ["-m", "not slow", "-k", "not compile and not export", *(f"tests/{folder}" for folder in FOLDERS)]
+FAST = [
+    "-m",
+    "not slow",
+    "-k",
+    "not compile and not export",
+    *(f"tests/{folder}" for folder in FOLDERS),
+]
 SLOW = ["-m", "slow", "tests/convert/test_no_false_alarms.py"]
 
 
 def run(setting: str, shift: int, further: list[str]) -> dict[str, Any]:
     """Runs the tests once, and returns what a line of the file holds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **SETTINGS[setting][0]}
-    record: dict[str, Any] = {"setting": setting, "shift": shift, "tests": 0, "skipped": 0, "failed": []}
+    record: dict[str, Any] = {
+        "setting": setting,
+        "shift": shift,
+        "tests": 0,
+        "skipped": 0,
+        "failed": [],
+    }
     start = time.monotonic()
     for chosen in (FAST, SLOW):
         if not (ROOT / chosen[-1]).exists():
             continue
         with TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
-            options = ["-q", f"--seed-shift={shift}", f"--junitxml={report}", "-p", "no:cacheprovider", *further]
+            options = [
+                "-q",
+                f"--seed-shift={shift}",
+                f"--junitxml={report}",
+                "-p",
+                "no:cacheprovider",
+                *further,
+            ]
             command = [sys.executable, "-m", "pytest", *UNCHECKED, *options, *chosen]
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode not in (0, 1, 5) or not report.exists():  # 1: tests failed, 5: there were none
-                raise SystemExit(f"{setting}, shift {shift}: pytest did not run\n{done.stdout[-3000:]}{done.stderr}")
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            )
+            if (
+                done.returncode not in (0, 1, 5) or not report.exists()
+            ):  # 1: tests failed, 5: there were none
+                raise SystemExit(
+                    f"{setting}, shift {shift}: pytest did not run\n{done.stdout[-3000:]}{done.stderr}"
+                )
             count(record, report)
     return record | {"seconds": round(time.monotonic() - start)}
 
@@ -72,20 +101,31 @@ def table(records: list[dict[str, Any]]) -> str:
     for setting in dict.fromkeys(record["setting"] for record in records):
         ours = [record for record in records if record["setting"] == setting]
         skipped = sum(record["skipped"] for record in ours)
-        ran, failed = sum(record["tests"] for record in ours) - skipped, sum(len(record["failed"]) for record in ours)
+        ran, failed = (
+            sum(record["tests"] for record in ours) - skipped,
+            sum(len(record["failed"]) for record in ours),
+        )
         rows.append(f"| {setting} | {len(ours)} | {ran} | {skipped} | {failed} |")
         for record in ours:
             for name in record["failed"]:
                 failures.setdefault(name, []).append(f"{setting} {record['shift']}")
-    return "\n".join([*rows, "", *(f"- {name}: {', '.join(where)}" for name, where in sorted(failures.items()))])
+    return "\n".join(
+        [*rows, "", *(f"- {name}: {', '.join(where)}" for name, where in sorted(failures.items()))]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is missing, and prints the table; further options go to pytest, as --numprocesses=8."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file of JSON lines, one per run")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="which settings")
-    parser.add_argument("--seeds", type=int, nargs="+", help="shifts to run in place of those of each setting")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="file of JSON lines, one per run"
+    )
+    parser.add_argument(
+        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="which settings"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="shifts to run in place of those of each setting"
+    )
     given, further = parser.parse_known_args(arguments)
     lines = given.output.read_text().splitlines() if given.output.exists() else []
     records = [json.loads(line) for line in lines]

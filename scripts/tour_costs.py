@@ -58,7 +58,10 @@ def costs() -> dict[str, Any]:
         return memory(measured) / MIB
 
     def lines(record: Any, value: Any, *wanted: tuple[str, str, str]) -> list[dict[str, Any]]:
-        return [{"name": name, "points": points(record, prefix, key, value)} for name, prefix, key in wanted]
+        return [
+            {"name": name, "points": points(record, prefix, key, value)}
+            for name, prefix, key in wanted
+        ]
 
     long = (
         ("nine soft heads", "sequences-forward", "soft"),

@@ -66,16 +66,24 @@ assert not main(["info"])
 
 def run(*command: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs a command in a folder, without this checkout on Python's path."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     clean["OMP_NUM_THREADS"] = "1"
-    return subprocess.run([*map(str, command)], cwd=folder, env=clean, text=True, capture_output=True, check=False)
+    return subprocess.run(
+        [*map(str, command)], cwd=folder, env=clean, text=True, capture_output=True, check=False
+    )
 
 
 def require(*command: str | Path) -> str:
     """Runs a command; one that fails ends the script, and what it printed is shown."""
     done = run(*command)
     if done.returncode:
-        raise SystemExit(f"{done.stdout}{done.stderr}\nversions.py: {' '.join(map(str, command))[:100]} failed")
+        raise SystemExit(
+            f"{done.stdout}{done.stderr}\nversions.py: {' '.join(map(str, command))[:100]} failed"
+        )
     return done.stdout
 
 
@@ -86,7 +94,16 @@ def make_environment(place: Path, wheel: Path, python: str, end: str) -> Path:
     require("uv", "venv", "--quiet", "--python", python, environment)
     interpreter = environment / "bin" / "python"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    options = ("--quiet", "--only-binary", ":all:", "--resolution", ENDS[end], "--python", interpreter, *extras)
+    options = (
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        "--resolution",
+        ENDS[end],
+        "--python",
+        interpreter,
+        *extras,
+    )
     require("uv", "pip", "compile", *options, ROOT / "pyproject.toml", tools, "--output-file", pins)
     require("uv", "pip", "install", "--quiet", "--python", interpreter, "--requirements", pins)
     require("uv", "pip", "install", "--quiet", "--no-deps", "--python", interpreter, wheel)
@@ -98,16 +115,34 @@ def check(place: Path, wheel: Path, python: str, end: str) -> dict[str, Any]:
     environment = make_environment(place, wheel, python, end)
     interpreter = environment / "bin" / "python"
     packages, size = contents(environment)
-    listed = json.loads(require("uv", "pip", "list", "--quiet", "--format", "json", "--python", interpreter))
+    listed = json.loads(
+        require("uv", "pip", "list", "--quiet", "--format", "json", "--python", interpreter)
+    )
     versions = {item["name"]: item["version"] for item in listed}
-    version = require(interpreter, "-c", "import platform; print(platform.python_version())").strip()
+    version = require(
+        interpreter, "-c", "import platform; print(platform.python_version())"
+    ).strip()
     start = time.monotonic()
     example = run(interpreter, "-W", "ignore", "-c", EXAMPLE, folder=place)
     settings = [word for setting in SETTINGS for word in ("-o", setting)]
-    tests = run(interpreter, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *settings, *TESTS)
+    tests = run(
+        interpreter,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        "-p",
+        "no:cacheprovider",
+        *settings,
+        *TESTS,
+    )
     if example.returncode or tests.returncode:
         print(example.stderr[-2000:], tests.stdout[-4000:], tests.stderr[-2000:], sep="\n")  # noqa: T201
-    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", tests.stdout)}
+    counts = {
+        kind: int(number)
+        for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", tests.stdout)
+    }
     return {
         "python": version,
         "end": end,
@@ -131,7 +166,9 @@ def as_table(record: dict[str, Any]) -> str:
         told = ", ".join(f"{number} {kind}" for kind, number in row["tests"].items())
         result = f"{'✓' if row['green'] else '✗'} {told}"
         shown = " | ".join(row["versions"].get(name, "–") for name in SHOWN)
-        lines.append(f"| {row['python']} | {row['end']} | {shown} | {result} | {row['packages']} | {row['MB']:,} |")
+        lines.append(
+            f"| {row['python']} | {row['end']} | {shown} | {result} | {row['packages']} | {row['MB']:,} |"
+        )
     return "\n".join(lines)
 
 
@@ -145,18 +182,34 @@ def write(record: dict[str, Any], folder: Path) -> None:
     page = folder / "versions.md"
     text = page.read_text(encoding="utf-8") if page.exists() else "<!-- table -->\n<!-- end -->\n"
     between = re.compile(r"(<!-- table -->\n).*(<!-- end -->)", re.DOTALL)
-    page.write_text(between.sub(lambda found: f"{found[1]}\n{as_table(record)}\n\n{found[2]}", text), encoding="utf-8")
+    page.write_text(
+        between.sub(lambda found: f"{found[1]}\n{as_table(record)}\n\n{found[2]}", text),
+        encoding="utf-8",
+    )
 
 
 def main() -> int:
     """Checks every Python with both ends, writes the record after each, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of versions.json and versions.md")
-    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions, or interpreters")
-    parser.add_argument("--ends", nargs="+", choices=[*ENDS], default=[*ENDS], help="lowest, newest or both")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="folder of versions.json and versions.md"
+    )
+    parser.add_argument(
+        "--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions, or interpreters"
+    )
+    parser.add_argument(
+        "--ends", nargs="+", choices=[*ENDS], default=[*ENDS], help="lowest, newest or both"
+    )
     given = parser.parse_args()
-    bounds = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    record: dict[str, Any] = {"system": platform.platform(), "extras": EXTRAS, "dependencies": bounds, "rows": []}
+    bounds = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
+    record: dict[str, Any] = {
+        "system": platform.platform(),
+        "extras": EXTRAS,
+        "dependencies": bounds,
+        "rows": [],
+    }
     with tempfile.TemporaryDirectory() as built:
         require("uv", "build", "--quiet", "--wheel", "--out-dir", built, ROOT)
         (wheel,) = Path(built).glob("*.whl")

@@ -30,7 +30,13 @@ from convattn import (
 )
 
 PACKAGE = Path(inspect.getfile(convattn)).parent
-TINY = {"model.width": "8", "model.depth": "1", "model.heads": "4", "model.ffn": "8", "training.epochs": "1"}
+TINY = {
+    "model.width": "8",
+    "model.depth": "1",
+    "model.heads": "4",
+    "model.ffn": "8",
+    "training.epochs": "1",
+}
 
 
 @dataclass
@@ -60,14 +66,18 @@ class Walk:
         if event == "call":
             self.functions.add(code)
             self.frames += 1
-            self.types.update(kind for value in list(frame.f_locals.values()) for kind in classes(value))
+            self.types.update(
+                kind for value in list(frame.f_locals.values()) for kind in classes(value)
+            )
         else:
             self.types.update(classes(result))
 
 
 def is_ours(code: CodeType) -> bool:
     """Tells whether code is a function of convattn; comprehensions and the bodies of files and classes are none."""
-    return code.co_filename.startswith(str(PACKAGE)) and (code.co_name == "<lambda>" or code.co_name[0] != "<")
+    return code.co_filename.startswith(str(PACKAGE)) and (
+        code.co_name == "<lambda>" or code.co_name[0] != "<"
+    )
 
 
 def classes(value: object) -> Iterator[type]:

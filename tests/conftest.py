@@ -15,14 +15,23 @@ from tests.seed_shift import shift_seeds
 from convattn.encodings import registry
 
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser, pluginmanager):
     pluginmanager.register(machine)
-    parser.addoption("--seed-shift", type=int, default=0, help="add this to every seed of torch, numpy and hypothesis")
+    parser.addoption(
+        "--seed-shift",
+        type=int,
+        default=0,
+        help="add this to every seed of torch, numpy and hypothesis",
+    )
 
 
 def pytest_configure(config):

@@ -52,7 +52,9 @@ def pytest_terminal_summary(terminalreporter):
     """Says at the very end what was not run for want of something."""
     yield
     skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
-    missing = Counter(reason.removeprefix(LACKING) for reason in skipped if reason.startswith(LACKING))
+    missing = Counter(
+        reason.removeprefix(LACKING) for reason in skipped if reason.startswith(LACKING)
+    )
     for reason, count in missing.items():
         terminalreporter.write_line(f"not run: {count} tests: {reason}", yellow=True)
 
@@ -76,7 +78,9 @@ def _asks_for_cuda(config) -> bool:
 
 def _cores() -> int:
     """Counts the cores that this process may use, also in a container (control groups, version 2)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota, _, period = _limit("cpu.max").partition(" ")
     return min(cores, -(-int(quota) // int(period))) if quota.isdigit() else cores
 

@@ -16,7 +16,11 @@ def sample_data() -> ImageDataset:
     """The embedded images of CIFAR-10, to learn from and to be tested on."""
     split = load_samples().split
     record = DataRecord(
-        "cifar10 (samples)", "the package", {"both": split.sha256()}, {"train": 20, "test": 20}, "the same twice"
+        "cifar10 (samples)",
+        "the package",
+        {"both": split.sha256()},
+        {"train": 20, "test": 20},
+        "the same twice",
     )
     return ImageDataset(split, split, 10, CIFAR10_MEAN, CIFAR10_STD, record)
 
@@ -41,4 +45,6 @@ def short_run(folder: Path) -> RunRecord:
 def made_by_script(place: Path) -> PretrainedCard:
     """Trains it in a folder's "run", and makes the folder "short" of it."""
     short_run(place / "run")
-    return SCRIPT["store"](place / "run", place / "short", sample_data(), "python scripts/pretrained.py run short")
+    return SCRIPT["store"](
+        place / "run", place / "short", sample_data(), "python scripts/pretrained.py run short"
+    )

@@ -27,7 +27,9 @@ def shift_seeds(shift: int) -> None:
     np.random.default_rng = functools.partial(_shifted, _seed_numpy, shift)
     hypothesis.core.global_force_seed = shift or None
     if shift:
-        hypothesis.settings.register_profile("shifted", parent=hypothesis.settings.default, derandomize=False)
+        hypothesis.settings.register_profile(
+            "shifted", parent=hypothesis.settings.default, derandomize=False
+        )
         hypothesis.settings.load_profile("shifted")
 
 

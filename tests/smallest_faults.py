@@ -73,12 +73,17 @@ def weight_off(size: float) -> Callable:
     """Makes the largest weight of what is certified, the second argument, too large."""
 
     def wrong(source: nn.Module, made: nn.Module) -> None:
-        weight = dict(made.named_parameters())["weight" if isinstance(made, nn.Conv2d) else "values.weight"]
+        weight = dict(made.named_parameters())[
+            "weight" if isinstance(made, nn.Conv2d) else "values.weight"
+        ]
         with torch.no_grad():
             weight.view(-1)[weight.abs().argmax()] *= 1 + size
 
     def planted(right: Callable) -> Callable:
-        return lambda source, made, *rest, **named: (wrong(source, made), right(source, made, *rest, **named))[1]
+        return lambda source, made, *rest, **named: (
+            wrong(source, made),
+            right(source, made, *rest, **named),
+        )[1]
 
     return planted
 
@@ -104,7 +109,9 @@ class Planted:
                 patch.setattr(separable, "_FEW", 0)
             if size:
                 fault.inject(patch)
-            return self._certificate_fails(seed) if self.case is None else self._contract_raises(seed)
+            return (
+                self._certificate_fails(seed) if self.case is None else self._contract_raises(seed)
+            )
 
     def _contract_raises(self, seed: int) -> bool:
         contract = CaseContract()
@@ -132,21 +139,41 @@ def argument_off(argument: int) -> Callable[[float], Callable]:
     return lambda size: of_argument(argument, off(size))
 
 
-CHOICE, CONTENT_CODE, SEPARABLE_CODE = "functional.plan", "functional.content", "functional.separable"
+CHOICE, CONTENT_CODE, SEPARABLE_CODE = (
+    "functional.plan",
+    "functional.content",
+    "functional.separable",
+)
 FAULTS = [
     Planted("reference", "softmax leaks", REFERENCE, "layers.relative:attention_weights", leak),
     Planted("reference", "W_h off", REFERENCE, "layers.relative:attend", argument_off(2)),
-    Planted("separable", "softmax of each axis leaks", SEPARABLE, f"{CHOICE}:position_weights", leak),
+    Planted(
+        "separable", "softmax of each axis leaks", SEPARABLE, f"{CHOICE}:position_weights", leak
+    ),
     Planted("separable", "W_h off", SEPARABLE, f"{SEPARABLE_CODE}:add_head", argument_off(2)),
     Planted("dense", "weights off", DENSE, f"{CHOICE}:position_weights", result_off),
-    Planted("dense", "one border row off", DENSE, f"{SEPARABLE_CODE}:_Product.forward", border_row_off),
+    Planted(
+        "dense", "one border row off", DENSE, f"{SEPARABLE_CODE}:_Product.forward", border_row_off
+    ),
     Planted("fourier", "kernels off", FOURIER, "functional.fourier:_place", result_off),
     Planted("content", "softmax leaks", CONTENT, f"{CONTENT_CODE}:attention_weights", leak),
     Planted("content", "position off", CONTENT, f"{CONTENT_CODE}:_Call._along", result_off),
     Planted("values", "W_out off", NARROW, f"{SEPARABLE_CODE}:combine_heads", argument_off(1)),
     Planted("values", "softmax leaks", NARROW, f"{CHOICE}:position_weights", leak),
-    Planted("conv_to_attention", "one weight off", None, "convert.to_attention:certify_attention", weight_off),
-    Planted("attention_to_conv", "one weight off", None, "convert.to_conv:certify_convolution", weight_off),
+    Planted(
+        "conv_to_attention",
+        "one weight off",
+        None,
+        "convert.to_attention:certify_attention",
+        weight_off,
+    ),
+    Planted(
+        "attention_to_conv",
+        "one weight off",
+        None,
+        "convert.to_conv:certify_convolution",
+        weight_off,
+    ),
 ]
 
 
@@ -157,7 +184,10 @@ def smallest(fault: Planted, seed: int) -> float:
 
 def table(seeds: int, faults: list[Planted] = FAULTS) -> str:
     """Writes a row per fault."""
-    rows = [f"| path | fault | median of {seeds} seeds | most | right called wrong |", "|---|---|---|---|---|"]
+    rows = [
+        f"| path | fault | median of {seeds} seeds | most | right called wrong |",
+        "|---|---|---|---|---|",
+    ]
     for fault in faults:
         sizes = [smallest(fault, seed) for seed in range(seeds)]
         wrong = sum(fault.found(seed, 0.0) for seed in range(seeds))
@@ -169,7 +199,9 @@ def table(seeds: int, faults: list[Planted] = FAULTS) -> str:
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=20, help="how many random layers and images of each fault")
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="how many random layers and images of each fault"
+    )
     sys.stdout.write(table(parser.parse_args().seeds) + "\n")
 
 

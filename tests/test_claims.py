@@ -16,7 +16,11 @@ RESULTS = SCRIPT["RESULTS"]
 @pytest.fixture
 def copied(tmp_path):
     """Pages and records, to be changed."""
-    return Path(shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg")))
+    return Path(
+        shutil.copytree(
+            RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.svg")
+        )
+    )
 
 
 def test_every_page_says_what_its_records_say():
@@ -31,7 +35,9 @@ def test_a_changed_number_is_found_on_every_page(copied):
         lines = (copied / name).read_text(encoding="utf-8").replace("|  |", "| |")
         assert text in lines
         (copied / name).write_text(lines.replace(text, other), encoding="utf-8")
-    assert {f"{name} must say: {text}" for name, text in claimed.items()} <= set(SCRIPT["wrong"](copied))
+    assert {f"{name} must say: {text}" for name, text in claimed.items()} <= set(
+        SCRIPT["wrong"](copied)
+    )
 
 
 def test_a_changed_record_and_a_changed_table_are_found(copied):
@@ -43,7 +49,11 @@ def test_a_changed_record_and_a_changed_table_are_found(copied):
     table.write_text(table.read_text(encoding="utf-8").replace("310", "311", 1), encoding="utf-8")
     found = SCRIPT["wrong"](copied)
     assert "layers-tables.md is not the page of its record" in found
-    assert {line.split(" ")[0] for line in found} == {"encodings.md", "index.md", "layers-tables.md"}
+    assert {line.split(" ")[0] for line in found} == {
+        "encodings.md",
+        "index.md",
+        "layers-tables.md",
+    }
 
 
 @pytest.mark.parametrize(

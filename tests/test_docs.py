@@ -29,19 +29,24 @@ def name(path: Path) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+    return [
+        code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language
+    ]
 
 
 RUNNABLE = [
     page
     for page in PAGES
-    if name(page) == "README.md" or (name(page).startswith(RUNNABLE_FOLDERS) and blocks(page, "python"))
+    if name(page) == "README.md"
+    or (name(page).startswith(RUNNABLE_FOLDERS) and blocks(page, "python"))
 ]
 
 
 def anchors(page: Path) -> set[str]:
     """Give the fragment of every heading, the way GitHub derives it."""
-    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    headings = re.findall(
+        r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -56,7 +61,12 @@ def broken_links(page: Path) -> list[str]:
     for link in relative_links(page):
         path, _, fragment = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        lost_anchor = fragment and target.suffix == ".md" and target.exists() and fragment not in anchors(target)
+        lost_anchor = (
+            fragment
+            and target.suffix == ".md"
+            and target.exists()
+            and fragment not in anchors(target)
+        )
         if not target.exists() or lost_anchor:
             broken.append(link)
     return broken
@@ -80,7 +90,9 @@ def test_the_commands_of_an_analysis_run_as_pasted(tmp_path):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_example_runs(example, tmp_path, monkeypatch, encodings_forgotten):
-    assert "assert" in example.read_text(encoding="utf-8"), "an example ends by asserting what it showed"
+    assert "assert" in example.read_text(encoding="utf-8"), (
+        "an example ends by asserting what it showed"
+    )
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
 
@@ -94,13 +106,18 @@ def test_relative_links_resolve(page):
 def test_make_commands_exist(page):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
-    commands = "\n".join(blocks(page, "sh") + re.findall(r"`(make [^`\n]*)`", page.read_text(encoding="utf-8")))
+    commands = "\n".join(
+        blocks(page, "sh") + re.findall(r"`(make [^`\n]*)`", page.read_text(encoding="utf-8"))
+    )
     assert set(re.findall(r"^make ([a-z]+)", commands, flags=re.MULTILINE)) <= targets
 
 
 def test_docstrings_name_pages_by_their_path():
     for file in sorted((ROOT / "src").rglob("*.py")):
-        named = set(re.findall(r"[\w/-]+\.md\b", file.read_text(encoding="utf-8"))) - {"README.md", "study.md"}
+        named = set(re.findall(r"[\w/-]+\.md\b", file.read_text(encoding="utf-8"))) - {
+            "README.md",
+            "study.md",
+        }
         assert all((ROOT / page).is_file() for page in named), f"{name(file)} names {named}"
 
 
@@ -116,7 +133,9 @@ def test_a_packages_page_has_no_relative_pictures_and_links():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\((?!https:)", text)
-    for change in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+    for change in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"][
+        "substitutions"
+    ]:
         text = re.sub(change["pattern"], change["replacement"], text)
     assert not re.findall(r"!\[|\]\((?!https:)", text)
     assert "Tutorials · how-to guides · explanation" in text
@@ -128,8 +147,14 @@ def test_a_packages_page_has_no_relative_pictures_and_links():
 
 def test_a_source_archive_has_what_its_commands_need():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    kept = set(settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) | {"/LICENSE", "/pyproject.toml"}
-    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md", "scripts/check"))
+    kept = set(settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) | {
+        "/LICENSE",
+        "/pyproject.toml",
+    }
+    text = "".join(
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("Makefile", "README.md", "scripts/check")
+    )
     named = {word for word in re.findall(r"[\w.-]+", text) if (ROOT / word).is_file()}
     assert {"package.json", ".npmrc", "CONTRIBUTING.md"} <= named
     assert {f"/{name}" for name in {*named, "README.md"}} <= kept

@@ -38,11 +38,24 @@ LINES = {
 def test_pyright_on_lines_of_the_readme(place):
     for number, line in enumerate(LINES):
         (place / f"{number}.py").write_text(f"{BUILT}{line}\n")
-    command = [PROGRAMS / "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(place)]
-    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout)
+    command = [
+        PROGRAMS / "pyright",
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "-p",
+        str(place),
+    ]
+    answer = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stdout
+    )
     assert answer["summary"]["filesAnalyzed"] == len(LINES)
-    wrong = [Path(one["file"]).stem for one in answer["generalDiagnostics"] if one["severity"] == "error"]
-    assert sorted(wrong) == [str(number) for number, errors in enumerate(LINES.values()) for _ in range(errors)]
+    wrong = [
+        Path(one["file"]).stem for one in answer["generalDiagnostics"] if one["severity"] == "error"
+    ]
+    assert sorted(wrong) == [
+        str(number) for number, errors in enumerate(LINES.values()) for _ in range(errors)
+    ]
 
 
 class LanguageServer:
@@ -83,17 +96,33 @@ def test_hovering_a_layer_shows_its_arguments_and_errors(place):
     try:
         formats = {"textDocument": {"hover": {"contentFormat": ["plaintext"]}}}
         folder = {"uri": place.as_uri(), "name": "place"}
-        server.ask("initialize", processId=None, rootUri=None, capabilities=formats, workspaceFolders=[folder])
+        server.ask(
+            "initialize",
+            processId=None,
+            rootUri=None,
+            capabilities=formats,
+            workspaceFolders=[folder],
+        )
         server.send(method="initialized", params={})
         document = {"uri": uri, "languageId": "python", "version": 1, "text": BUILT}
         server.send(method="textDocument/didOpen", params={"textDocument": document})
         where = {"line": 2, "character": BUILT.splitlines()[2].index("Relative") + 3}
-        shown = server.ask("textDocument/hover", textDocument={"uri": uri}, position=where)["contents"]["value"]
+        shown = server.ask("textDocument/hover", textDocument={"uri": uri}, position=where)[
+            "contents"
+        ]["value"]
     finally:
         server.process.kill()
         server.process.communicate()
     assert shown.startswith("class RelativeAttention2d(")
-    for argument in ("num_heads", "encoding", "head_width", "kernel_size", "impl", "kernel_values", "dtype"):
+    for argument in (
+        "num_heads",
+        "encoding",
+        "head_width",
+        "kernel_size",
+        "impl",
+        "kernel_values",
+        "dtype",
+    ):
         assert f"\n    {argument}: " in shown.partition("Args:")[2]
     assert "in pixels" in shown
     assert "ArgumentError: An argument is out of range" in shown.partition("Raises:")[2]
@@ -112,7 +141,13 @@ def test_the_name_of_a_layer_alone_shows_every_argument(name):
     listed = layer.__doc__.partition("Args:")[2].partition("Example:")[0]
     assert ">>> " in layer.__doc__.partition("Example:")[2]
     signature = inspect.signature(layer.__init__).parameters.values()
-    words = ["**options" if one.kind is one.VAR_KEYWORD else one.name for one in signature if one.name != "self"]
-    assert [line.split(":")[0].strip() for line in listed.splitlines() if re.match(r" {8}[*a-z]", line)] == words
+    words = [
+        "**options" if one.kind is one.VAR_KEYWORD else one.name
+        for one in signature
+        if one.name != "self"
+    ]
+    assert [
+        line.split(":")[0].strip() for line in listed.splitlines() if re.match(r" {8}[*a-z]", line)
+    ] == words
     for word in inspect.signature(convattn.RelativeAttention2d).parameters:
         assert re.search(rf"\b{word}\b", listed)

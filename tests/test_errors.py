@@ -6,9 +6,18 @@ import re
 import pytest
 
 from convattn import errors
-from convattn.errors import ConvAttnError, MissingDependencyError, UnknownNameError, must_be, must_be_a, must_fit
+from convattn.errors import (
+    ConvAttnError,
+    MissingDependencyError,
+    UnknownNameError,
+    must_be,
+    must_be_a,
+    must_fit,
+)
 
-CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
+CLASSES = [
+    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)
+]
 KINDS = [kind for kind in CLASSES if not issubclass(kind, Warning)]
 BUILTIN_BASES = {
     "ArgumentError": ValueError,
@@ -36,12 +45,20 @@ def tree_in_the_docstring():
 def test_the_tree_that_is_drawn_is_the_tree_that_is():
     drawn = tree_in_the_docstring()
     assert drawn.pop("ConvAttnError") is None
-    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in KINDS if kind is not ConvAttnError}
+    assert drawn == {
+        kind.__name__: kind.__bases__[0].__name__ for kind in KINDS if kind is not ConvAttnError
+    }
 
 
 def test_everything_is_exported():
     assert sorted(errors.__all__) == sorted(
-        [*(kind.__name__ for kind in CLASSES), "install_hint", "must_be", "must_be_a", "optional_module"]
+        [
+            *(kind.__name__ for kind in CLASSES),
+            "install_hint",
+            "must_be",
+            "must_be_a",
+            "optional_module",
+        ]
     )
 
 
@@ -56,7 +73,11 @@ def test_each_is_caught_as_the_root_and_as_what_python_code_expects(kind):
 @pytest.mark.parametrize(
     ("name", "known", "message"),
     [
-        ("quadratik", {"quadratic", "distance"}, "unknown encoding 'quadratik': did you mean 'quadratic'? Known: "),
+        (
+            "quadratik",
+            {"quadratic", "distance"},
+            "unknown encoding 'quadratik': did you mean 'quadratic'? Known: ",
+        ),
         ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz'. Known: distance, quadratic"),
         (3, ["quadratic"], "unknown encoding 3. Known: quadratic"),
         ("", [], "unknown encoding ''. Known: "),
@@ -70,7 +91,9 @@ def test_unknown_names_come_with_the_nearest_and_all_the_known(name, known, mess
 
 def test_missing_packages_come_with_the_line_that_installs_them():
     error = MissingDependencyError("matplotlib", "figures")
-    assert str(error).endswith('matplotlib, which is not installed; run: pip install "convattn[figures]"')
+    assert str(error).endswith(
+        'matplotlib, which is not installed; run: pip install "convattn[figures]"'
+    )
     assert (error.package, error.extra) == ("matplotlib", "figures")
 
 
@@ -79,7 +102,11 @@ def test_missing_packages_come_with_the_line_that_installs_them():
     [
         UnknownNameError("encoding", "quadratik", ["quadratic"]),
         MissingDependencyError("matplotlib", "figures"),
-        *(kind("what was wrong") for kind in KINDS if kind not in {UnknownNameError, MissingDependencyError}),
+        *(
+            kind("what was wrong")
+            for kind in KINDS
+            if kind not in {UnknownNameError, MissingDependencyError}
+        ),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -91,8 +118,13 @@ def test_errors_cross_between_processes(error):
 
 
 def test_messages_about_arguments_have_one_form():
-    assert must_be("padding", '"same" or "valid"', "sam") == 'padding must be "same" or "valid", but is \'sam\''
-    assert must_be_a("model", "an nn.Module", [1]) == "model must be an nn.Module, but is of type list"
+    assert (
+        must_be("padding", '"same" or "valid"', "sam")
+        == 'padding must be "same" or "valid", but is \'sam\''
+    )
+    assert (
+        must_be_a("model", "an nn.Module", [1]) == "model must be an nn.Module, but is of type list"
+    )
 
 
 def test_a_long_value_is_cut_and_its_type_named():
@@ -103,7 +135,9 @@ def test_a_long_value_is_cut_and_its_type_named():
     assert must_be("shape", "one number", "a" * 298).endswith("a'")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")]
+)
 def test_a_lack_of_memory_is_said(error):
     message = "images must fit into memory with the network, but there is not enough of it to run on 4 images"
     assert must_fit("4 images", error) == message

@@ -57,7 +57,11 @@ def imported_modules(text: str) -> set[str]:
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "optional_module":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "optional_module"
+        ):
             found.add(ast.literal_eval(node.args[0]).partition(".")[0])
     return found
 
@@ -69,7 +73,9 @@ def used() -> set[str]:
     modules = set().union(*(imported_modules(path.read_text(encoding="utf-8")) for path in files))
     site = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
     built = re.findall(r'^(?:    |html_theme = )"(\w+)",?$', site, flags=re.MULTILINE)
-    exported = re.findall(r"^import (\w+)", (ROOT / "tests/models/test_export.py").read_text(), flags=re.MULTILINE)
+    exported = re.findall(
+        r"^import (\w+)", (ROOT / "tests/models/test_export.py").read_text(), flags=re.MULTILINE
+    )
     return {*modules, *exported, *built, *imported_modules(site), *TRACKERS, *BY_TORCH}
 
 
@@ -85,7 +91,11 @@ def module_level_imports(text: str) -> set[str]:
 
 
 def test_the_core_imports_what_is_always_installed_and_no_more():
-    always = {Requirement(line).name for line in PROJECT["dependencies"]} | sys.stdlib_module_names | {"convattn"}
+    always = (
+        {Requirement(line).name for line in PROJECT["dependencies"]}
+        | sys.stdlib_module_names
+        | {"convattn"}
+    )
     for path in sorted((ROOT / "src" / "convattn").rglob("*.py")):
         room = path.relative_to(ROOT / "src" / "convattn").parts[0]
         if room not in OUTSIDE_THE_CORE:
@@ -111,7 +121,9 @@ def test_every_module_is_imported_without_extras():
     optional = sorted({MODULES.get(one.name, one.name) for _, one in PAIRS})
     assert len(optional) > 20
     program = BARE.format(optional=optional, others=[*NEEDS_AN_EXTRA, "convattn.__main__"])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -132,7 +144,9 @@ def test_every_hint_names_the_extra_that_info_names(monkeypatch):
         if room != "errors.py"  # examples
     ]
     assert len(named) > 15
-    assert not [one for one in named if one[2] != known[one[1]] and (one[0], one[2]) != ("lab", "train")]
+    assert not [
+        one for one in named if one[2] != known[one[1]] and (one[0], one[2]) != ("lab", "train")
+    ]
 
 
 def test_what_a_file_imports_is_seen():
@@ -148,8 +162,12 @@ def test_pins_are_within_what_extras_ask():
             pins.setdefault(pin.name, []).append(Version(next(iter(pin.specifier)).version))
     for extra in EXTRAS:
         for one in requirements(extra):
-            assert one.name in pins, f"{one.name} of the extra {extra} is not in constraints.txt: run make constraints"
-            assert all(version in one.specifier for version in pins[one.name]), f"{one} against {pins[one.name]}"
+            assert one.name in pins, (
+                f"{one.name} of the extra {extra} is not in constraints.txt: run make constraints"
+            )
+            assert all(version in one.specifier for version in pins[one.name]), (
+                f"{one} against {pins[one.name]}"
+            )
 
 
 def test_all_is_everything_but_the_tools_of_development():
@@ -158,5 +176,7 @@ def test_all_is_everything_but_the_tools_of_development():
 
 
 def test_the_readme_lists_every_extra():
-    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    table = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert set(table) == set(EXTRAS)

@@ -34,7 +34,11 @@ FITTING = {
     "a list of 2, each item an integer": (tuple[int, int], [(1, 2)], [(1,), [1, 2], (1, "2")]),
     "a list, each item any value": (tuple[Any, ...], [(), (1, "a")], [None, 5]),
     "a table": (dict[str, int], [{}, {"a": 1}], [{"a": "b"}, [], None]),
-    "a list, each item an integer of at least 1": (tuple[Annotated[int, Range(1)], ...], [(), (1, 2)], [(0,), [1], 1]),
+    "a list, each item an integer of at least 1": (
+        tuple[Annotated[int, Range(1)], ...],
+        [(), (1, 2)],
+        [(0,), [1], 1],
+    ),
 }
 
 
@@ -84,15 +88,24 @@ def test_tables_become_dataclasses_of_their_kind():
     ("changes", "message"),
     [
         ({"title": 3}, "title must be text, but is 3"),
-        ({"titel": "a"}, "unknown key 'titel': did you mean 'title'\\? Known: title, shapes, frame, rest"),
+        (
+            {"titel": "a"},
+            "unknown key 'titel': did you mean 'title'\\? Known: title, shapes, frame, rest",
+        ),
         ({"shapes": {}}, r"shapes must be a list, each item a table, but is \{\}"),
         ({"shapes": [3]}, r"shapes\[0\] must be a table, but is 3"),
-        ({"shapes": [{"kind": "disk"}]}, r"shapes\[0\]\.kind must be 'disc' or 'box', but is 'disk'"),
+        (
+            {"shapes": [{"kind": "disk"}]},
+            r"shapes\[0\]\.kind must be 'disc' or 'box', but is 'disk'",
+        ),
         (
             {"shapes": [{"kind": "disc", "radius": -1}]},
             r"shapes\[0\]\.radius must be a number of at least 0, but is -1",
         ),
-        ({"frame": {"kind": "box"}}, r"frame\.sides is missing; it must be a list of 2, each item an integer"),
+        (
+            {"frame": {"kind": "box"}},
+            r"frame\.sides is missing; it must be a list of 2, each item an integer",
+        ),
         (
             {"frame": {"kind": "box", "sides": [1]}},
             r"frame\.sides must be a list of 2, each item an integer, but is \[1\]",
@@ -107,7 +120,9 @@ def test_the_wrong_value_is_named_by_its_dotted_key(changes, message):
 def test_every_field_must_be_there_where_that_is_required():
     with pytest.raises(ArgumentError, match=r"^frame is missing; it must be a table"):
         read(Drawing, WHOLE, complete=True)
-    with pytest.raises(ArgumentError, match=r"^shapes\[0\]\.radius is missing; it must be a number of at least 0"):
+    with pytest.raises(
+        ArgumentError, match=r"^shapes\[0\]\.radius is missing; it must be a number of at least 0"
+    ):
         read(Drawing, WHOLE | {"frame": None, "shapes": [{"kind": "disc"}]}, complete=True)
 
 
@@ -129,7 +144,9 @@ def test_text_is_read_as_what_belongs_there(hint, text, value):
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize("hint", [int, float, bool, Literal["a"], tuple[int, ...], dict[str, int], Disc])
+@pytest.mark.parametrize(
+    "hint", [int, float, bool, Literal["a"], tuple[int, ...], dict[str, int], Disc]
+)
 def test_text_of_another_type_is_refused(hint):
     with pytest.raises(ArgumentError, match=r"^key(\[0\])? must be .*, but is 'x'$"):
         read(hint, Text("x"), "key")
@@ -137,5 +154,9 @@ def test_text_of_another_type_is_refused(hint):
 
 def test_nothing_else_reads_annotations():
     package = Path(convattn.fields.__file__).parent
-    reading = [file for file in package.rglob("*.py") if "get_type_hints" in file.read_text(encoding="utf-8")]
+    reading = [
+        file
+        for file in package.rglob("*.py")
+        if "get_type_hints" in file.read_text(encoding="utf-8")
+    ]
     assert [file.relative_to(package).as_posix() for file in reading] == ["fields.py"]

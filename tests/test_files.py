@@ -32,7 +32,9 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(("content", "written"), [("θ(x)\n", "θ(x)\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")])
+@pytest.mark.parametrize(
+    ("content", "written"), [("θ(x)\n", "θ(x)\n".encode()), (b"\x00\xff", b"\x00\xff"), ("", b"")]
+)
 def test_text_and_bytes_are_written_as_they_are(tmp_path, content, written):
     path = write_atomically(tmp_path / "file", content)
     assert path == tmp_path / "file"
@@ -74,7 +76,11 @@ def test_the_umask_says_who_may_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "write", ["write_atomically(folder / 'file', 'x' * 10**6)", "(folder / 'file').write_bytes(bytes(10**6))"]
+    "write",
+    [
+        "write_atomically(folder / 'file', 'x' * 10**6)",
+        "(folder / 'file').write_bytes(bytes(10**6))",
+    ],
 )
 def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, write):
     program = f"""
@@ -89,8 +95,12 @@ try:
 except WriteError as error:
     print(error)
 """
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip().endswith("made: File too large") or ran.stdout.strip().endswith("file: File too large")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip().endswith("made: File too large") or ran.stdout.strip().endswith(
+        "file: File too large"
+    )
     assert names(tmp_path) == []
 
 
@@ -103,7 +113,9 @@ with new_folder("made") as folder:
     print("ready", flush=True)
     time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     (tmp_path / ".theirs.convattn").mkdir()
     (tmp_path / ".file.01234567.convattn").write_text("a file of somebody's")
@@ -149,7 +161,9 @@ def test_what_is_no_path_is_refused(value):
 
 @pytest.mark.parametrize("place", ["nowhere/file", "."])
 def test_a_file_in_no_folder_or_in_place_of_one_is_refused(tmp_path, place):
-    with pytest.raises(ArgumentError, match=r"path must be a file in a folder that exists, but is '"):
+    with pytest.raises(
+        ArgumentError, match=r"path must be a file in a folder that exists, but is '"
+    ):
         write_atomically(tmp_path / place, "text")
     assert names(tmp_path) == []
 
@@ -210,10 +224,15 @@ def test_what_is_there_is_refused(tmp_path):
     (tmp_path / "full").mkdir()
     for path in (tmp_path / "full" / "kept", tmp_path / "file"):
         path.write_text("kept")
-    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but '.*full' is not empty"):
+    with pytest.raises(
+        ArgumentError, match=r"folder must be new or empty, but '.*full' is not empty"
+    ):
         require_new_folder(tmp_path / "full")
     (tmp_path / "here").mkdir()
-    with chdir(tmp_path / "here"), pytest.raises(ArgumentError, match="folder must not be the current folder"):
+    with (
+        chdir(tmp_path / "here"),
+        pytest.raises(ArgumentError, match="folder must not be the current folder"),
+    ):
         require_new_folder("../here")
     (tmp_path / "here").rmdir()
     with pytest.raises(ArgumentError, match=r"output must be a folder, but '.*file' is a file"):
@@ -226,7 +245,9 @@ def test_what_is_there_is_refused(tmp_path):
     }.items():
         with pytest.raises(ArgumentError, match=message), new_folder(tmp_path / place, "output"):
             pytest.fail("the block must not be entered")
-        with pytest.raises(ArgumentError, match=message):  # before the work whose result is to be there
+        with pytest.raises(
+            ArgumentError, match=message
+        ):  # before the work whose result is to be there
             require_new_folder(tmp_path / place, "output")
     assert names(tmp_path) == ["file", "full"]
     assert (tmp_path / "full" / "kept").read_text() == "kept"
@@ -245,6 +266,9 @@ def test_a_lock_that_its_owner_removes_meanwhile_is_made_again(tmp_path, monkeyp
     with sole_use(tmp_path):
         assert len(removed) == 1
         assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
-        with pytest.raises(CheckpointError, match=f"is in use by process {os.getpid()} on "), sole_use(tmp_path):
+        with (
+            pytest.raises(CheckpointError, match=f"is in use by process {os.getpid()} on "),
+            sole_use(tmp_path),
+        ):
             pass
     assert names(tmp_path) == []

@@ -38,7 +38,9 @@ def test_sizes_are_those_of_torch(case):
     expected = size_by_torch(CONVOLUTIONS[len(sizes)](1, 1, **options), sizes)
     geometry = Geometry.parse(len(sizes), **options)
     if expected is None:
-        with pytest.raises(ShapeError, match=r"x must have at least \d+ padded pixels along axis \d, but has \d+"):
+        with pytest.raises(
+            ShapeError, match=r"x must have at least \d+ padded pixels along axis \d, but has \d+"
+        ):
             geometry.axes(sizes)
         return
     assert tuple(len(axis.queries) for axis in geometry.axes(sizes)) == expected
@@ -76,7 +78,9 @@ def test_every_tap_of_every_query_is_a_key(case):
     except ShapeError:
         return
     taps = list(geometry.taps())
-    assert [index for index, _ in taps] == [tuple(i) for i in torch.ones(options["kernel_size"]).nonzero().tolist()]
+    assert [index for index, _ in taps] == [
+        tuple(i) for i in torch.ones(options["kernel_size"]).nonzero().tolist()
+    ]
     for number, axis in enumerate(axes):
         places = {tap[number] + query for _, tap in taps for query in axis.queries}
         assert min(places) == 0
@@ -87,20 +91,31 @@ def test_every_tap_of_every_query_is_a_key(case):
 
 @pytest.mark.parametrize("mode", PADDING_MODES)
 @pytest.mark.parametrize(
-    ("kernel_size", "dilation", "pair"), [(3, 1, (1, 1)), (4, 1, (1, 2)), (2, 3, (1, 2)), (1, 2, (0, 0))]
+    ("kernel_size", "dilation", "pair"),
+    [(3, 1, (1, 1)), (4, 1, (1, 2)), (2, 3, (1, 2)), (1, 2, (0, 0))],
 )
-def test_same_padding_keeps_the_size_and_adds_the_odd_pixel_behind(kernel_size, dilation, pair, mode):
-    geometry = Geometry.parse(2, kernel_size=kernel_size, dilation=dilation, padding="same", padding_mode=mode)
+def test_same_padding_keeps_the_size_and_adds_the_odd_pixel_behind(
+    kernel_size, dilation, pair, mode
+):
+    geometry = Geometry.parse(
+        2, kernel_size=kernel_size, dilation=dilation, padding="same", padding_mode=mode
+    )
     assert geometry.padding == (pair, pair)
     assert [len(axis.queries) for axis in geometry.axes((7, 11))] == [7, 11]
 
 
-@pytest.mark.parametrize(("kernel_size", "displacements"), [(1, [0]), (2, [0, 1]), (3, [-1, 0, 1]), (4, [-1, 0, 1, 2])])
-def test_queries_stand_at_the_middle_tap_of_even_windows_at_the_one_before(kernel_size, displacements):
+@pytest.mark.parametrize(
+    ("kernel_size", "displacements"), [(1, [0]), (2, [0, 1]), (3, [-1, 0, 1]), (4, [-1, 0, 1, 2])]
+)
+def test_queries_stand_at_the_middle_tap_of_even_windows_at_the_one_before(
+    kernel_size, displacements
+):
     geometry = Geometry.parse(1, kernel_size=kernel_size)
     assert [tap for _, (tap,) in geometry.taps()] == displacements
     wide = Geometry.parse(1, kernel_size=kernel_size, dilation=3)
-    assert [tap for _, (tap,) in wide.taps()] == [3 * displacement for displacement in displacements]
+    assert [tap for _, (tap,) in wide.taps()] == [
+        3 * displacement for displacement in displacements
+    ]
     assert wide.anchor == (-3 * displacements[0],)
 
 
@@ -131,24 +146,68 @@ def test_one_number_serves_all_axes_and_words_are_read():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
-        ({"kernel_size": (3, 3, 3)}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them"),
+        (
+            {"kernel_size": 0},
+            ArgumentError,
+            "kernel_size must be an integer of at least 1, or 2 of them, but is 0",
+        ),
+        (
+            {"kernel_size": (3, 3, 3)},
+            ArgumentError,
+            "kernel_size must be an integer of at least 1, or 2 of them",
+        ),
         ({"kernel_size": True}, ArgumentError, "kernel_size must be .* but is True"),
         ({"kernel_size": 3.0}, ArgumentError, "kernel_size must be .* but is 3.0"),
-        ({"stride": (1, 0)}, ArgumentError, r"stride must be an integer of at least 1, .* but is \(1, 0\)"),
+        (
+            {"stride": (1, 0)},
+            ArgumentError,
+            r"stride must be an integer of at least 1, .* but is \(1, 0\)",
+        ),
         ({"stride": "2"}, ArgumentError, "stride must be .* but is '2'"),
-        ({"dilation": -1}, ArgumentError, "dilation must be an integer of at least 1, or 2 of them, but is -1"),
+        (
+            {"dilation": -1},
+            ArgumentError,
+            "dilation must be an integer of at least 1, or 2 of them, but is -1",
+        ),
         ({"input_dilation": 0}, ArgumentError, "input_dilation must be an integer of at least 1"),
-        ({"padding": -1}, ArgumentError, "padding must be an integer of at least 0, or 2 of them, but is -1"),
-        ({"padding": (1, 1, 1)}, ArgumentError, r"padding must be an integer of at least 0, .* but is \(1, 1, 1\)"),
-        ({"padding": ()}, ArgumentError, r"padding must be an integer of at least 0, .* but is \(\)"),
-        ({"padding": [(1, 1)]}, ArgumentError, r"padding must be 2 pairs \(before, after\) of integers, but is"),
+        (
+            {"padding": -1},
+            ArgumentError,
+            "padding must be an integer of at least 0, or 2 of them, but is -1",
+        ),
+        (
+            {"padding": (1, 1, 1)},
+            ArgumentError,
+            r"padding must be an integer of at least 0, .* but is \(1, 1, 1\)",
+        ),
+        (
+            {"padding": ()},
+            ArgumentError,
+            r"padding must be an integer of at least 0, .* but is \(\)",
+        ),
+        (
+            {"padding": [(1, 1)]},
+            ArgumentError,
+            r"padding must be 2 pairs \(before, after\) of integers, but is",
+        ),
         ({"padding": [(1, 1), (1, 1, 1)]}, ArgumentError, "padding must be 2 pairs"),
         ({"padding": [(1, 1), (1, 0.5)]}, ArgumentError, "padding must be 2 pairs"),
         ({"padding": "sam"}, UnknownNameError, "unknown padding 'sam': did you mean 'same'"),
-        ({"padding_mode": "zero"}, UnknownNameError, "unknown padding_mode 'zero': did you mean 'zeros'"),
-        ({"padding_mode": "constant"}, UnknownNameError, "Known: circular, reflect, replicate, zeros"),
-        ({"padding": "same", "stride": 2}, ArgumentError, 'stride must be all 1 with padding="same", but is 2'),
+        (
+            {"padding_mode": "zero"},
+            UnknownNameError,
+            "unknown padding_mode 'zero': did you mean 'zeros'",
+        ),
+        (
+            {"padding_mode": "constant"},
+            UnknownNameError,
+            "Known: circular, reflect, replicate, zeros",
+        ),
+        (
+            {"padding": "same", "stride": 2},
+            ArgumentError,
+            'stride must be all 1 with padding="same", but is 2',
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, message, without_type_checks):
@@ -160,8 +219,16 @@ def test_wrong_arguments_are_refused(options, error, message, without_type_check
     ("options", "size", "message"),
     [
         ({"kernel_size": 3}, 2, "x must have at least 3 padded pixels along axis 0, but has 2$"),
-        ({"kernel_size": 3, "dilation": 4, "padding": 1}, 5, r"at least 9 padded pixels .* has 5 \(7 after padding\)"),
-        ({"padding": [(-3, 0)]}, 3, r"at least 1 padded pixels along axis 0, but has 3 \(0 after padding\)"),
+        (
+            {"kernel_size": 3, "dilation": 4, "padding": 1},
+            5,
+            r"at least 9 padded pixels .* has 5 \(7 after padding\)",
+        ),
+        (
+            {"padding": [(-3, 0)]},
+            3,
+            r"at least 1 padded pixels along axis 0, but has 3 \(0 after padding\)",
+        ),
         ({"padding": 1}, 0, "at least 1 padded pixels along axis 0, but has 0"),
     ],
 )
@@ -183,7 +250,11 @@ def test_lists_are_read_per_axis():
 
 def test_integers_of_numpy_are_integers():
     assert whole_number("groups", np.int64(2)) == 2
-    assert axis_lists("stride", np.uint8(2), 2, least=1) == axis_lists("stride", [np.int32(2), 2], 2, least=1) == (2, 2)
+    assert (
+        axis_lists("stride", np.uint8(2), 2, least=1)
+        == axis_lists("stride", [np.int32(2), 2], 2, least=1)
+        == (2, 2)
+    )
     for odd in (True, np.True_):
         with pytest.raises(ArgumentError, match="groups must be an integer of at least 1, but is"):
             whole_number("groups", odd)

@@ -11,5 +11,7 @@ def test_a_number_that_heads_do_not_have_is_named():
     layer = LayerStatistics(7, (), number, number, number, number, 3, (5, 2))
     assert layer.estimate("distance") == ()
     assert math.isnan(layer.mean("distance"))
-    with pytest.raises(UnknownNameError, match="unknown number of a head 'distanz': did you mean 'distance'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown number of a head 'distanz': did you mean 'distance'"
+    ):
         layer.estimate("distanz")

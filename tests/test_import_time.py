@@ -12,9 +12,13 @@ MOST_OF_THE_ROOT, MOST_OF_THE_HELP = 45, 350
 
 def loaded_modules(statement: str) -> set[str]:
     """Run a statement in a fresh interpreter and return the modules that it loaded."""
-    program = f"import sys\ntry:\n    {statement}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    program = (
+        f"import sys\ntry:\n    {statement}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
+    )
     return set(
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr.split()
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stderr.split()
     )
 
 
@@ -33,7 +37,9 @@ def test_import_loads_little():
 
 
 def test_command_line_help_loads_no_torch():
-    loaded = loaded_modules("sys.argv = ['convattn', '--help']; from convattn.cli import main; main()")
+    loaded = loaded_modules(
+        "sys.argv = ['convattn', '--help']; from convattn.cli import main; main()"
+    )
     assert "convattn.cli" in loaded
     assert not loaded & {"torch", "numpy", "einops", "jaxtyping"}
 

@@ -13,7 +13,8 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("cores", "memory", "workers"), [(64, 64, 16), (64, 24, 9), (11, 512, 11), (2, 24, 2), (7, 2, 1), (3, 0, 1)]
+    ("cores", "memory", "workers"),
+    [(64, 64, 16), (64, 24, 9), (11, 512, 11), (2, 24, 2), (7, 2, 1), (3, 0, 1)],
 )
 def test_workers_are_as_many_as_cores_and_memory_allow(cores, memory, workers):
     assert machine.count_workers(cores, memory * GIB) == workers
@@ -31,7 +32,9 @@ def test_workers_are_as_many_as_cores_and_memory_allow(cores, memory, workers):
 def test_limits_of_a_container_count(monkeypatch, limits, cores, memory):
     monkeypatch.setattr(machine, "_limit", lambda name: limits.get(name, ""))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=13 * GIB))
+    monkeypatch.setattr(
+        machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=13 * GIB)
+    )
     assert (machine._cores(), machine._memory()) == (cores, memory * GIB)
 
 

@@ -25,7 +25,11 @@ from convattn.sealed import read_sealed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(str(resources.files("convattn") / "pretrained"))
-FOLDERS = [card.parent for place in (PACKAGE, ROOT / "pretrained") for card in sorted(place.glob("*/card.json"))]
+FOLDERS = [
+    card.parent
+    for place in (PACKAGE, ROOT / "pretrained")
+    for card in sorted(place.glob("*/card.json"))
+]
 MOST_IN_PACKAGE, MOST = 1_500_000, 12_000_000
 """Bytes."""
 
@@ -48,8 +52,16 @@ def test_package_holds_whole_folders():
     names = [folder.name for folder in PACKAGE.iterdir()]
     assert names
     for name in names:
-        there = {file.name for file in (resources.files("convattn") / "pretrained" / name).iterdir()}
-        assert there >= {"README.md", "card.json", "config.json", "heads.parquet", "model.safetensors"}
+        there = {
+            file.name for file in (resources.files("convattn") / "pretrained" / name).iterdir()
+        }
+        assert there >= {
+            "README.md",
+            "card.json",
+            "config.json",
+            "heads.parquet",
+            "model.safetensors",
+        }
 
 
 def test_folders_are_small():
@@ -85,7 +97,12 @@ def test_network_does_what_its_card_says(folder):
     images = normalise(load_samples().split.images, CIFAR10_MEAN, CIFAR10_STD)
     assert tuple(class_scores(network, images).argmax(1).tolist()) == card.sample_classes
     text = (folder / "README.md").read_text(encoding="utf-8")
-    for words in (f"{card.accuracy:.2%}", card.run.command, card.command, card.run.revision or "unknown"):
+    for words in (
+        f"{card.accuracy:.2%}",
+        card.run.command,
+        card.command,
+        card.run.revision or "unknown",
+    ):
         assert words in text
     assert text == SCRIPT["card_text"](card)
     assert "/" not in card.run.data.source
@@ -150,18 +167,26 @@ def test_changed_folder_is_refused(made, tmp_path):
 
 
 def test_numbers_too_large_for_the_file_are_refused():
-    tensors = {"small": torch.tensor([65504.0]), "mask": torch.tensor([float("inf")]), "count": torch.tensor(10**6)}
+    tensors = {
+        "small": torch.tensor([65504.0]),
+        "mask": torch.tensor([float("inf")]),
+        "count": torch.tensor(10**6),
+    }
     kept = SCRIPT["rounded"](tensors)
     assert kept["count"].item() == 10**6
     assert (kept["small"].item(), kept["mask"].item()) == (65504.0, float("inf"))
-    with pytest.raises(UnsupportedModelError, match=r"large: numbers are too large for torch\.float16"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"large: numbers are too large for torch\.float16"
+    ):
         SCRIPT["rounded"]({**tensors, "large": torch.tensor([1.0, 65520.0])})
 
 
 def test_other_data_than_those_of_the_run_are_refused(made, tmp_path):
     data = sample_data()
     data.record.hashes["both"] = "0" * 64
-    with pytest.raises(ArgumentError, match=r"data must be those of the run .*, but their hashes differ"):
+    with pytest.raises(
+        ArgumentError, match=r"data must be those of the run .*, but their hashes differ"
+    ):
         SCRIPT["store"](made / "run", tmp_path / "new", data, "command")
     assert not (tmp_path / "new").exists()
 

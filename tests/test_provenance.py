@@ -64,7 +64,11 @@ def test_without_git_there_is_no_revision(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("information", "named", "expected"),
     [
-        ("processor\t: 0\nmodel name\t: Abacus: 7 beads\nmodel name\t: other\n", "x86", "Abacus: 7 beads"),
+        (
+            "processor\t: 0\nmodel name\t: Abacus: 7 beads\nmodel name\t: other\n",
+            "x86",
+            "Abacus: 7 beads",
+        ),
         ("processor\t: 0\nFeatures\t: fp asimd\n", "arm", "arm"),
         (None, "arm", "arm"),
         (None, "", "aarch64"),
@@ -75,7 +79,9 @@ def test_processor_is_named(monkeypatch, tmp_path, information, named, expected)
     if information is not None:
         (tmp_path / "cpuinfo").write_text(information)
     monkeypatch.setattr(provenance, "Path", lambda _: tmp_path / "cpuinfo")
-    platform = SimpleNamespace(processor=lambda: named, machine=lambda: "aarch64", platform=lambda: "Board 3")
+    platform = SimpleNamespace(
+        processor=lambda: named, machine=lambda: "aarch64", platform=lambda: "Board 3"
+    )
     monkeypatch.setattr(provenance, "platform", platform)
     hardware = describe_hardware(CPU)
     assert (hardware["processor"], hardware["system"]) == (expected, "Board 3")
@@ -83,7 +89,13 @@ def test_processor_is_named(monkeypatch, tmp_path, information, named, expected)
 
 
 def test_gpu_is_named_with_its_memory(monkeypatch):
-    properties = {torch.device("cuda:1"): SimpleNamespace(name="Loom", total_memory=24 * 2**30 - 2**29)}
+    properties = {
+        torch.device("cuda:1"): SimpleNamespace(name="Loom", total_memory=24 * 2**30 - 2**29)
+    }
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties.get)
     hardware = describe_hardware(torch.device("cuda:1"))
-    assert [hardware[key] for key in ("device", "accelerator", "accelerator_memory")] == ["cuda", "Loom", "23.5 GiB"]
+    assert [hardware[key] for key in ("device", "accelerator", "accelerator_memory")] == [
+        "cuda",
+        "Loom",
+        "23.5 GiB",
+    ]

@@ -21,7 +21,9 @@ def names_for_type_checkers() -> dict[str, str]:
     blocks = [
         node
         for node in tree.body
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
     ]
     assert len(blocks) == 1
     return {alias.name: node.module for node in blocks[0].body for alias in node.names}
@@ -30,7 +32,11 @@ def names_for_type_checkers() -> dict[str, str]:
 def documented_names() -> list[str]:
     """Read the names that open a line of a list in docs/reference/api."""
     pages = sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
-    return [name for page in pages for name in re.findall(r"^- `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    return [
+        name
+        for page in pages
+        for name in re.findall(r"^- `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
 
 
 @pytest.mark.parametrize("name", convattn.__all__)
@@ -73,18 +79,30 @@ def test_every_public_name_has_an_example_that_runs(name):
     assert any(doctest.SKIP not in example.options for example in examples)
 
 
-@pytest.mark.parametrize("name", [name for name in convattn.__all__ if inspect.isfunction(getattr(convattn, name))])
+@pytest.mark.parametrize(
+    "name", [name for name in convattn.__all__ if inspect.isfunction(getattr(convattn, name))]
+)
 def test_every_public_function_documents_arguments_results_and_errors(name):
     function = getattr(convattn, name)
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    returns = not (isinstance(definition.returns, ast.Constant) and definition.returns.value is None)
+    returns = not (
+        isinstance(definition.returns, ast.Constant) and definition.returns.value is None
+    )
     raises = any(isinstance(node, ast.Raise) for node in ast.walk(definition))
-    needed = {"Args:": bool(inspect.signature(function).parameters), "Returns:": returns, "Raises:": raises}
-    assert [section for section, there in needed.items() if there and section not in function.__doc__] == []
+    needed = {
+        "Args:": bool(inspect.signature(function).parameters),
+        "Returns:": returns,
+        "Raises:": raises,
+    }
+    assert [
+        section for section, there in needed.items() if there and section not in function.__doc__
+    ] == []
 
 
 def test_an_unknown_name_raises():
-    with pytest.raises(AttributeError, match=r"^module 'convattn' has no attribute 'no_such_name'$"):
+    with pytest.raises(
+        AttributeError, match=r"^module 'convattn' has no attribute 'no_such_name'$"
+    ):
         convattn.no_such_name  # noqa: B018
 
 

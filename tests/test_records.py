@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convattn.convert.certificate import Certificate, LayerCertificate, LeftAlone, NetworkCertificate
+from convattn.convert.certificate import (
+    Certificate,
+    LayerCertificate,
+    LeftAlone,
+    NetworkCertificate,
+)
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.provenance import DataRecord, RunRecord
 from convattn.record import Record
@@ -80,7 +85,9 @@ NETWORK = NetworkCertificate(
     dtype="float32",
     impl=None,
     layers=(LAYER,),
-    left_alone=(LeftAlone("blocks.2.mixer", "RelativeAttention2d", "its scores depend on content"),),
+    left_alone=(
+        LeftAlone("blocks.2.mixer", "RelativeAttention2d", "its scores depend on content"),
+    ),
     exact=False,
     images="the images given",
     shapes=((2, 3, 8, 8),),
@@ -145,7 +152,11 @@ def test_not_a_number_comes_back():
     assert math.isnan(Certificate.from_json(record.to_json()).measured_error)
 
 
-@given(st.floats(allow_nan=False), st.tuples(st.tuples(st.floats(allow_nan=False)), st.just(())), st.text())
+@given(
+    st.floats(allow_nan=False),
+    st.tuples(st.tuples(st.floats(allow_nan=False)), st.just(())),
+    st.text(),
+)
 def test_every_number_and_text_comes_back(number, discarded, text):
     record = replace(CERTIFICATE, bound=number, discarded=discarded, source=text)
     assert Certificate.from_json(record.to_json()) == record
@@ -165,25 +176,46 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((text, "not a Certificate: the text is not JSON") for text in ("", "[" * 50_000, "9" * 9999)),
+        *(
+            (text, "not a Certificate: the text is not JSON")
+            for text in ("", "[" * 50_000, "9" * 9999)
+        ),
         (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
         ("[]", "not a Certificate of schema version 3: found None"),
         ("{}", r"not a Certificate of schema version 3: found \(None, None\)"),
-        (changed(schema_version=1), r"not a Certificate of schema version 3: found \('Certificate', 1\)"),
+        (
+            changed(schema_version=1),
+            r"not a Certificate of schema version 3: found \('Certificate', 1\)",
+        ),
         (DATA.to_json(), r"not a Certificate of schema version 3: found \('DataRecord', 1\)"),
         (changed(heads=...), "not a Certificate: heads is missing; it must be an integer"),
-        (changed(not_covered=...), "not a Certificate: not_covered is missing; it must be a list, each item text"),
-        (changed(xyzzy=1), r"not a Certificate: unknown key 'xyzzy'\. Known: verdict, .*, not_covered"),
+        (
+            changed(not_covered=...),
+            "not a Certificate: not_covered is missing; it must be a list, each item text",
+        ),
+        (
+            changed(xyzzy=1),
+            r"not a Certificate: unknown key 'xyzzy'\. Known: verdict, .*, not_covered",
+        ),
         (changed(head=1), "not a Certificate: unknown key 'head': did you mean 'heads'"),
         (changed(heads="nine"), "not a Certificate: heads must be an integer, but is 'nine'"),
         (changed(heads=9.0), "not a Certificate: heads must be an integer, but is 9.0"),
-        (changed(verdict="passed"), "verdict must be 'exact' or 'close' or 'different' or 'failed', but is 'passed'"),
+        (
+            changed(verdict="passed"),
+            "verdict must be 'exact' or 'close' or 'different' or 'failed', but is 'passed'",
+        ),
         (changed(heads=True), "not a Certificate: heads must be an integer, but is True"),
         (changed(leak="much"), "not a Certificate: leak must be a number, but is 'much'"),
         (changed(leak=True), "not a Certificate: leak must be a number, but is True"),
         (changed(leak=None), "not a Certificate: leak must be a number, but is None"),
-        (changed(check_shape=3), "not a Certificate: check_shape must be a list, each item an integer, but is 3"),
-        (changed(discarded=[[1.0], ["one"]]), r"not a Certificate: discarded\[1\]\[0\] must be a number, but is 'one'"),
+        (
+            changed(check_shape=3),
+            "not a Certificate: check_shape must be a list, each item an integer, but is 3",
+        ),
+        (
+            changed(discarded=[[1.0], ["one"]]),
+            r"not a Certificate: discarded\[1\]\[0\] must be a number, but is 'one'",
+        ),
     ],
 )
 def test_other_text_is_refused(text, message):
@@ -216,17 +248,23 @@ def test_a_record_within_a_record_is_checked_too(changes, message):
 )
 def test_what_was_left_alone_is_checked(left, message):
     with pytest.raises(CheckpointError, match=f"not a NetworkCertificate: {message}"):
-        NetworkCertificate.from_json(json.dumps({**json.loads(NETWORK.to_json()), "left_alone": [left]}))
+        NetworkCertificate.from_json(
+            json.dumps({**json.loads(NETWORK.to_json()), "left_alone": [left]})
+        )
 
 
 def test_a_file_that_holds_another_thing_is_named(tmp_path):
     (tmp_path / "changed.json").write_text(changed(heads="nine"), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"changed\.json: not a Certificate: heads must be an integer"):
+    with pytest.raises(
+        CheckpointError, match=r"changed\.json: not a Certificate: heads must be an integer"
+    ):
         Certificate.load(tmp_path / "changed.json")
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot read Certificate from .*missing.json: .*No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot read Certificate from .*missing.json: .*No such file"
+    ):
         Certificate.load(tmp_path / "missing.json")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     for name in ("binary.json", ""):
@@ -249,7 +287,10 @@ def test_a_new_version_refuses_the_old():
 
 def test_summary_says_what_is_promised_and_what_was_measured():
     lines = CERTIFICATE.summary().splitlines()
-    assert lines[0] == "conv to attention: different (by 0.062 of the largest output, 9 heads, float32)"
+    assert (
+        lines[0]
+        == "conv to attention: different (by 0.062 of the largest output, 9 heads, float32)"
+    )
     assert lines[1].endswith("Conv2d(3, 5, kernel_size=(3, 3))")
     text = " ".join(CERTIFICATE.summary().split())
     for part in (
@@ -270,7 +311,9 @@ def test_summary_of_the_way_back_speaks_of_the_window():
 
 
 def test_summary_leaves_out_what_there_is_not():
-    made = replace(CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True, not_covered=())
+    made = replace(
+        CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True, not_covered=()
+    )
     text = made.summary()
     assert text.startswith("conv to attention: exact (9 heads, float32)")
     for word in ("sharpness", "discarded", "differs", "made smaller", "not covered"):
@@ -303,6 +346,16 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
 def test_summary_of_a_network_leaves_out_what_there_is_not():
     text = BARE_NETWORK.summary()
     assert text.startswith("network to conv: failed (1 layer, 9 heads, float32)")
-    assert "layer           blocks.0.mixer: failed, 9 heads, kernel 3 x 7, not reached, error" in text
-    for word in ("measured error", "top-1", "accuracy", "differs", "left alone", "not covered", "note"):
+    assert (
+        "layer           blocks.0.mixer: failed, 9 heads, kernel 3 x 7, not reached, error" in text
+    )
+    for word in (
+        "measured error",
+        "top-1",
+        "accuracy",
+        "differs",
+        "left alone",
+        "not covered",
+        "note",
+    ):
         assert word not in text

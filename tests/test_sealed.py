@@ -10,7 +10,13 @@ from torch import nn
 
 from convattn import from_pretrained, load_layer, load_network, save_layer, save_network
 from convattn.convert import conv_to_attention
-from convattn.errors import ArgumentError, CertificateWarning, CheckpointError, UnsupportedModelError, WriteError
+from convattn.errors import (
+    ArgumentError,
+    CertificateWarning,
+    CheckpointError,
+    UnsupportedModelError,
+    WriteError,
+)
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import ConvNet
 from convattn.sealed import read_sealed, write_sealed
@@ -62,7 +68,9 @@ def test_what_is_written_is_read(folder):
 def test_what_changes_nothing_is_taken(folder):
     text = (folder / "config.json").read_text()
     turned = dict(reversed(json.loads(text).items()))
-    (folder / "config.json").write_text(json.dumps(turned, indent=7, ensure_ascii=False), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(turned, indent=7, ensure_ascii=False), encoding="utf-8"
+    )
     (folder / "README.md").write_text("license: mine")
     assert read_sealed(folder)[0]["size"] == 3
 
@@ -71,7 +79,10 @@ def replace_weights(folder, **changes):
     from safetensors.torch import save_file
 
     tensors = {**read_sealed(folder)[1], **changes}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        folder / "model.safetensors",
+    )
 
 
 CHANGES = {
@@ -80,8 +91,14 @@ CHANGES = {
         "config.json is not what was saved; if it was edited on pu",
     ),
     "type": (lambda f: edit(f, lambda c: c.update(size=3.0)), "config.json is not what was saved"),
-    "added": (lambda f: edit(f, lambda c: c.update(more=None)), "config.json is not what was saved"),
-    "digest": (lambda f: edit(f, lambda c: c["digests"]["tensors"].pop("one")), "config.json is not what was saved"),
+    "added": (
+        lambda f: edit(f, lambda c: c.update(more=None)),
+        "config.json is not what was saved",
+    ),
+    "digest": (
+        lambda f: edit(f, lambda c: c["digests"]["tensors"].pop("one")),
+        "config.json is not what was saved",
+    ),
     "odd digests": (
         lambda f: edit(f, lambda c: c.update(digests=3)),
         "config.json has no digests, so changes cannot be found",
@@ -94,11 +111,23 @@ CHANGES = {
         lambda f: edit(f, lambda c: c.pop("digests")),
         r"config.json has no digests.*verify=False \(command: ",
     ),
-    "number": (lambda f: replace_weights(f, one=torch.tensor(8)), "model.safetensors is not what was saved: one; if"),
-    "dtype": (lambda f: replace_weights(f, one=torch.tensor(7, dtype=torch.int32)), "not what was saved: one; if"),
+    "number": (
+        lambda f: replace_weights(f, one=torch.tensor(8)),
+        "model.safetensors is not what was saved: one; if",
+    ),
+    "dtype": (
+        lambda f: replace_weights(f, one=torch.tensor(7, dtype=torch.int32)),
+        "not what was saved: one; if",
+    ),
     "shape": (lambda f: replace_weights(f, one=torch.tensor([7])), "not what was saved: one; if"),
-    "name": (lambda f: replace_weights(f, one=None, won=torch.tensor(7)), "not what was saved: one, won; if"),
-    "certificate": (lambda f: (f / "certificate.json").write_text("{}"), "certificate.json is not what was saved"),
+    "name": (
+        lambda f: replace_weights(f, one=None, won=torch.tensor(7)),
+        "not what was saved: one, won; if",
+    ),
+    "certificate": (
+        lambda f: (f / "certificate.json").write_text("{}"),
+        "certificate.json is not what was saved",
+    ),
 }
 
 
@@ -126,13 +155,17 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
     with torch.no_grad():
         conv.bias[0] = torch.nan
     for save in (save_layer, save_network):
-        with pytest.raises(UnsupportedModelError, match=r"cannot save (this )?Conv1d: bias holds NaN"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"cannot save (this )?Conv1d: bias holds NaN"
+        ):
             save(conv, tmp_path / "made")
     own = ConvNet(width=8, depth=1, ffn=8)
     with torch.no_grad():
         own.head.weight.fill_(torch.nan)
         own.head.bias.fill_(torch.nan)
-    with pytest.raises(UnsupportedModelError, match=r"cannot save this ConvNet: head.weight, head.bias hold NaN"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot save this ConvNet: head.weight, head.bias hold NaN"
+    ):
         save_network(own, tmp_path / "own")
     assert [file.name for file in tmp_path.iterdir()] == ["infinite"]
     replace_weights(folder, bias=conv.bias.detach())
@@ -151,14 +184,18 @@ def test_a_conversion_that_failed_is_said(verdict, tmp_path, recwarn):
         if verdict != "failed":
             load_network(tmp_path / folder)
         else:
-            with pytest.warns(CertificateWarning, match=f"in .*{folder} says that the conversion failed"):
+            with pytest.warns(
+                CertificateWarning, match=f"in .*{folder} says that the conversion failed"
+            ):
                 load_network(tmp_path / folder)
     assert not recwarn.list
 
 
 def test_a_certificate_is_covered(tmp_path):
     layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
-    folder = save_layer(layer, tmp_path / "layer", certificate=replace(certificate, verdict="failed"))
+    folder = save_layer(
+        layer, tmp_path / "layer", certificate=replace(certificate, verdict="failed")
+    )
     text = (folder / "certificate.json").read_text()
     (folder / "certificate.json").write_text(text.replace('"failed"', '"exact"'))
     with pytest.raises(CheckpointError, match=r"certificate.json is not what was saved"):
@@ -187,11 +224,16 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 @pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
 @pytest.mark.parametrize("load", [load_network, load_layer, from_pretrained, read_sealed])
 def test_what_is_no_path_is_named(load, value, without_type_checks):
-    with pytest.raises(ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"):
+    with pytest.raises(
+        ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"
+    ):
         load(value)
 
 
-NARROW = {"half": torch.tensor([1.5, -0.0, 6e-8, float("inf")], dtype=torch.float16), "count": torch.tensor(7)}
+NARROW = {
+    "half": torch.tensor([1.5, -0.0, 6e-8, float("inf")], dtype=torch.float16),
+    "count": torch.tensor(7),
+}
 
 
 def narrow(tmp_path, load_as, **tensors):
@@ -207,7 +249,9 @@ def test_narrow_file_is_widened_bit_for_bit(tmp_path, dtype):
     assert config == {"size": 3}
     assert (tensors["half"].dtype, tensors["count"].dtype) == (dtype, torch.int64)
     assert torch.equal(tensors["half"], NARROW["half"].to(dtype))
-    assert torch.equal(tensors["half"].to(torch.float16).view(torch.int16), NARROW["half"].view(torch.int16))
+    assert torch.equal(
+        tensors["half"].to(torch.float16).view(torch.int16), NARROW["half"].view(torch.int16)
+    )
 
 
 def test_without_the_word_a_narrow_file_stays_narrow(tmp_path):
@@ -221,7 +265,8 @@ def test_without_the_word_a_narrow_file_stays_narrow(tmp_path):
 @pytest.mark.parametrize("name", ["int32", "float33", "nn", "", None, 3])
 def test_what_is_no_dtype_to_load_as_is_refused(tmp_path, name):
     with pytest.raises(
-        CheckpointError, match=r"config\.json: load_as must be the name of a floating-point dtype, but is "
+        CheckpointError,
+        match=r"config\.json: load_as must be the name of a floating-point dtype, but is ",
     ):
         read_sealed(narrow(tmp_path, name))
 
@@ -229,7 +274,9 @@ def test_what_is_no_dtype_to_load_as_is_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_loading_never_rounds(tmp_path, name):
     wide = torch.tensor([0.1], dtype=torch.float64)
-    with pytest.raises(CheckpointError, match=f"load_as is {name}, which does not hold every value of .*wide"):
+    with pytest.raises(
+        CheckpointError, match=f"load_as is {name}, which does not hold every value of .*wide"
+    ):
         read_sealed(narrow(tmp_path, name, wide=wide))
 
 
@@ -246,13 +293,20 @@ def test_a_narrow_file_that_was_changed_is_refused(tmp_path):
 
 def test_tensors_that_share_memory_or_are_part_of_one_are_written_whole(tmp_path):
     whole = torch.arange(35.0).reshape(5, 7)
-    tensors = {"whole": whole, "again": whole.view(7, 5), "rows": whole[1:3], "columns": whole[:, 2:5]}
+    tensors = {
+        "whole": whole,
+        "again": whole.view(7, 5),
+        "rows": whole[1:3],
+        "columns": whole[:, 2:5],
+    }
     (tmp_path / "made").mkdir()
     write_sealed(tmp_path / "made", {"kind": "test"}, tensors)
     _, found = read_sealed(tmp_path / "made")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    assert (tmp_path / "made" / "model.safetensors").stat().st_size < 2 * 4 * (35 + 35 + 14 + 15) + 1000
+    assert (tmp_path / "made" / "model.safetensors").stat().st_size < 2 * 4 * (
+        35 + 35 + 14 + 15
+    ) + 1000
 
 
 def resealed(place, saved, change):
@@ -265,10 +319,26 @@ def resealed(place, saved, change):
 
 
 HUGE = {
-    "depth": (lambda: ConvNet(width=8, depth=2, ffn=8), "depth", "depth must be at most 28 with these tensors, but"),
-    "width": (lambda: ConvNet(width=8, depth=2, ffn=8), "width", "width must be at most 16384 with these tensors, but"),
-    "heads": (lambda: RelativeAttention1d(3, 4, 2, "sinusoidal"), "options.num_heads", "do not fit together"),
-    "window": (lambda: conv_to_attention(nn.Conv1d(3, 4, 5))[0], "options.kernel_size", "do not fit together"),
+    "depth": (
+        lambda: ConvNet(width=8, depth=2, ffn=8),
+        "depth",
+        "depth must be at most 28 with these tensors, but",
+    ),
+    "width": (
+        lambda: ConvNet(width=8, depth=2, ffn=8),
+        "width",
+        "width must be at most 16384 with these tensors, but",
+    ),
+    "heads": (
+        lambda: RelativeAttention1d(3, 4, 2, "sinusoidal"),
+        "options.num_heads",
+        "do not fit together",
+    ),
+    "window": (
+        lambda: conv_to_attention(nn.Conv1d(3, 4, 5))[0],
+        "options.kernel_size",
+        "do not fit together",
+    ),
     "extent": (
         lambda: RelativeAttention1d(3, 4, 2, "learned_axial", content=True),
         "encoding.options.extent",
@@ -312,4 +382,7 @@ def refuse_large(draw):
 
 def test_the_window_of_a_layer_is_not_listed_where_heads_are_not_its_taps():
     """A window of 10⁶ × 10⁶ pixels would take more than all memory."""
-    assert RelativeAttention2d(3, 4, 2, "quadratic", kernel_size=10**6).kernel_size == (10**6, 10**6)
+    assert RelativeAttention2d(3, 4, 2, "quadratic", kernel_size=10**6).kernel_size == (
+        10**6,
+        10**6,
+    )

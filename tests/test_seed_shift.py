@@ -25,7 +25,9 @@ for shift in (0, 1000):
 def draws():
     """What a process draws as it is, and with a shift."""
     command = [sys.executable, "-c", DRAWS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
     return [line.split() for line in done.stdout.splitlines()]
 
 

@@ -21,14 +21,26 @@ def script(monkeypatch):
 
 def test_runs_that_are_in_the_file_are_not_repeated(script, tmp_path, capsys):
     file = tmp_path / "runs.jsonl"
-    kept = {"setting": "avx2", "shift": 3, "tests": 7, "skipped": 2, "failed": ["tests.a::b"], "seconds": 1}
+    kept = {
+        "setting": "avx2",
+        "shift": 3,
+        "tests": 7,
+        "skipped": 2,
+        "failed": ["tests.a::b"],
+        "seconds": 1,
+    }
     file.write_text(json.dumps(kept) + "\n")
-    assert script["main"](["-o", str(file), "--settings", "avx2", "plain", "--seeds", "3", "--no-header"]) == 1
+    assert (
+        script["main"](
+            ["-o", str(file), "--settings", "avx2", "plain", "--seeds", "3", "--no-header"]
+        )
+        == 1
+    )
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[0] == kept
-    assert [(line["setting"], line["shift"], line["tests"], line["failed"]) for line in lines[1:]] == [
-        ("plain", 3, 1, [])
-    ]
+    assert [
+        (line["setting"], line["shift"], line["tests"], line["failed"]) for line in lines[1:]
+    ] == [("plain", 3, 1, [])]
     shown = capsys.readouterr().out
     assert "| avx2 | 1 | 5 | 2 | 1 |" in shown
     assert "| plain | 1 | 1 | 0 | 0 |" in shown

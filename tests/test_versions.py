@@ -19,7 +19,14 @@ def script(monkeypatch):
 def row(python, *, green=True):
     versions = {"torch": "2.11.0", "timm": "1.0.28"}
     outcome = {"green": green, "example": green, "tests": {"passed": 7}, "seconds": 3}
-    return {"python": python, "end": "lowest", "versions": versions, "packages": 116, "MB": 7566, **outcome}
+    return {
+        "python": python,
+        "end": "lowest",
+        "versions": versions,
+        "packages": 116,
+        "MB": 7566,
+        **outcome,
+    }
 
 
 def test_the_page_shows_its_record(script):
@@ -39,7 +46,10 @@ def test_rows_of_other_pythons_stay(script, tmp_path):
     for rows in ([row("3.12.1", green=False)], [row("3.11.7")], [row("3.12.1")]):
         script["write"]({"rows": rows}, tmp_path)
     kept = json.loads((tmp_path / "versions.json").read_text())["rows"]
-    assert [(item["python"], item["green"]) for item in kept] == [("3.11.7", True), ("3.12.1", True)]
+    assert [(item["python"], item["green"]) for item in kept] == [
+        ("3.11.7", True),
+        ("3.12.1", True),
+    ]
     page = (tmp_path / "versions.md").read_text()
     assert page.startswith("# Title\n<!-- table -->\n\n| Python |")
     assert page.endswith("|\n\n<!-- end -->\nEnd\n")

@@ -22,7 +22,9 @@ def check_once(function=None, *, typechecker):
     if function is None:
         return partial(check_once, typechecker=typechecker)
     if isclass(function):  # of which a dataclass makes a function that no one has decorated
-        if hasattr(function, "__dataclass_fields__") and not hasattr(function.__init__, "__wrapped__"):
+        if hasattr(function, "__dataclass_fields__") and not hasattr(
+            function.__init__, "__wrapped__"
+        ):
             function.__init__ = check_once(function.__init__, typechecker=typechecker)
         return function
     runs_later = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
@@ -37,11 +39,22 @@ jaxtyping.jaxtyped = check_once
 
 
 def _wrap(function, typechecker):
-    hints = {name: _resolve(hint, function.__globals__) for name, hint in function.__annotations__.items()}
+    hints = {
+        name: _resolve(hint, function.__globals__)
+        for name, hint in function.__annotations__.items()
+    }
     twin = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
-    twin.__kwdefaults__, twin.__qualname__, twin.__annotations__ = function.__kwdefaults__, function.__qualname__, hints
+    twin.__kwdefaults__, twin.__qualname__, twin.__annotations__ = (
+        function.__kwdefaults__,
+        function.__qualname__,
+        hints,
+    )
     checked = typechecker(twin)
 
     @wraps(function)
@@ -76,4 +89,6 @@ def _resolve(hint, names):
 
 
 def _has_axes(hint):
-    return (isclass(hint) and issubclass(hint, jaxtyping.AbstractArray)) or any(map(_has_axes, get_args(hint)))
+    return (isclass(hint) and issubclass(hint, jaxtyping.AbstractArray)) or any(
+        map(_has_axes, get_args(hint))
+    )

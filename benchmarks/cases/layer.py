@@ -52,7 +52,10 @@ class LayerCase(Case):
     def title(self) -> str:
         """What is measured, in words."""
         task = "forward and backward" if self.training else "forward"
-        what = {"hard": "hard heads of a 3×3 convolution", "content": "learned axial with content"}.get(self.kind)
+        what = {
+            "hard": "hard heads of a 3×3 convolution",
+            "content": "learned axial with content",
+        }.get(self.kind)
         sizes = f"{self.heads} heads, {self.channels} channels, {self.size}×{self.size}, batch {self.batch}"
         return f"{what or self.kind.replace('_', ' ')}, {sizes}, {task}"
 
@@ -69,18 +72,24 @@ class LayerCase(Case):
         def truth() -> Truth:
             few = setting.draw((min(self.batch, _CHECKED_IMAGES), *self.shape[1:]), self.seed)
             layer = setting.place(build_layer(self), training=self.training)
-            return Truth(layer, few, some_queries(self.size**2, few.device), gradients=self.training)
+            return Truth(
+                layer, few, some_queries(self.size**2, few.device), gradients=self.training
+            )
 
         return {name: partial(self._enter, name, setting, images, truth) for name in self.forms}
 
-    def _enter(self, name: str, setting: Setting, images: Tensor, truth: Callable[[], Truth]) -> Contender:
+    def _enter(
+        self, name: str, setting: Setting, images: Tensor, truth: Callable[[], Truth]
+    ) -> Contender:
         form = FORMS[name](self, setting)
         prepared = form.prepare(images)
         return Contender(
             call=make_call(form.module, prepared, training=self.training),
             describe=lambda: (form.note, path_taken(form.module, self.shape)),
             check=(lambda: truth().check(form, form.layer)) if form.same_function else None,
-            warm_up=make_call(form.module, form.prepare(images[:1, :, :4, :4]), training=self.training),
+            warm_up=make_call(
+                form.module, form.prepare(images[:1, :, :4, :4]), training=self.training
+            ),
             weights=bytes_held(form.module),
             ours=name in _OURS,
         )
@@ -108,7 +117,9 @@ class Form:
         """Returns images in the form that the module takes."""
         if self.tokens is None:
             return images
-        pixels = rearrange(images[:, : self.tokens], "batch channels rows cols -> batch (rows cols) channels")
+        pixels = rearrange(
+            images[:, : self.tokens], "batch channels rows cols -> batch (rows cols) channels"
+        )
         return pixels.contiguous()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -168,27 +179,38 @@ def _reference(case: LayerCase, setting: Setting) -> Form:
 def _published(case: LayerCase, setting: Setting) -> Form:
     layer = _placed(case, setting)
     peer = PublishedAttention(layer).train(case.training)
-    return Form(peer, "the published formulation: scores of all pairs, softmax, one einsum", layer, same_function=True)
+    return Form(
+        peer,
+        "the published formulation: scores of all pairs, softmax, one einsum",
+        layer,
+        same_function=True,
+    )
 
 
 def _conv(case: LayerCase, setting: Setting) -> Form:
     conv = setting.place(build_convolution(case), training=case.training)
     same = case.kind == "hard" and not case.training
-    note = "nn.Conv2d 3×3, " + ("the convolution that the layer was made from" if same else "another function")
+    note = "nn.Conv2d 3×3, " + (
+        "the convolution that the layer was made from" if same else "another function"
+    )
     return Form(conv, note, same_function=same)
 
 
 def _sdpa(case: LayerCase, setting: Setting) -> Form:
     layer = _placed(case, setting)
     peer = DenseBiasAttention(layer).train(case.training)
-    return Form(peer, "torch scaled_dot_product_attention with a bias per pair", layer, same_function=True)
+    return Form(
+        peer, "torch scaled_dot_product_attention with a bias per pair", layer, same_function=True
+    )
 
 
 def _gpsa(case: LayerCase, setting: Setting) -> Form:
     with seeded(case.seed):
         peer = setting.place(create_gpsa(case.channels, case.heads), training=case.training)
     width = case.channels - case.channels % case.heads
-    return Form(peer, f"timm ConViT GPSA, {width} channels, narrow heads: another function", tokens=width)
+    return Form(
+        peer, f"timm ConViT GPSA, {width} channels, narrow heads: another function", tokens=width
+    )
 
 
 def _flex(case: LayerCase, setting: Setting) -> Form:

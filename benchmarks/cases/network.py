@@ -72,7 +72,9 @@ class NetworkCase(Case):
         @cache
         def references() -> tuple[Mapping[str, Tensor], list[Mapping[str, Tensor]]]:
             exact = copy_module(original).double()
-            return {"output": _infer(exact, one.double())}, [{"output": _infer(original, x)} for x in roads(one)]
+            return {"output": _infer(exact, one.double())}, [
+                {"output": _infer(original, x)} for x in roads(one)
+            ]
 
         def check(network: nn.Module) -> Check:
             return judge({"output": _infer(network, one)}, *references())
@@ -91,10 +93,18 @@ class NetworkCase(Case):
         if name == "original":
             return network
         impl = "auto" if name.startswith("planned") else "separable"
-        made, _ = network_to_attention(network, impl=impl, images=setting.draw((1, 3, 32, 32), self.seed))
-        return freeze(made, setting.draw((1, *self.shape[1:]), self.seed)) if name.endswith("frozen") else made
+        made, _ = network_to_attention(
+            network, impl=impl, images=setting.draw((1, 3, 32, 32), self.seed)
+        )
+        return (
+            freeze(made, setting.draw((1, *self.shape[1:]), self.seed))
+            if name.endswith("frozen")
+            else made
+        )
 
-    def _enter(self, name: str, network: nn.Module, images: Tensor, check: Callable[[nn.Module], Check]) -> Contender:
+    def _enter(
+        self, name: str, network: nn.Module, images: Tensor, check: Callable[[nn.Module], Check]
+    ) -> Contender:
         small = images[:1] if name.endswith("frozen") else images[:1, :, :_SMALL, :_SMALL]
         return Contender(
             call=partial(_infer, network, images),
@@ -139,7 +149,11 @@ def _shapes_met(network: nn.Module, images: Tensor) -> dict[RelativeAttention, t
         assert isinstance(module, RelativeAttention)
         shapes[module] = tuple(given[0].shape)
 
-    hooks = [m.register_forward_pre_hook(note) for m in network.modules() if isinstance(m, RelativeAttention)]
+    hooks = [
+        m.register_forward_pre_hook(note)
+        for m in network.modules()
+        if isinstance(m, RelativeAttention)
+    ]
     try:
         _infer(network, images)
     finally:

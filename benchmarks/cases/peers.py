@@ -36,7 +36,9 @@ class DenseBiasAttention(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs rows cols"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch outputs rows cols"]:
         """Returns what the layer returns, but for rounding."""
         axes, values = _axes_and_values(self.layer, x)
         if self.layer.content is None:
@@ -44,7 +46,9 @@ class DenseBiasAttention(nn.Module):
             bias = _bias(self.layer, axes, values)[None]
         else:
             query, key, bias = self._content(x, axes)
-        mixed = functional.scaled_dot_product_attention(query, key, values, attn_mask=bias.to(values.dtype))
+        mixed = functional.scaled_dot_product_attention(
+            query, key, values, attn_mask=bias.to(values.dtype)
+        )
         return _combine(self.layer, mixed, axes)
 
     def _content(self, x: Tensor, axes: Sequence[Axis]) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,13 +59,19 @@ class DenseBiasAttention(nn.Module):
         assert content.content_bias is None
         pixels = rearrange(x, "batch channels rows cols -> batch (rows cols) channels")
         query, key = (
-            rearrange(part(pixels), "batch pixels (heads width) -> batch heads pixels width", heads=content.num_heads)
+            rearrange(
+                part(pixels),
+                "batch pixels (heads width) -> batch heads pixels width",
+                heads=content.num_heads,
+            )
             for part in (content.query, content.key)
         )
         features = self.layer.encoding.features(_displacements(axes, query))
-        bias = einsum(query, features, "batch heads queries width, queries keys width -> batch heads queries keys") / (
-            query.shape[-1] ** 0.5
-        )
+        bias = einsum(
+            query,
+            features,
+            "batch heads queries width, queries keys width -> batch heads queries keys",
+        ) / (query.shape[-1] ** 0.5)
         return query, key, bias
 
 
@@ -79,12 +89,21 @@ class FlexBiasAttention(nn.Module):
         self.layer = layer
         self._attention = attention
 
-    def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs rows cols"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch outputs rows cols"]:
         """Returns what the layer returns, but for rounding."""
         axes, values = _axes_and_values(self.layer, x)
-        table = self.layer.encoding.table(axes, torch.promote_types(x.dtype, torch.float32), x.device)
+        table = self.layer.encoding.table(
+            axes, torch.promote_types(x.dtype, torch.float32), x.device
+        )
         (rows, cols), heads = axes, self.layer.num_heads
-        row, col, across, along = rows.index(x.device), cols.index(x.device), len(cols.queries), cols.keys
+        row, col, across, along = (
+            rows.index(x.device),
+            cols.index(x.device),
+            len(cols.queries),
+            cols.keys,
+        )
         query, key = (_zeros(values, size) for size in (_count(axes), values.shape[-2]))
         shape = (-1, heads, -1, -1)
         mixed = self._attention(
@@ -92,7 +111,8 @@ class FlexBiasAttention(nn.Module):
             key.expand(shape),
             values.expand(shape),
             score_mod=lambda score, _, head, query, key: (
-                score + table[head, row[query // across, key // along], col[query % across, key % along]]
+                score
+                + table[head, row[query // across, key // along], col[query % across, key % along]]
             ),
         )
         return _combine(self.layer, mixed, axes)
@@ -118,7 +138,9 @@ def create_gpsa(channels: int, heads: int) -> nn.Module:
 
 def _axes_and_values(layer: RelativeAttention, x: Tensor) -> tuple[Sequence[Axis], Tensor]:
     """Returns queries and keys along each axis, and the pixels as every head's values."""
-    pixels = rearrange(pad_keys(x, layer.geometry), "batch channels rows cols -> batch 1 (rows cols) channels")
+    pixels = rearrange(
+        pad_keys(x, layer.geometry), "batch channels rows cols -> batch 1 (rows cols) channels"
+    )
     return layer.geometry.axes(x.shape[2:]), pixels.expand(-1, layer.num_heads, -1, -1)
 
 
@@ -131,14 +153,18 @@ def _zeros(values: Tensor, count: int) -> Tensor:
     return values.new_zeros(1, 1, 1, _QUERY_WIDTH).expand(*values.shape[:2], count, -1)
 
 
-def _bias(layer: RelativeAttention, axes: Sequence[Axis], like: Tensor) -> Float[Tensor, "heads queries keys"]:
+def _bias(
+    layer: RelativeAttention, axes: Sequence[Axis], like: Tensor
+) -> Float[Tensor, "heads queries keys"]:
     dtype = torch.promote_types(like.dtype, torch.float32)
     return displacement_scores(layer.encoding.table(axes, dtype, like.device), axes)
 
 
 def _displacements(axes: Sequence[Axis], like: Tensor) -> Float[Tensor, "queries keys dims"]:
     """Returns key − query for all pixels of a grid of which every pixel is both."""
-    grids = torch.meshgrid(*(torch.arange(axis.keys, device=like.device) for axis in axes), indexing="ij")
+    grids = torch.meshgrid(
+        *(torch.arange(axis.keys, device=like.device) for axis in axes), indexing="ij"
+    )
     pixels = torch.stack(grids, dim=-1).flatten(0, -2).to(like.dtype)
     return pixels[None] - pixels[:, None]
 

@@ -42,11 +42,17 @@ class PublishedAttention(nn.Module):
         assert layer.gate is None
         self.layer = layer
 
-    def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs rows cols"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch outputs rows cols"]:
         """Returns what the layer returns, but for rounding."""
         layer, axes = self.layer, self.layer.geometry.axes(x.shape[2:])
-        pixels = rearrange(pad_keys(x, layer.geometry), "batch channels rows cols -> batch rows cols channels")
-        scores = self._positions(axes, pixels) if layer.content is None else self._content(axes, pixels)
+        pixels = rearrange(
+            pad_keys(x, layer.geometry), "batch channels rows cols -> batch rows cols channels"
+        )
+        scores = (
+            self._positions(axes, pixels) if layer.content is None else self._content(axes, pixels)
+        )
         weights = scores.flatten(-2).softmax(-1).view(scores.shape).to(pixels.dtype)
         weights = functional.dropout(weights, layer.dropout, self.training)
         images = "" if layer.content is None else "batch "
@@ -55,15 +61,21 @@ class PublishedAttention(nn.Module):
             pixels,
             f"{images}{_QUERIES} heads {_KEYS}, batch {_KEYS} channels -> batch {_QUERIES} heads channels",
         )
-        values = rearrange(layer.values.maps(), "heads outputs channels -> outputs (heads channels)")
+        values = rearrange(
+            layer.values.maps(), "heads outputs channels -> outputs (heads channels)"
+        )
         y = functional.linear(means.flatten(-2), values, layer.bias)
         return rearrange(y, "batch rows cols outputs -> batch outputs rows cols")
 
-    def _positions(self, axes: Sequence[Axis], like: Tensor) -> Float[Tensor, "rows cols heads key_rows key_cols"]:
+    def _positions(
+        self, axes: Sequence[Axis], like: Tensor
+    ) -> Float[Tensor, "rows cols heads key_rows key_cols"]:
         encoding, dtype = self.layer.encoding, torch.promote_types(like.dtype, torch.float32)
         if isinstance(encoding, AxisAdditiveEncoding):
             tables = encoding.axis_tables(axes, dtype, like.device)
-            rows, cols = (table[:, axis.index(like.device)] for table, axis in zip(tables, axes, strict=True))
+            rows, cols = (
+                table[:, axis.index(like.device)] for table, axis in zip(tables, axes, strict=True)
+            )
             rows = rearrange(rows, "heads rows key_rows -> rows 1 heads key_rows 1")
             return rows + rearrange(cols, "heads cols key_cols -> cols heads 1 key_cols")
         row, col = (axis.index(like.device) for axis in axes)
@@ -84,15 +96,24 @@ class PublishedAttention(nn.Module):
         assert all(list(axis.queries) == list(range(axis.keys)) for axis in axes)
         split, wide = "batch rows cols (heads width) -> batch rows cols heads width", torch.float32
         query, key = (
-            rearrange(part(pixels), split, heads=content.num_heads).to(torch.promote_types(pixels.dtype, wide))
+            rearrange(part(pixels), split, heads=content.num_heads).to(
+                torch.promote_types(pixels.dtype, wide)
+            )
             for part in (content.query, content.key)
         )
         features = encoding.axis_features(axes, query.dtype, query.device)
-        rows, cols = (table[axis.index(query.device)] for table, axis in zip(features, axes, strict=True))
+        rows, cols = (
+            table[axis.index(query.device)] for table, axis in zip(features, axes, strict=True)
+        )
         along = "batch rows cols heads width"
-        seen = einsum(query, rows, f"{along}, rows key_rows width -> batch rows cols heads key_rows")[..., None]
+        seen = einsum(
+            query, rows, f"{along}, rows key_rows width -> batch rows cols heads key_rows"
+        )[..., None]
         seen = (
-            seen + einsum(query, cols, f"{along}, cols key_cols width -> batch rows cols heads key_cols")[..., None, :]
+            seen
+            + einsum(
+                query, cols, f"{along}, cols key_cols width -> batch rows cols heads key_cols"
+            )[..., None, :]
         )
         pairs = f"{along}, batch {_KEYS} heads width -> batch rows cols heads {_KEYS}"
         return (einsum(query, key, pairs) + seen) / query.shape[-1] ** 0.5

@@ -66,8 +66,13 @@ class ScalingCase(Case):
         small = images[(..., *(slice(_SMALL[self.dims]),) * self.dims)]
         return Contender(
             call=make_call(module, images, training=self.training),
-            describe=lambda: (_NOTES[name].format(heads=self.heads), path_taken(module, self.shape)),
-            check=partial(self._check, module, images) if isinstance(module, RelativeAttention) else None,
+            describe=lambda: (
+                _NOTES[name].format(heads=self.heads),
+                path_taken(module, self.shape),
+            ),
+            check=partial(self._check, module, images)
+            if isinstance(module, RelativeAttention)
+            else None,
             warm_up=make_call(module, small, training=self.training),
             weights=bytes_held(module),
             ours=isinstance(module, RelativeAttention),
@@ -117,7 +122,9 @@ MODULES: Mapping[str, Callable[[ScalingCase], nn.Module]] = MappingProxyType(
         "shift": _hard,
         "hard": lambda case: _taps(case, 128.0),
         "soft": lambda case: _taps(case, 1.0),
-        "conv": lambda case: nn.Conv1d(case.channels, case.channels, case.heads, padding=case.heads // 2),
+        "conv": lambda case: nn.Conv1d(
+            case.channels, case.channels, case.heads, padding=case.heads // 2
+        ),
         "long conv": lambda case: LongConvolution(case.channels, case.size),
     }
 )

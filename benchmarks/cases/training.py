@@ -76,7 +76,9 @@ class TrainingCase(Case):
         @cache
         def references(mixed: bool) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
             name = "reference-bf16" if mixed else "reference"
-            return losses("reference", images.double()), [losses(name, x) for x in roads(images, FEW_NUMBERS)]
+            return losses("reference", images.double()), [
+                losses(name, x) for x in roads(images, FEW_NUMBERS)
+            ]
 
         def check(name: str) -> Check:
             exact, lows = references(is_mixed(name))
@@ -89,7 +91,9 @@ class TrainingCase(Case):
         side = self.network["image_size"] // 2
         met = self.batch, self.network["width"], side, side
         return Contender(
-            call=training_steps(network, setting.draw(self.shape, self.seed), self.seed, mixed=is_mixed(name)),
+            call=training_steps(
+                network, setting.draw(self.shape, self.seed), self.seed, mixed=is_mixed(name)
+            ),
             describe=lambda: (_NOTES[name], path_taken(network.blocks[0].mixer, met)),
             check=None if name == "published-bf16" else partial(check, name),
             weights=bytes_held(network),
@@ -99,7 +103,9 @@ class TrainingCase(Case):
     def _build(self, options: Mapping[str, Any], dropout: float, setting: Setting) -> AttentionNet:
         spread = 0.02 * (400 / options["width"]) ** 0.5
         with seeded(self.seed):
-            network = AttentionNet("quadratic", **options, dropout=dropout, initializer_range=spread)
+            network = AttentionNet(
+                "quadratic", **options, dropout=dropout, initializer_range=spread
+            )
         return setting.place(network, training=True)
 
 
@@ -107,7 +113,9 @@ def training_steps(
     network: nn.Module, images: Tensor, seed: int, *, rate: float = 0.05, mixed: bool = False
 ) -> Callable[[], Tensor]:
     """Makes the function that trains a network for a step, in bfloat16 if mixed, and returns the loss before it."""
-    optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=rate, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        [p for p in network.parameters() if p.requires_grad], lr=rate, momentum=0.9
+    )
     labels = torch.randint(_CLASSES, (len(images),), generator=torch.Generator().manual_seed(seed))
     labels = labels.to(images.device)
 

@@ -37,14 +37,24 @@ def subject(folder: Path, data: ImageDataset, images: int, tests: int) -> Subjec
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", type=Path, nargs="+", help="folders of runs of benchmarks.small_vits")
-    parser.add_argument("-w", "--work", type=Path, required=True, help="folder for what is measured of each network")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "networks", type=Path, nargs="+", help="folders of runs of benchmarks.small_vits"
+    )
+    parser.add_argument(
+        "-w", "--work", type=Path, required=True, help="folder for what is measured of each network"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--images", type=int, default=500, help="training images to measure heads on")
+    parser.add_argument(
+        "--images", type=int, default=500, help="training images to measure heads on"
+    )
     parser.add_argument("--tests", type=int, default=10_000, help="test images")
     parser.add_argument("--controls", type=int, default=3, help="draws of random heads")
-    parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
+    parser.add_argument(
+        "--busy", action="store_true", help="say that other programs ran at the same time"
+    )
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
@@ -52,15 +62,31 @@ def main() -> None:
     for folder in given.networks:
         kept = given.work / f"{folder.name}.json"
         if not kept.is_file():
-            found = measure(subject(folder, data, given.images, given.tests), controls=given.controls)
-            write_atomically(kept, json.dumps({**found, "revision": find_revision()}, indent=1) + "\n")
+            found = measure(
+                subject(folder, data, given.images, given.tests), controls=given.controls
+            )
+            write_atomically(
+                kept, json.dumps({**found, "revision": find_revision()}, indent=1) + "\n"
+            )
         networks.append(json.loads(kept.read_text(encoding="utf-8")))
         runs.append(json.loads((folder / "record.json").read_text(encoding="utf-8")))
-    words = ["python -m benchmarks.head_replacement", *(portable_path(folder) for folder in given.networks)]
+    words = [
+        "python -m benchmarks.head_replacement",
+        *(portable_path(folder) for folder in given.networks),
+    ]
     words += ["--work", portable_path(given.work), "--output", portable_path(given.output)]
-    words += ["--images", str(given.images), "--tests", str(given.tests), "--controls", str(given.controls)]
+    words += [
+        "--images",
+        str(given.images),
+        "--tests",
+        str(given.tests),
+        "--controls",
+        str(given.controls),
+    ]
     content = {
-        "command": " ".join(["CONVATTN_CIFAR10=FOLDER", *words, *(["--busy"] if given.busy else [])]),
+        "command": " ".join(
+            ["CONVATTN_CIFAR10=FOLDER", *words, *(["--busy"] if given.busy else [])]
+        ),
         "hardware": describe_hardware(torch.device("cpu")),
         "versions": describe_versions(("torch", "timm", "numpy")),
         "revision": find_revision(),

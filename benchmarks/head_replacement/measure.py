@@ -30,7 +30,9 @@ class Subject:
     labels: Int64[Tensor, " tests"]
 
 
-def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, controls: int = 3) -> dict[str, Any]:
+def measure(
+    subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, controls: int = 3
+) -> dict[str, Any]:
     """Measures a network as it is, and with the heads replaced that meet each threshold, and as many at random.
 
     Each is measured as it is, and with output matrices fitted again on the images that the heads were measured on.
@@ -39,7 +41,9 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
     before = classes(subject.model, subject.tests)
     rows: list[dict[str, Any]] = []
     for threshold in sorted(thresholds, reverse=True):
-        made, record = replace_convolutional_heads(subject.model, report, threshold, images=subject.tests[:_TIMED])
+        made, record = replace_convolutional_heads(
+            subject.model, report, threshold, images=subject.tests[:_TIMED]
+        )
         same = next((row for row in rows if row["replaced"] == len(record.replaced)), None)
         if same is not None:  # thresholds only add heads, so as many heads are the same heads
             rows.append({**same, "threshold": threshold})
@@ -56,10 +60,14 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
             "parameters": record.parameters,
         }
         if record.replaced:
-            made, _ = replace_convolutional_heads(subject.model, report, threshold, refit=subject.measured)
+            made, _ = replace_convolutional_heads(
+                subject.model, report, threshold, refit=subject.measured
+            )
             row["refitted"] = effect(made, subject, before)
         drawn = range(controls) if record.replaced else ()
-        row["controls"] = [control(subject, report, before, len(record.replaced), seed) for seed in drawn]
+        row["controls"] = [
+            control(subject, report, before, len(record.replaced), seed) for seed in drawn
+        ]
         rows.append(row)
     return {
         "network": subject.name,
@@ -69,7 +77,12 @@ def measure(subject: Subject, *, thresholds: Sequence[float] = THRESHOLDS, contr
             for head in layer.heads
         ],
         "largest_score": max(
-            (score for layer in report.layers for head in layer.heads if isfinite(score := head.position_score.value)),
+            (
+                score
+                for layer in report.layers
+                for head in layer.heads
+                if isfinite(score := head.position_score.value)
+            ),
             default=None,
         ),
         "layers": len(report.layers),
@@ -88,11 +101,19 @@ def control(
     heads = random_heads(report, count, seed=seed)
     made, record = replace_convolutional_heads(subject.model, report, heads=heads)
     assert len(record.replaced) == count
-    again, _ = replace_convolutional_heads(subject.model, report, heads=heads, refit=subject.measured)
-    return {"seed": seed, **effect(made, subject, before), "refitted": effect(again, subject, before)}
+    again, _ = replace_convolutional_heads(
+        subject.model, report, heads=heads, refit=subject.measured
+    )
+    return {
+        "seed": seed,
+        **effect(made, subject, before),
+        "refitted": effect(again, subject, before),
+    }
 
 
-def effect(made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]) -> dict[str, float | int]:
+def effect(
+    made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]
+) -> dict[str, float | int]:
     """Returns the accuracy, the standard error of its difference to that before, and how many predictions changed."""
     after = classes(made, subject.tests)
     difference = (before == subject.labels).double() - (after == subject.labels).double()
@@ -103,7 +124,9 @@ def effect(made: nn.Module, subject: Subject, before: Int64[Tensor, " tests"]) -
     }
 
 
-def classes(model: nn.Module, images: Float[Tensor, "tests channels rows cols"]) -> Int64[Tensor, " tests"]:
+def classes(
+    model: nn.Module, images: Float[Tensor, "tests channels rows cols"]
+) -> Int64[Tensor, " tests"]:
     """Predicts the class of each image."""
     with torch.inference_mode():
         return torch.cat([model(part).argmax(1) for part in images.split(_BATCH)])

@@ -56,7 +56,9 @@ def page(content: Mapping[str, Any]) -> str:
     return _PAGE.format(
         verdict=verdict(networks),
         tables="\n".join(map(_table, networks)),
-        controls=max((len(row["controls"]) for network in networks for row in network["curve"]), default=0),
+        controls=max(
+            (len(row["controls"]) for network in networks for row in network["curve"]), default=0
+        ),
         command=content["command"],
         measured=networks[0]["measured_on"],
         tests=networks[0]["tests"],
@@ -70,23 +72,43 @@ def page(content: Mapping[str, Any]) -> str:
 
 def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     """Says whether the heads called convolutions can be replaced at little cost, and what random ones cost."""
-    called = [(network, row) for network in networks for row in network["curve"] if row["threshold"] == CONVOLUTIONAL]
+    called = [
+        (network, row)
+        for network in networks
+        for row in network["curve"]
+        if row["threshold"] == CONVOLUTIONAL
+    ]
     some = [(network, row) for network, row in called if row["replaced"]]
     if not some:
         best = max(
-            (network["largest_score"] for network in networks if network["largest_score"] is not None), default=0
+            (
+                network["largest_score"]
+                for network in networks
+                if network["largest_score"] is not None
+            ),
+            default=0,
         )
         return (
             f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}).\n"
             "What lower thresholds do is below."
         )
-    heads, every = sum(row["replaced"] for _, row in some), sum(len(network["heads"]) for network, _ in called)
+    heads, every = (
+        sum(row["replaced"] for _, row in some),
+        sum(len(network["heads"]) for network, _ in called),
+    )
     names = ", ".join(f"`{network['network']}`" for network, _ in some)
-    losses = ", ".join(f"{lost(network, row):.2f} ± {100 * row['error']:.2f}" for network, row in some)
+    losses = ", ".join(
+        f"{lost(network, row):.2f} ± {100 * row['error']:.2f}" for network, row in some
+    )
     control = [lost(network, item) for network, row in some for item in row["controls"]]
-    beside = f"\nAs many random heads cost {statistics.mean(control):.2f} points on average." if control else ""
+    beside = (
+        f"\nAs many random heads cost {statistics.mean(control):.2f} points on average."
+        if control
+        else ""
+    )
     again = ", ".join(
-        f"{lost(network, row['refitted']):.2f} ± {100 * row['refitted']['error']:.2f}" for network, row in some
+        f"{lost(network, row['refitted']):.2f} ± {100 * row['refitted']['error']:.2f}"
+        for network, row in some
     )
     return (
         f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
@@ -148,15 +170,25 @@ def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
         panel.set(xlabel="share of heads replaced", ylabel="accuracy lost (points)")
         panel.axhline(AIM, color="#7F7F7F", linewidth=0.8, linestyle=":")
         for number, network in enumerate(networks):
-            colour, heads, rows = COLOURS[number % len(COLOURS)], len(network["heads"]), _distinct(network)
+            colour, heads, rows = (
+                COLOURS[number % len(COLOURS)],
+                len(network["heads"]),
+                _distinct(network),
+            )
             places = [0.0, *(row["replaced"] / heads for row in rows)]
             panel.plot(
-                places, [0.0, *(lost(network, row) for row in rows)], color=colour, marker="o", label=network["network"]
+                places,
+                [0.0, *(lost(network, row) for row in rows)],
+                color=colour,
+                marker="o",
+                label=network["network"],
             )
             again = [0.0, *(lost(network, row["refitted"]) for row in rows)]
             panel.plot(places, again, color=colour, marker=".", linestyle=":")
             random = [
-                statistics.mean(lost(network, item) for item in row["controls"]) for row in rows if row["controls"]
+                statistics.mean(lost(network, item) for item in row["controls"])
+                for row in rows
+                if row["controls"]
             ]
             if len(random) == len(rows):
                 panel.plot(places, [0.0, *random], color=colour, marker="x", linestyle="--")

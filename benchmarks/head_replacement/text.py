@@ -78,7 +78,9 @@ def paragraphs() -> list[str]:
 def tokens(tokenizer: Any, texts: list[str]) -> Int64[Tensor, "texts tokens"]:
     """Cuts texts to `LENGTH` tokens, in a random order of seed 0, and leaves shorter ones out."""
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
-    cut = [tokenizer(texts[place], truncation=True, max_length=LENGTH)["input_ids"] for place in order]
+    cut = [
+        tokenizer(texts[place], truncation=True, max_length=LENGTH)["input_ids"] for place in order
+    ]
     return torch.tensor([ids for ids in cut if len(ids) == LENGTH])
 
 
@@ -116,13 +118,24 @@ def measure(model: nn.Module, ids: Tensor, measured: int, controls: int) -> dict
         told = {"threshold": threshold, "replaced": count, **effect(made, tests, before)}
         rows.append({**told, "controls": [effect(other, tests, before) for other in others]})
     heads = [
-        {"layer": layer.name, "head": head.head, "score": str(head.position_score), "hard_shift": head.hard_shift}
+        {
+            "layer": layer.name,
+            "head": head.head,
+            "score": str(head.position_score),
+            "hard_shift": head.hard_shift,
+        }
         for layer in report.layers
         for head in layer.heads
         if head.position_score.value >= 0.5
     ]
     every = sum(len(layer.heads) for layer in report.layers)
-    return {"heads": every, "measured": measured, "tests": len(tests), "found": heads, "curve": rows}
+    return {
+        "heads": every,
+        "measured": measured,
+        "tests": len(tests),
+        "found": heads,
+        "curve": rows,
+    }
 
 
 def page(content: dict[str, Any], controls: int) -> str:
@@ -132,7 +145,13 @@ def page(content: dict[str, Any], controls: int) -> str:
     for row in content["curve"]:
         drawn = sorted(item["changed"] for item in row["controls"])
         random = f"{drawn[0]:.1%} to {drawn[-1]:.1%}" if drawn else "–"
-        cells = (f"{row['threshold']:g}", f"{row['replaced']}", f"{row['cosine']:.4f}", f"{row['changed']:.1%}", random)
+        cells = (
+            f"{row['threshold']:g}",
+            f"{row['replaced']}",
+            f"{row['cosine']:.4f}",
+            f"{row['changed']:.1%}",
+            random,
+        )
         rows.append(cells)
     found = [f"{head['layer']}, head {head['head']} ({head['score']})" for head in content["found"]]
     return PAGE.format(
@@ -143,13 +162,18 @@ def page(content: dict[str, Any], controls: int) -> str:
         processor=content["hardware"]["processor"],
         threads=content["hardware"]["threads"],
         **{name: content["versions"][name] for name in ("python", "torch", "transformers")},
-        **{name: content[name] for name in ("model", "heads", "measured", "tests", "command", "revision")},
+        **{
+            name: content[name]
+            for name in ("model", "heads", "measured", "tests", "command", "revision")
+        },
     )
 
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="folder of the encoder and its tokenizer")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--texts", type=int, default=200, help="paragraphs to measure heads on")
@@ -169,7 +193,9 @@ def main() -> None:
         "revision": find_revision(),
         **measure(model, ids, given.texts, given.controls),
     }
-    write_atomically(given.output / "head-replacement-text.json", json.dumps(content, indent=1) + "\n")
+    write_atomically(
+        given.output / "head-replacement-text.json", json.dumps(content, indent=1) + "\n"
+    )
     write_atomically(given.output / "head-replacement-text.md", page(content, given.controls))
 
 

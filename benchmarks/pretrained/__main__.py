@@ -51,7 +51,14 @@ def conversions(bench: Bench, name: str, network: nn.Module) -> Iterator[Row]:
         if kernel == FITTED:
             made, record = refine(made, network, bench.training_images)
             fit = json.loads(record.to_json())
-            yield bench.row(name, f"to convolutions, {window}, fitted", network, made, certificate, refinement=fit)
+            yield bench.row(
+                name,
+                f"to convolutions, {window}, fitted",
+                network,
+                made,
+                certificate,
+                refinement=fit,
+            )
 
 
 def convertible(network: nn.Module) -> bool:
@@ -71,7 +78,10 @@ def padding(row: Mapping[str, Any]) -> str:
     """Names the padding of the convolutions of a row, "zeros" or another one; several are joined by "and"."""
     named = json.dumps(row["certificate"])
     convolutions = re.findall(r"Conv2d\(.*?\)\"", named)
-    modes = {found[1] if (found := re.search(r"padding_mode=(\w+)", one)) else "zeros" for one in convolutions}
+    modes = {
+        found[1] if (found := re.search(r"padding_mode=(\w+)", one)) else "zeros"
+        for one in convolutions
+    }
     return " and ".join(sorted(modes))
 
 
@@ -81,7 +91,8 @@ def _tables(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         groups.setdefault(padding(row), []).append(row)
     return "\n\n".join(
-        f"Padding of the convolutions: {name}.\n\n{conversion_table(own)}" for name, own in groups.items()
+        f"Padding of the convolutions: {name}.\n\n{conversion_table(own)}"
+        for name, own in groups.items()
     )
 
 
@@ -110,11 +121,17 @@ def page(content: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Converts, measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="*", help="networks, as for load_network; default: all of this repository")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sources", nargs="*", help="networks, as for load_network; default: all of this repository"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
-    parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
+    parser.add_argument(
+        "--busy", action="store_true", help="say that other programs ran at the same time"
+    )
     given = parser.parse_args()
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
     bench = Bench(data, given.rounds)
@@ -123,7 +140,12 @@ def main() -> None:
         network, name = load_network(source).eval(), Path(source).name
         if convertible(network):
             rows += [asdict(row) for row in conversions(bench, name, network)]
-    words = ["python -m benchmarks.pretrained", *given.sources, "--output", portable_path(given.output)]
+    words = [
+        "python -m benchmarks.pretrained",
+        *given.sources,
+        "--output",
+        portable_path(given.output),
+    ]
     words += [f"--rounds {given.rounds}", *(["--busy"] if given.busy else [])]
     content = {
         "command": " ".join(["CONVATTN_CIFAR10=FOLDER", *words]),

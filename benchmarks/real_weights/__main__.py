@@ -50,7 +50,9 @@ def run(names: Sequence[str], work: Path, command: str) -> RealWeightsRecord:
         command=command,
         started=started,
         hardware=describe_hardware(torch.device("cpu")),
-        versions=describe_versions(("torch", "torchvision", "onnx", "onnxruntime", *sorted(packages))),
+        versions=describe_versions(
+            ("torch", "torchvision", "onnx", "onnxruntime", *sorted(packages))
+        ),
         passed=all(task.passed for task in tasks),
     )
 
@@ -64,10 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 where a check failed.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("-w", "--work", type=Path, required=True, help="folder for what is measured of each task")
-    parser.add_argument("--tasks", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS), help="all by default")
+    parser.add_argument(
+        "-w", "--work", type=Path, required=True, help="folder for what is measured of each task"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS), help="all by default"
+    )
     given = parser.parse_args(arguments)
     given.output.mkdir(parents=True, exist_ok=True)  # before anything is measured
     given.work.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,9 @@ from convattn.wording import counted
 __all__ = ["FACES", "PHOTOGRAPHS"]
 
 FACENET = Package("facenet-pytorch", "facenet_pytorch", "MIT")
-PHOTOGRAPHS = Package("scikit-image", "skimage", "BSD-3-Clause; the astronaut is in the public domain")
+PHOTOGRAPHS = Package(
+    "scikit-image", "skimage", "BSD-3-Clause; the astronaut is in the public domain"
+)
 
 _SMALLEST, _THRESHOLDS, _FACTOR = 20, [0.6, 0.7, 0.7], 0.709
 """The settings of `facenet_pytorch.MTCNN`."""
@@ -29,19 +31,31 @@ def _build() -> Task:
     def find(networks: Mapping[str, Network], given: Tensor) -> Found:
         three = (networks[name] for name in ("P-Net", "R-Net", "O-Net"))
         boxes, points = detect(given, _SMALLEST, *three, _THRESHOLDS, _FACTOR, given.device)
-        faces, landmarks = (torch.tensor(one[0].astype(np.float64)).to(given.dtype) for one in (boxes, points))
+        faces, landmarks = (
+            torch.tensor(one[0].astype(np.float64)).to(given.dtype) for one in (boxes, points)
+        )
         corners = faces[:, :4].round().int().tolist()
         told = [
             f"a box from {tuple(box[:2])} to {tuple(box[2:])}, score {s:.4f}"
             for box, s in zip(corners, faces[:, 4].tolist(), strict=True)
         ]
-        numbers = {"boxes (pixels)": faces[:, :4], "landmarks (pixels)": landmarks, "scores": faces[:, 4]}
+        numbers = {
+            "boxes (pixels)": faces[:, :4],
+            "landmarks (pixels)": landmarks,
+            "scores": faces[:, 4],
+        }
         return Found(
-            numbers, {"faces, their boxes in whole pixels": corners}, f"{counted(len(told), 'face')}: {'; '.join(told)}"
+            numbers,
+            {"faces, their boxes in whole pixels": corners},
+            f"{counted(len(told), 'face')}: {'; '.join(told)}",
         )
 
     networks = {"P-Net": models.PNet(), "R-Net": models.RNet(), "O-Net": models.ONet()}
-    return Task({name: network.eval() for name, network in networks.items()}, torch.tensor(pixels).float(), find)
+    return Task(
+        {name: network.eval() for name, network in networks.items()},
+        torch.tensor(pixels).float(),
+        find,
+    )
 
 
 _ABOUT = """\

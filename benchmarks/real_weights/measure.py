@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.correctness import judge, roads
-from benchmarks.real_weights.record import Control, Conversion, Decision, Network, Outcome, TaskResult
+from benchmarks.real_weights.record import (
+    Control,
+    Conversion,
+    Decision,
+    Network,
+    Outcome,
+    TaskResult,
+)
 from benchmarks.real_weights.task import Found, Subject, Task
 from benchmarks.record import Check
 from benchmarks.sweep.control import turn_one_weight
@@ -91,19 +98,25 @@ def measure(subject: Subject, tell: Callable[[str], None]) -> TaskResult:
         with torch.no_grad():
             outcomes.append(_outcome(SHIPPED, task, task.own, (), truth))
     tell(PLANNED)
-    pairs = {name: network_to_attention(net, images=inputs[name]) for name, net in task.networks.items()}
+    pairs = {
+        name: network_to_attention(net, images=inputs[name]) for name, net in task.networks.items()
+    }
     planned = {name: made for name, (made, _) in pairs.items()}
     outcomes.append(_converted(PLANNED, task, pairs, truth))
     tell(SOFTMAX)
     soft = {name: _by_softmax(task, name, made, inputs[name]) for name, made in planned.items()}
     outcomes.append(_converted(SOFTMAX, task, soft, truth))
     tell(BACK)
-    back = {name: network_to_conv(made, images=inputs[name], fold=False) for name, made in planned.items()}
+    back = {
+        name: network_to_conv(made, images=inputs[name], fold=False)
+        for name, made in planned.items()
+    }
     returned = {name: _same_weights(made, task.networks[name]) for name, (made, _) in back.items()}
     outcomes.append(_converted(BACK, task, back, truth, returned))
     tell("one weight turned about")
     controls = [
-        _control(task, planned, name, inputs[name], certificate, truth) for name, (_, certificate) in pairs.items()
+        _control(task, planned, name, inputs[name], certificate, truth)
+        for name, (_, certificate) in pairs.items()
     ]
     networks = tuple(_described(name, network) for name, network in task.networks.items())
     return TaskResult(
@@ -126,7 +139,11 @@ def inputs_met(task: Task) -> dict[str, Tensor]:
         for name, network in task.networks.items():
 
             def note(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
-                rows = torch.linspace(0, len(given[0]) - 1, min(len(given[0]), CERTIFIED)).round().long()
+                rows = (
+                    torch.linspace(0, len(given[0]) - 1, min(len(given[0]), CERTIFIED))
+                    .round()
+                    .long()
+                )
                 met.setdefault(name, given[0][rows])
 
             handle = network.register_forward_pre_hook(note)
@@ -143,7 +160,10 @@ def softmax_bytes(network: nn.Module, given: Tensor) -> dict[str, int]:
             if isinstance(layer, RelativeAttention):
 
                 def note(layer: RelativeAttention, x: tuple[Tensor, ...], name: str = name) -> None:
-                    pairs = sum(len(axis.queries) * axis.keys for axis in layer.geometry.axes(x[0].shape[2:]))
+                    pairs = sum(
+                        len(axis.queries) * axis.keys
+                        for axis in layer.geometry.axes(x[0].shape[2:])
+                    )
                     sizes[name] = layer.num_heads * pairs * x[0].element_size()
 
                 hooks.callback(layer.register_forward_pre_hook(note).remove)
@@ -151,10 +171,18 @@ def softmax_bytes(network: nn.Module, given: Tensor) -> dict[str, int]:
     return sizes
 
 
-def _by_softmax(task: Task, name: str, planned: nn.Module, given: Tensor) -> tuple[nn.Module, NetworkCertificate]:
+def _by_softmax(
+    task: Task, name: str, planned: nn.Module, given: Tensor
+) -> tuple[nn.Module, NetworkCertificate]:
     """Converts a network for softmax attention, without the layers whose softmax is too large."""
-    large = [layer for layer, size in softmax_bytes(planned, given).items() if size > task.largest_softmax]
-    return network_to_attention(task.networks[name], impl="separable", exclude=large or None, images=given)
+    large = [
+        layer
+        for layer, size in softmax_bytes(planned, given).items()
+        if size > task.largest_softmax
+    ]
+    return network_to_attention(
+        task.networks[name], impl="separable", exclude=large or None, images=given
+    )
 
 
 def _converted(
@@ -170,7 +198,9 @@ def _converted(
         for name, (_, certificate) in pairs.items()
     )
     with torch.no_grad():
-        return _outcome(way, task, {name: made for name, (made, _) in pairs.items()}, conversions, truth)
+        return _outcome(
+            way, task, {name: made for name, (made, _) in pairs.items()}, conversions, truth
+        )
 
 
 def _outcome(
@@ -199,7 +229,9 @@ def _conversion(name: str, certificate: NetworkCertificate, returned: bool | Non
         error=error,
         rounding=rounding,
         largest=largest,
-        worst_layer=max(layer.measured_error / (layer.bound + layer.rounding) for layer in certificate.layers),
+        worst_layer=max(
+            layer.measured_error / (layer.bound + layer.rounding) for layer in certificate.layers
+        ),
         shapes=certificate.shapes,
         left_alone=tuple(item.name for item in certificate.left_alone),
         returned=returned,
@@ -209,7 +241,9 @@ def _conversion(name: str, certificate: NetworkCertificate, returned: bool | Non
 def _same_weights(made: nn.Module, network: nn.Module) -> bool:
     """Tells whether two networks have the same tensors, bit for bit."""
     found, state = made.state_dict(), network.state_dict()
-    return found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+    return found.keys() == state.keys() and all(
+        torch.equal(found[key], state[key]) for key in state
+    )
 
 
 def _control(
@@ -227,12 +261,20 @@ def _control(
         with torch.no_grad():
             checks = truth.checks(task.find({**planned, name: wrong}, task.given))
         worst = max(check.error / check.allowed for check in checks)
-    except (RuntimeError, IndexError, ValueError):  # a task may not run to its end without what it looks for
+    except (
+        RuntimeError,
+        IndexError,
+        ValueError,
+    ):  # a task may not run to its end without what it looks for
         worst = math.inf
     return Control(name, turned["layer"], turned["share_of_budget"], turned["rejected"], worst)
 
 
 def _described(name: str, network: nn.Module) -> Network:
     """Describes a network."""
-    kernels = [tuple(m.kernel_size) for m in network.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    kernels = [
+        tuple(m.kernel_size)
+        for m in network.modules()
+        if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
     return Network(name, sum(p.numel() for p in network.parameters()), max(kernels, key=math.prod))

@@ -30,7 +30,10 @@ def melody() -> Tensor:
     for chord in _MELODY:
         tones = [440 * 2 ** ((key - 69) / 12) * k for key in chord for k in range(1, 9)]
         gains = [1 / k for _ in chord for k in range(1, 9)]
-        tone = sum(gain * (2 * torch.pi * pitch * time).sin() for pitch, gain in zip(tones, gains, strict=True))
+        tone = sum(
+            gain * (2 * torch.pi * pitch * time).sin()
+            for pitch, gain in zip(tones, gains, strict=True)
+        )
         parts.append(torch.as_tensor(tone) * (-4 * time).exp() * (time / 0.005).clamp(max=1))
     sound = torch.cat(parts)
     return (0.5 * sound / sound.abs().max())[None, :, None].float()
@@ -46,12 +49,18 @@ def _find(networks: Mapping[str, Network], given: Tensor) -> Found:
         f"cells where a note begins, above {_ONSET}": (onset > _ONSET).flatten().tolist(),
     }
     numbers = {"notes": note, "onsets": onset, "contours": contour}
-    return Found(numbers, decisions, f"keys that sound for at least {_FEWEST} frames: {', '.join(names) or 'none'}")
+    return Found(
+        numbers,
+        decisions,
+        f"keys that sound for at least {_FEWEST} frames: {', '.join(names) or 'none'}",
+    )
 
 
 def _build() -> Task:
     file = BASIC_PITCH.folder() / "saved_models" / "icassp_2022" / "nmp.onnx"
-    return Task({"Basic Pitch": read_network(file)}, melody(), _find, {"Basic Pitch": run_as_shipped(file)})
+    return Task(
+        {"Basic Pitch": read_network(file)}, melody(), _find, {"Basic Pitch": run_as_shipped(file)}
+    )
 
 
 _ABOUT = """\

@@ -50,7 +50,9 @@ def rewrite(file: Path) -> Any:
     for node in nodes:
         if node.op_type == "Conv":
             axes = [None] * len(weights[node.input[1]].dims)
-            graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, axes))
+            graph.value_info.append(
+                onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, axes)
+            )
     return onnx.shape_inference.infer_shapes(model)
 
 
@@ -79,9 +81,13 @@ def _padded_at_the_end(onnx: Any, graph: Any, node: Any, weights: dict[str, Any]
         return [node]
     name, swap = node.output[0], [0, 2, 1]
     moved = [pads[axis + half] for half in (0, 3) for axis in swap]
-    graph.initializer.append(onnx.helper.make_tensor(f"{name} pads", onnx.TensorProto.INT64, [6], moved))
+    graph.initializer.append(
+        onnx.helper.make_tensor(f"{name} pads", onnx.TensorProto.INT64, [6], moved)
+    )
     return [
         onnx.helper.make_node("Transpose", [node.input[0]], [f"{name} turned"], perm=swap),
-        onnx.helper.make_node("Pad", [f"{name} turned", f"{name} pads"], [f"{name} padded"], mode="reflect"),
+        onnx.helper.make_node(
+            "Pad", [f"{name} turned", f"{name} pads"], [f"{name} padded"], mode="reflect"
+        ),
         onnx.helper.make_node("Transpose", [f"{name} padded"], [name], perm=swap),
     ]

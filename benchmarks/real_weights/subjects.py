@@ -9,5 +9,7 @@ from benchmarks.real_weights.text import TEXT
 
 __all__ = ["SUBJECTS"]
 
-SUBJECTS: dict[str, Subject] = {subject.name: subject for subject in (FACES, TEXT, PITCH, SPEECH, NOTES)}
+SUBJECTS: dict[str, Subject] = {
+    subject.name: subject for subject in (FACES, TEXT, PITCH, SPEECH, NOTES)
+}
 """Every task by its name."""

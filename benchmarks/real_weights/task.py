@@ -45,7 +45,9 @@ class Package:
         """
         spec = find_spec(self.module)
         if spec is None or not spec.submodule_search_locations:
-            raise MissingPackageError(f"{self.name} is not installed; run: pip install --no-deps {self.name}")
+            raise MissingPackageError(
+                f"{self.name} is not installed; run: pip install --no-deps {self.name}"
+            )
         return Path(spec.submodule_search_locations[0])
 
     def only(self, module: str, **names: object) -> ModuleType:

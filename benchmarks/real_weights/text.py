@@ -43,11 +43,20 @@ def boxes_of(mask: Tensor) -> list[tuple[int, int, int, int]]:
             continue
         grown = round(height * width * _UNCLIP / (2 * (height + width)))
         top, left = max(0, rows.start - grown), max(0, columns.start - grown)
-        boxes.append((top, min(mask.shape[0], rows.stop + grown), left, min(mask.shape[1], columns.stop + grown)))
+        boxes.append(
+            (
+                top,
+                min(mask.shape[0], rows.stop + grown),
+                left,
+                min(mask.shape[1], columns.stop + grown),
+            )
+        )
     return sorted(boxes)
 
 
-def cut(page: Tensor, boxes: list[tuple[int, int, int, int]], size: tuple[int, int], *, squeeze: bool) -> Tensor:
+def cut(
+    page: Tensor, boxes: list[tuple[int, int, int, int]], size: tuple[int, int], *, squeeze: bool
+) -> Tensor:
     """Cuts boxes out of a page (1, channels, …) and brings them to a size; narrow ones are padded with zeros.
 
     Boxes that come out wider are squeezed, or else all are padded to the widest one.
@@ -59,7 +68,9 @@ def cut(page: Tensor, boxes: list[tuple[int, int, int, int]], size: tuple[int, i
     widest = max(least, *widths)
     cuts = []
     for (top, bottom, left, right), width in zip(boxes, widths, strict=True):
-        scaled = interpolate(page[:, :, top:bottom, left:right], (rows, width), mode="bilinear", antialias=True)
+        scaled = interpolate(
+            page[:, :, top:bottom, left:right], (rows, width), mode="bilinear", antialias=True
+        )
         cuts.append(pad(scaled, (0, widest - width)))
     return torch.cat(cuts)
 

@@ -26,11 +26,17 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 
 def main() -> None:
     """Runs what is missing of the sweep, and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("record", type=Path, help="file of lines, appended to")
-    parser.add_argument("--homes", nargs="*", choices=list(HOMES), default=list(HOMES), help="all by default")
+    parser.add_argument(
+        "--homes", nargs="*", choices=list(HOMES), default=list(HOMES), help="all by default"
+    )
     parser.add_argument("--families", nargs="*", help="names of families; all by default")
-    parser.add_argument("--seconds", type=float, default=900.0, help="time that one network may take")
+    parser.add_argument(
+        "--seconds", type=float, default=900.0, help="time that one network may take"
+    )
     options = parser.parse_args()
     done = {(line["home"], line["family"]) for line in families(read(options.record))}
     every = ((place, family) for place in options.homes for family in home(place).families())
@@ -42,9 +48,12 @@ def main() -> None:
     for place, family in missing:
         line = in_its_own_process(place, family, options.seconds)
         append(options.record, line)
-        sys.stderr.write(f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n")
+        sys.stderr.write(
+            f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n"
+        )
     write_atomically(
-        options.record.with_name(f"{options.record.stem}-tables.md"), page(read(options.record), options.record.name)
+        options.record.with_name(f"{options.record.stem}-tables.md"),
+        page(read(options.record), options.record.name),
     )
 
 
@@ -63,7 +72,9 @@ def start(record: Path, homes: list[str]) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(command if homes == list(HOMES) else [*command, "--homes", *homes]),
-        "versions": describe_versions(("torch", *(name for place in homes for name in home(place).packages))),
+        "versions": describe_versions(
+            ("torch", *(name for place in homes for name in home(place).packages))
+        ),
         "hardware": {key: hardware[key] for key in ("device", "processor", "threads")},
         "revision": find_revision(),
         "networks": HOW,

@@ -12,7 +12,9 @@ from convattn.layers import RelativeAttention
 __all__ = ["turn_one_weight"]
 
 
-def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertificate) -> dict[str, Any]:
+def turn_one_weight(
+    built: Built, made: nn.Module, certificate: NetworkCertificate
+) -> dict[str, Any]:
     """Changes the sign of the largest weight of the middle layer with several taps; tells whether the budget sees it.
 
     The changed network is at least max|changed − converted| − error away from the reference, where error is what the
@@ -27,7 +29,9 @@ def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertifica
         The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
     """
     reached = [layer for layer in certificate.layers if layer.path is not None]
-    spatial = [layer.name for layer in reached if layer.heads > 1] or [layer.name for layer in reached]
+    spatial = [layer.name for layer in reached if layer.heads > 1] or [
+        layer.name for layer in reached
+    ]
     name = spatial[len(spatial) // 2]
     before = run(built._replace(network=made))
     place = made.get_submodule(name)
@@ -36,7 +40,9 @@ def turn_one_weight(built: Built, made: nn.Module, certificate: NetworkCertifica
     with torch.no_grad():
         weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
     after = run(built._replace(network=made))
-    moved = max((new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True))
+    moved = max(
+        (new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True)
+    )
     assert certificate.measured_error is not None
     assert certificate.rounding is not None
     share = (moved - certificate.measured_error) / certificate.rounding

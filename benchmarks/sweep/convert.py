@@ -41,7 +41,11 @@ def convert_family(place: str, family: str) -> dict[str, Any]:
     randomise(built)
     parameters = sum(parameter.numel() for parameter in built.network.parameters())
     paths = {impl: _convert(built, impl) for impl in IMPLS}
-    worst = next(word for word in ("refused", "failed", "passed") if word in {p["outcome"] for p in paths.values()})
+    worst = next(
+        word
+        for word in ("refused", "failed", "passed")
+        if word in {p["outcome"] for p in paths.values()}
+    )
     return {
         **line,
         "model": subject.name,
@@ -74,7 +78,9 @@ def _convert(built: Built, impl: str) -> dict[str, Any]:
         "top1_total": certificate.top1_total,
         "top1_changed": certificate.top1_changed,
         "failed_layers": [layer.name for layer in certificate.layers if not layer.passed],
-        "left_alone": [f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone],
+        "left_alone": [
+            f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone
+        ],
         "notes": sorted({note for layer in certificate.layers for note in layer.notes}),
         "not_covered": list(certificate.not_covered),
         "shapes": [list(shape) for shape in certificate.shapes],

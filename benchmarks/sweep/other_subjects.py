@@ -43,7 +43,9 @@ def _conditional_unet() -> Built:
     """The U-Net of Stable Diffusion, narrow: cross-attention on words."""
     from diffusers import UNet2DConditionModel
 
-    network = UNet2DConditionModel(sample_size=32, block_out_channels=(64, 128, 128, 128), cross_attention_dim=64)
+    network = UNet2DConditionModel(
+        sample_size=32, block_out_channels=(64, 128, 128, 128), cross_attention_dim=64
+    )
     sample, words = _noise(1, 4, 32, 32), _noise(1, 7, 64)
     return Built(network, {"sample": sample, "timestep": 10, "encoder_hidden_states": words})
 
@@ -52,7 +54,9 @@ def _video_unet() -> Built:
     """The 3-D U-Net of text-to-video diffusion, narrow."""
     from diffusers import UNet3DConditionModel
 
-    network = UNet3DConditionModel(block_out_channels=(32, 64, 64, 64), cross_attention_dim=64, attention_head_dim=16)
+    network = UNet3DConditionModel(
+        block_out_channels=(32, 64, 64, 64), cross_attention_dim=64, attention_head_dim=16
+    )
     sample, words = _noise(1, 4, 5, 32, 32), _noise(1, 7, 64)
     return Built(network, {"sample": sample, "timestep": 10, "encoder_hidden_states": words})
 
@@ -83,7 +87,9 @@ def _whisper() -> Built:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    config = WhisperConfig(d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536)
+    config = WhisperConfig(
+        d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536
+    )
     return Built(WhisperEncoder(config), {"input_features": _noise(1, 80, 3000)})
 
 
@@ -169,7 +175,9 @@ class Generator(nn.Sequential):
             spread = {"stride": 2, "padding": 1} if step else {}
             layers.append(nn.ConvTranspose2d(inputs, outputs, 4, **spread, bias=False))
             layers += [nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-        super().__init__(*layers, nn.ConvTranspose2d(width, 3, 4, stride=2, padding=1, bias=False), nn.Tanh())
+        super().__init__(
+            *layers, nn.ConvTranspose2d(width, 3, 4, stride=2, padding=1, bias=False), nn.Tanh()
+        )
 
 
 def _generator() -> Built:
@@ -198,20 +206,43 @@ NETWORKS: dict[str, Callable[[], Built]] = {
         upsample_kernel_size=[2, 2],
     ),
     "monai.SegResNet (3-D)": _of_monai("SegResNet", 1, 1, 48, 48, 48, **_UNET),
-    "monai.SwinUNETR (3-D)": _of_monai("SwinUNETR", 1, 1, 64, 64, 64, in_channels=1, out_channels=2, feature_size=12),
+    "monai.SwinUNETR (3-D)": _of_monai(
+        "SwinUNETR", 1, 1, 64, 64, 64, in_channels=1, out_channels=2, feature_size=12
+    ),
     "monai.UNet (3-D)": _of_monai(
-        "UNet", 1, 1, 96, 96, 96, **_UNET, channels=(16, 32, 64, 128, 256), strides=(2, 2, 2, 2), num_res_units=2
+        "UNet",
+        1,
+        1,
+        96,
+        96,
+        96,
+        **_UNET,
+        channels=(16, 32, 64, 128, 256),
+        strides=(2, 2, 2, 2),
+        num_res_units=2,
     ),
     "monai.VNet (3-D)": _of_monai("VNet", 1, 1, 32, 32, 32, **_UNET),
-    "transformers.BitModel": _of_transformers("BitModel", "BitConfig", 1, 3, 224, 224, depths=[1, 1, 1, 1]),
-    "transformers.ConvNextModel": _of_transformers("ConvNextModel", "ConvNextConfig", 1, 3, 224, 224),
+    "transformers.BitModel": _of_transformers(
+        "BitModel", "BitConfig", 1, 3, 224, 224, depths=[1, 1, 1, 1]
+    ),
+    "transformers.ConvNextModel": _of_transformers(
+        "ConvNextModel", "ConvNextConfig", 1, 3, 224, 224
+    ),
     "transformers.DacModel": _dac,
-    "transformers.EfficientNetModel": _of_transformers("EfficientNetModel", "EfficientNetConfig", 1, 3, 224, 224),
+    "transformers.EfficientNetModel": _of_transformers(
+        "EfficientNetModel", "EfficientNetConfig", 1, 3, 224, 224
+    ),
     "transformers.EncodecModel": _encodec,
     "transformers.MimiModel": _mimi,
-    "transformers.MobileViTModel": _of_transformers("MobileViTModel", "MobileViTConfig", 1, 3, 256, 256),
-    "transformers.RegNetModel": _of_transformers("RegNetModel", "RegNetConfig", 1, 3, 224, 224, depths=[1, 1, 2, 1]),
-    "transformers.SegformerModel": _of_transformers("SegformerModel", "SegformerConfig", 1, 3, 256, 256),
+    "transformers.MobileViTModel": _of_transformers(
+        "MobileViTModel", "MobileViTConfig", 1, 3, 256, 256
+    ),
+    "transformers.RegNetModel": _of_transformers(
+        "RegNetModel", "RegNetConfig", 1, 3, 224, 224, depths=[1, 1, 2, 1]
+    ),
+    "transformers.SegformerModel": _of_transformers(
+        "SegformerModel", "SegformerConfig", 1, 3, 256, 256
+    ),
     "transformers.SpeechT5HifiGan": _vocoder,
     "transformers.Wav2Vec2Model": _wav2vec2,
     "transformers.WhisperEncoder": _whisper,

@@ -71,14 +71,21 @@ def page(lines: Sequence[dict[str, Any]], record: str) -> str:
     """
     found = families(lines)
     homes = list(dict.fromkeys(line["home"] for line in found))
-    controls = [path["control"] for line in found for path in line.get("paths", {}).values() if "control" in path]
+    controls = [
+        path["control"]
+        for line in found
+        for path in line.get("paths", {}).values()
+        if "control" in path
+    ]
     unmoved = [line["model"] for line in found if _has_unmoved(line)]
     return PAGE.format(
         homes=_listed(homes),
         counts=_counts(found, homes),
         rejected=sum(control["rejected"] for control in controls),
         controls=len(controls),
-        unmoved=f" Not so in {_listed(unmoved)}, where that weight hardly matters." if unmoved else "",
+        unmoved=f" Not so in {_listed(unmoved)}, where that weight hardly matters."
+        if unmoved
+        else "",
         vague=_vague(found),
         top1=_top1(found),
         table=_table(found),
@@ -93,7 +100,8 @@ def _vague(found: Sequence[dict[str, Any]]) -> str:
     names = [
         f"{line['model']} ({path['rounding'] / path['largest']:.2g})"
         for line in found
-        if (path := line.get("paths", {}).get("auto", {})).get("rounding", 0) > _VAGUE * path.get("largest", 0)
+        if (path := line.get("paths", {}).get("auto", {})).get("rounding", 0)
+        > _VAGUE * path.get("largest", 0)
     ]
     if not names:
         return ""
@@ -105,7 +113,11 @@ def _vague(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _has_unmoved(line: dict[str, Any]) -> bool:
-    return any(not path["control"]["rejected"] for path in line.get("paths", {}).values() if "control" in path)
+    return any(
+        not path["control"]["rejected"]
+        for path in line.get("paths", {}).values()
+        if "control" in path
+    )
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -114,7 +126,11 @@ def _listed(words: Sequence[str]) -> str:
 
 def _left(line: dict[str, Any]) -> list[str]:
     """Lists what a network still holds of convolutions, on any path."""
-    return list(dict.fromkeys(item for path in line.get("paths", {}).values() for item in path.get("left_alone", [])))
+    return list(
+        dict.fromkeys(
+            item for path in line.get("paths", {}).values() for item in path.get("left_alone", [])
+        )
+    )
 
 
 def _counts(found: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
@@ -122,12 +138,21 @@ def _counts(found: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
     rows = [[home, [line for line in found if line["home"] == home]] for home in homes]
     rows += [["all", list(found)]] if len(homes) > 1 else []
     heads = ["families", "passed", "with leftovers", "refused", *_WRONG, "without a convolution"]
-    text = [f"| home | {' | '.join(heads)} | refused of those with one |", "|---" * (len(heads) + 2) + "|"]
+    text = [
+        f"| home | {' | '.join(heads)} | refused of those with one |",
+        "|---" * (len(heads) + 2) + "|",
+    ]
     for home, lines in rows:
         outcomes = Counter(line["outcome"] for line in lines)
         leftovers = sum(line["outcome"] == "passed" and bool(_left(line)) for line in lines)
         without = outcomes["no convolution"]
-        numbers = [len(lines), outcomes["passed"], leftovers, outcomes["refused"], *(outcomes[w] for w in _WRONG)]
+        numbers = [
+            len(lines),
+            outcomes["passed"],
+            leftovers,
+            outcomes["refused"],
+            *(outcomes[w] for w in _WRONG),
+        ]
         share = outcomes["refused"] / max(1, len(lines) - without)
         text.append(f"| {home} | {' | '.join(map(str, [*numbers, without]))} | {share:.1%} |")
     return "\n".join(text)
@@ -135,7 +160,9 @@ def _counts(found: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
 
 def _top1(found: Sequence[dict[str, Any]]) -> str:
     """Words how often the prediction changed."""
-    paths = [path for line in found for path in line.get("paths", {}).values() if path.get("top1_total")]
+    paths = [
+        path for line in found for path in line.get("paths", {}).values() if path.get("top1_total")
+    ]
     total, changed = (sum(path[key] for path in paths) for key in ("top1_total", "top1_changed"))
     return f"The largest score moved in {changed} of {total} predictions of converted networks."
 
@@ -158,8 +185,14 @@ def _table(found: Sequence[dict[str, Any]]) -> str:
         one = next((path for path in paths.values() if "layers" in path), {})
         cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
         cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
-        cells.append(", ".join("×".join(map(str, shape)) for shape in one["shapes"]) if one else "–")
-        cells += [one.get("layers", "–"), one.get("heads", "–"), one["used"].get("not reached", 0) if one else "–"]
+        cells.append(
+            ", ".join("×".join(map(str, shape)) for shape in one["shapes"]) if one else "–"
+        )
+        cells += [
+            one.get("layers", "–"),
+            one.get("heads", "–"),
+            one["used"].get("not reached", 0) if one else "–",
+        ]
         cells += [_share(paths.get(impl, {})) for impl in ("separable", "auto")]
         cells.append(f"{one['rounding'] / one['largest']:.0e}" if one.get("largest") else "–")
         cells += [paths.get(impl, {}).get("seconds", "–") for impl in ("separable", "auto")]
@@ -179,8 +212,13 @@ def _reasons(found: Sequence[dict[str, Any]]) -> str:
     if other:
         text += "\n## Not passed\n\n"
         for line in other:
-            reasons = [line.get("reason"), *(path.get("reason") for path in line.get("paths", {}).values())]
-            reason = next((" ".join(reason.split()) for reason in reasons if reason), "see the record")
+            reasons = [
+                line.get("reason"),
+                *(path.get("reason") for path in line.get("paths", {}).values()),
+            ]
+            reason = next(
+                (" ".join(reason.split()) for reason in reasons if reason), "see the record"
+            )
             text += f"- {line['home']} {line['family']}, {line.get('model', '–')}: {line['outcome']}. {reason}\n"
     remarks = [line for line in found if line.get("remark")]
     if remarks:
@@ -197,7 +235,9 @@ def _reasons(found: Sequence[dict[str, Any]]) -> str:
                 said.setdefault(note, []).append(line["model"])
     if said:
         text += "\n## What the certificates say beside\n\n"
-        text += "".join(f"- {note}: {', '.join(dict.fromkeys(names))}\n" for note, names in said.items())
+        text += "".join(
+            f"- {note}: {', '.join(dict.fromkeys(names))}\n" for note, names in said.items()
+        )
     return text
 
 
@@ -213,7 +253,9 @@ def _starts(lines: Sequence[dict[str, Any]]) -> str:
         hardware = f"{line['hardware']['processor']}, {line['hardware']['threads']} thread(s)"
         told = f"{line['started']}: {hardware}, {versions}, revision {line['revision']}. {line['networks']}"
         current = measured.setdefault((f"    {line['command']}", told), [])
-    return "\n\n".join(f"{command}\n\n{_counted(names)} {told}" for (command, told), names in measured.items())
+    return "\n\n".join(
+        f"{command}\n\n{_counted(names)} {told}" for (command, told), names in measured.items()
+    )
 
 
 def _counted(names: Sequence[str]) -> str:

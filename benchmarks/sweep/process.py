@@ -18,7 +18,9 @@ def import_once(homes: Sequence[str]) -> None:
     Args:
         homes: Names of the homes.
     """
-    _PROCESSES.set_forkserver_preload(["benchmarks.sweep.convert", *(HOMES[home] for home in homes)])
+    _PROCESSES.set_forkserver_preload(
+        ["benchmarks.sweep.convert", *(HOMES[home] for home in homes)]
+    )
 
 
 def in_its_own_process(home: str, family: str, seconds: float) -> dict[str, Any]:
@@ -43,7 +45,11 @@ def in_its_own_process(home: str, family: str, seconds: float) -> dict[str, Any]
         return {**line, **ours.recv()}
     except EOFError:
         child.join()
-        return {**line, "outcome": "crashed", "reason": f"the process ended with exit code {child.exitcode}"}
+        return {
+            **line,
+            "outcome": "crashed",
+            "reason": f"the process ended with exit code {child.exitcode}",
+        }
     finally:
         child.kill()
         child.join()

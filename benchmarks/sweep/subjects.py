@@ -73,4 +73,8 @@ def run(built: Built) -> list[Tensor]:
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         results = network(**given) if isinstance(given, Mapping) else network(*given)
-    return [x.double() for x in tree_leaves(results) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
+    return [
+        x.double()
+        for x in tree_leaves(results)
+        if isinstance(x, Tensor) and x.is_floating_point() and x.numel()
+    ]

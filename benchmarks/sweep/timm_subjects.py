@@ -23,8 +23,16 @@ __all__ = ["HOME"]
 _KEPT = Path(__file__).with_name("timm_smallest.json")
 
 _BUILT_WITH = {
-    "naflexvit": ("naflexvit_base_patch16_gap", {"embed_proj_type": "conv"}, "without, it holds no convolution"),
-    "deepseek_vit": ("deepseek_vit_412m", {"depth": 4}, "its 32 blocks take more memory in float64 than there was"),
+    "naflexvit": (
+        "naflexvit_base_patch16_gap",
+        {"embed_proj_type": "conv"},
+        "without, it holds no convolution",
+    ),
+    "deepseek_vit": (
+        "deepseek_vit_412m",
+        {"depth": 4},
+        "its 32 blocks take more memory in float64 than there was",
+    ),
 }
 """Modules whose smallest architecture is built with options, and why."""
 
@@ -65,5 +73,8 @@ HOME = Home("timm", ("timm",), timm.list_modules, _subject)
 
 
 if __name__ == "__main__":
-    content = {"timm": timm.__version__, "modules": {module: _smallest(module) for module in timm.list_modules()}}
+    content = {
+        "timm": timm.__version__,
+        "modules": {module: _smallest(module) for module in timm.list_modules()},
+    }
     write_atomically(_KEPT, json.dumps(content, indent=1) + "\n")

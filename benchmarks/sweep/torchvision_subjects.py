@@ -73,8 +73,12 @@ class BeforeSuppression(nn.Module):
         """Runs the heads that take boxes on the same few of each image, small and large."""
         heads, results = self.detector.roi_heads, []
         example = next(iter(features.values()))
-        parts = example.new_tensor([[0.1, 0.2, 0.2, 0.3], [0.3, 0.1, 0.6, 0.5], [0.0, 0.0, 1.0, 1.0]])
-        boxes = [parts * example.new_tensor([width, height, width, height]) for height, width in sizes]
+        parts = example.new_tensor(
+            [[0.1, 0.2, 0.2, 0.3], [0.3, 0.1, 0.6, 0.5], [0.0, 0.0, 1.0, 1.0]]
+        )
+        boxes = [
+            parts * example.new_tensor([width, height, width, height]) for height, width in sizes
+        ]
         for kind in ("box", "mask", "keypoint"):
             pool = getattr(heads, f"{kind}_roi_pool", None)
             if pool is not None:
@@ -110,7 +114,11 @@ class InOnePrecision(nn.Module):
             The flow after each step.
         """
         made = raft.make_coords_grid
-        with patch.object(raft, "make_coords_grid", lambda *sizes, **options: made(*sizes, **options).to(first.dtype)):
+        with patch.object(
+            raft,
+            "make_coords_grid",
+            lambda *sizes, **options: made(*sizes, **options).to(first.dtype),
+        ):
             return self.network(first, second)
 
 
@@ -148,7 +156,9 @@ NETWORKS: dict[str, Network] = {
     "mnasnet": _image("mnasnet0_5"),
     "mobilenetv2": _image("mobilenet_v2"),
     "mobilenetv3": _image("mobilenet_v3_small"),
-    "optical_flow.raft": Network("raft_small", ((1, 3, 360, 496), (1, 3, 360, 496)), wrap=InOnePrecision),
+    "optical_flow.raft": Network(
+        "raft_small", ((1, 3, 360, 496), (1, 3, 360, 496)), wrap=InOnePrecision
+    ),
     "quantization.googlenet": _image("quantized_googlenet", init_weights=False),
     "quantization.inception": _image("quantized_inception_v3", 342, init_weights=False),
     "quantization.mobilenetv2": _image("quantized_mobilenet_v2"),

@@ -22,14 +22,24 @@ from benchmarks.trained.measure import BATCH, Bench, attentional, convolutional,
 from benchmarks.trained.page import page
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
-from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision, portable_path
+from convattn.provenance import (
+    RunRecord,
+    describe_hardware,
+    describe_versions,
+    find_revision,
+    portable_path,
+)
 
 
 def seeds_of(runs: Path, *names: str) -> list[int]:
     """Finds the seeds for which every one of some runs is finished."""
     found = [path.name.rpartition("-")[2] for path in runs.glob(f"{names[0]}-*")]
     seeds = sorted({int(last) for last in found if last.isdecimal()})
-    return [seed for seed in seeds if all((runs / f"{name}-{seed}" / "record.json").is_file() for name in names)]
+    return [
+        seed
+        for seed in seeds
+        if all((runs / f"{name}-{seed}" / "record.json").is_file() for name in names)
+    ]
 
 
 def kept(file: Path, measure: Callable[[], list[Any]]) -> list[dict[str, Any]]:
@@ -64,12 +74,20 @@ def command(given: argparse.Namespace) -> str:
 
 def main() -> None:
     """Converts, measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-r", "--runs", type=Path, required=True, help="folder of the runs' folders")
-    parser.add_argument("-w", "--work", type=Path, required=True, help="folder for what is measured of each network")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "-r", "--runs", type=Path, required=True, help="folder of the runs' folders"
+    )
+    parser.add_argument(
+        "-w", "--work", type=Path, required=True, help="folder for what is measured of each network"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
-    parser.add_argument("--busy", action="store_true", help="say that other programs ran at the same time")
+    parser.add_argument(
+        "--busy", action="store_true", help="say that other programs ran at the same time"
+    )
     given = parser.parse_args()
     runs, work = given.runs, given.work
     work.mkdir(parents=True, exist_ok=True)
@@ -86,7 +104,9 @@ def main() -> None:
             for row in kept(work / f"{folder.name}.json", lambda f=folder, c=convert: c(bench, f))
         ]
     tuned = seeds_of(runs, "resnet18", "resnet18-to-attention", "resnet18-longer")
-    names += [f"{name}-{seed}" for seed in tuned for name in ("resnet18-to-attention", "resnet18-longer")]
+    names += [
+        f"{name}-{seed}" for seed in tuned for name in ("resnet18-to-attention", "resnet18-longer")
+    ]
     learned = [
         item
         for seed in tuned

@@ -20,7 +20,15 @@ from convattn.layers import RelativeAttention
 from convattn.networks import load_network
 from convattn.provenance import RunRecord
 
-__all__ = ["CERTIFIED", "KERNELS", "REFINED_ON", "Bench", "attentional", "convolutional", "fine_tuned"]
+__all__ = [
+    "CERTIFIED",
+    "KERNELS",
+    "REFINED_ON",
+    "Bench",
+    "attentional",
+    "convolutional",
+    "fine_tuned",
+]
 
 KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
@@ -90,7 +98,9 @@ class Bench:
         with torch.no_grad():
             for network in (before, after):
                 network(batch)
-            turns = [[clocked(network, batch) for network in (before, after)] for _ in range(self.rounds)]
+            turns = [
+                [clocked(network, batch) for network in (before, after)] for _ in range(self.rounds)
+            ]
         first, second = zip(*turns, strict=True)
         return median(first), median(second), median(b / a for a, b in turns)
 
@@ -146,16 +156,27 @@ def convolutional(bench: Bench, folder: Path) -> list[Row]:
     rows.append(bench.row(name, "to attention, softmax axis by axis", network, made, certificate))
     back, certificate = network_to_conv(made, images=some, fold=False)
     found, state = back.state_dict(), network.state_dict()
-    returned = found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
-    rows.append(bench.row(name, "to attention and back", network, back, certificate, returned=returned))
+    returned = found.keys() == state.keys() and all(
+        torch.equal(found[key], state[key]) for key in state
+    )
+    rows.append(
+        bench.row(name, "to attention and back", network, back, certificate, returned=returned)
+    )
     made, certificate = network_to_attention(network, content=True, images=some)
-    rows.append(bench.row(name, "to attention, content behind closed gates", network, made, certificate))
+    rows.append(
+        bench.row(name, "to attention, content behind closed gates", network, made, certificate)
+    )
     return rows
 
 
 def attentional(bench: Bench, folder: Path) -> list[Row]:
     """Converts a network that learned as attention: to convolutions, fitted ones, and to attention again."""
-    network, some, name, rows = load_network(folder).eval(), bench.images[:CERTIFIED], folder.name, []
+    network, some, name, rows = (
+        load_network(folder).eval(),
+        bench.images[:CERTIFIED],
+        folder.name,
+        [],
+    )
     for kernel in KERNELS:
         words = f"to {kernel} × {kernel} convolutions"
         made, certificate = network_to_conv(network, kernel_size=kernel, images=some)
@@ -164,9 +185,15 @@ def attentional(bench: Bench, folder: Path) -> list[Row]:
             continue
         made, record = refine(made, network, bench.training_images)
         fit = json.loads(record.to_json())
-        rows.append(bench.row(name, f"{words}, refined", network, made, certificate, refinement=fit))
+        rows.append(
+            bench.row(name, f"{words}, refined", network, made, certificate, refinement=fit)
+        )
         again, certificate = network_to_attention(made, images=some)
-        rows.append(bench.row(name, f"refined {kernel} × {kernel} to attention again", made, again, certificate))
+        rows.append(
+            bench.row(
+                name, f"refined {kernel} × {kernel} to attention again", made, again, certificate
+            )
+        )
     return rows
 
 
@@ -194,7 +221,9 @@ class FineTuned:
 def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
     """Compares a network that learned on as attention with one that learned on as convolutions."""
     names = ("resnet18", "resnet18-to-attention", "resnet18-longer")
-    first, second, control = (RunRecord.load(runs / f"{name}-{seed}" / "record.json") for name in names)
+    first, second, control = (
+        RunRecord.load(runs / f"{name}-{seed}" / "record.json") for name in names
+    )
     convert = second.recipe["convert"]
     start, _ = network_to_attention(
         load_network(runs / f"resnet18-{seed}").eval(),
@@ -206,7 +235,11 @@ def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
     pairs = list(zip(quadratic_encodings(start), quadratic_encodings(end), strict=True))
     moved = torch.cat([(new.centres - old.centres).norm(dim=1) for old, new in pairs])
     sharpness = torch.cat([torch.as_tensor(new.sharpness) for _, new in pairs])
-    gates = [m.gate.tanh().abs() for m in end.modules() if isinstance(m, RelativeAttention) and m.gate is not None]
+    gates = [
+        m.gate.tanh().abs()
+        for m in end.modules()
+        if isinstance(m, RelativeAttention) and m.gate is not None
+    ]
     opened = torch.cat(gates) if gates else torch.zeros(1)
     return FineTuned(
         seed=seed,

@@ -102,7 +102,9 @@ def _verdict(row: Mapping[str, Any]) -> str:
 def _returned(rows: Sequence[Mapping[str, Any]]) -> str:
     """Says whether weights came back."""
     each = [row for row in rows if row["weights_returned"] is not None]
-    came = ", ".join(f"`{row['run']}`: {'yes' if row['weights_returned'] else 'NO'}" for row in each)
+    came = ", ".join(
+        f"`{row['run']}`: {'yes' if row['weights_returned'] else 'NO'}" for row in each
+    )
     return f"After the way there and back every tensor of the network is what it was, bit for bit: {came}."
 
 
@@ -146,7 +148,9 @@ def _fine_tuned(runs: Sequence[Mapping[str, Any]]) -> str:
         ]
         for run in runs
     ]
-    numbers = f"n = {len(runs)}" + (": one run does not say which is better." if len(runs) == 1 else ".")
+    numbers = f"n = {len(runs)}" + (
+        ": one run does not say which is better." if len(runs) == 1 else "."
+    )
     parts = [_TUNED, markdown_table(header, rows), " ".join(map(_moved, runs)), numbers]
     return "\n\n".join([*parts, ""])
 

@@ -51,9 +51,17 @@ def image_subject(source: str, data: ImageDataset, images: int) -> Subject:
     told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     vit = "record" not in told and "run" in told
     model = load_small_vit(folder) if vit else load_network(source).eval()
-    facts = {"kind": type(model).__name__, "accuracy": vit_accuracy(model, data), "command": told.get("command")}
+    facts = {
+        "kind": type(model).__name__,
+        "accuracy": vit_accuracy(model, data),
+        "command": told.get("command"),
+    }
     if vit:
-        facts |= {"seed": told["run"]["seed"], "cutmix": told["run"]["cutmix"], "epochs": told["run"]["epochs"]}
+        facts |= {
+            "seed": told["run"]["seed"],
+            "cutmix": told["run"]["cutmix"],
+            "epochs": told["run"]["epochs"],
+        }
     inputs = normalise(data.test.images[:images], data.mean, data.std)
     return Subject(source.partition(":")[2] or folder.name, model, inputs, 7, facts)
 
@@ -82,12 +90,16 @@ def report_of(subject: Subject, kept: Path) -> HeadReport:
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("networks", nargs="+", help="convattn:NAME, or a folder")
     parser.add_argument("-t", "--text", type=Path, help="folder of a text encoder")
     parser.add_argument("-w", "--work", type=Path, required=True, help="folder for the reports")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--images", type=int, default=200, help="test images, or texts, to measure heads on")
+    parser.add_argument(
+        "--images", type=int, default=200, help="test images, or texts, to measure heads on"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
@@ -101,9 +113,14 @@ def main() -> None:
         if shown:
             convolution_by_depth(figures / f"{subject.name}-by-depth.png", report)
             kernel_gallery(figures / f"{subject.name}-kernels.png", report)
-        networks.append({"network": subject.name, "shown": shown, **subject.facts, **summary(report)})
+        networks.append(
+            {"network": subject.name, "shown": shown, **subject.facts, **summary(report)}
+        )
         print(report.summary(), flush=True)  # noqa: T201 - progress
-    words = [portable_path(Path(source)) if Path(source).exists() else source for source in given.networks]
+    words = [
+        portable_path(Path(source)) if Path(source).exists() else source
+        for source in given.networks
+    ]
     words += ["--text", given.text.name] if given.text is not None else []
     words += ["--work", portable_path(given.work), "--output", portable_path(given.output)]
     content = {

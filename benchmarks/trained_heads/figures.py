@@ -25,7 +25,11 @@ _MOST = 16
 
 def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
     """Draws over depth what the best convolution of each layer explains, and how far heads depend on position alone."""
-    kernel = f"{report.kernel_size}-tap" if len(report.layers[0].grid) == 1 else f"{report.kernel_size} × " * 2
+    kernel = (
+        f"{report.kernel_size}-tap"
+        if len(report.layers[0].grid) == 1
+        else f"{report.kernel_size} × " * 2
+    )
     kernel = kernel.removesuffix(" × ")
     panels: tuple[tuple[str, Callable[[LayerStatistics], Estimate]], ...] = (
         (f"R² of the best {kernel} convolution (lower bound)", lambda one: one.convolution_score),
@@ -44,7 +48,12 @@ def convolution_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Pa
                 errors = [0.0 if one is None else np.nan_to_num(number(one).error) for one in found]
                 if not all(map(math.isnan, values)):
                     depth = range(1, len(values) + 1)
-                    line = {"marker": marker, "linestyle": style, "color": colour_of(name), "capsize": 3}
+                    line = {
+                        "marker": marker,
+                        "linestyle": style,
+                        "color": colour_of(name),
+                        "capsize": 3,
+                    }
                     panel.errorbar(depth, values, errors, label=words_of(name), **line)
             panel.set(xlabel="layer", ylim=(-0.1, 1.05))
             panel.set_title(title)
@@ -67,9 +76,13 @@ def kernel_gallery(path: str | os.PathLike[str], report: HeadReport) -> Path:
             for panel, head in zip(row, layer.heads, strict=False):
                 image = kernel_image(layer, head.kernel)
                 if len(layer.grid) == 1:
-                    panel.bar(range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0])
+                    panel.bar(
+                        range(image.size), np.nan_to_num(image[0]), width=1.0, color=COLOURS[0]
+                    )
                 else:
-                    panel.imshow(image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12))
+                    panel.imshow(
+                        image, cmap="magma", vmin=0, vmax=max(float(np.nanmax(image)), 1e-12)
+                    )
                 panel.set_title(f"{head.head + 1}: {head.hard_share.value:.0%}", fontsize=7, pad=2)
         left = max(len(layer.heads) for layer in report.layers) - most
         note = f"; {left} heads are not shown" if left else ""

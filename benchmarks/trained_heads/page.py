@@ -72,10 +72,19 @@ def summary(report: HeadReport) -> dict[str, Any]:
     for layer in report.layers:
         controls = {control.name: _numbers(control.measured) for control in layer.controls}
         told = {"name": layer.name, "grid": list(layer.grid), "heads": len(layer.heads)}
-        told |= {"uniform_distance": layer.uniform_distance, **_numbers(layer.measured), "controls": controls}
+        told |= {
+            "uniform_distance": layer.uniform_distance,
+            **_numbers(layer.measured),
+            "controls": controls,
+        }
         layers.append({**told, "sentence": layer.sentence})
     size = report.kernel_size ** len(report.layers[0].grid)
-    return {"images": report.images, "control_images": report.control_images, "taps": size, "layers": layers}
+    return {
+        "images": report.images,
+        "control_images": report.control_images,
+        "taps": size,
+        "layers": layers,
+    }
 
 
 def _numbers(measured: LayerStatistics) -> dict[str, Any]:
@@ -118,12 +127,23 @@ def distance(network: Mapping[str, Any]) -> float:
 
 
 def _overview(networks: Sequence[Mapping[str, Any]]) -> str:
-    columns = ("network", "accuracy", "heads", "hard", "convolutional", "untrained", "taps: first layer", "most")
+    columns = (
+        "network",
+        "accuracy",
+        "heads",
+        "hard",
+        "convolutional",
+        "untrained",
+        "taps: first layer",
+        "most",
+    )
     rows = []
     for network in networks:
         layers = network["layers"]
         heads = sum(layer["heads"] for layer in layers)
-        hard, alone = (sum(layer[number] for layer in layers) for number in ("hard", "convolutional"))
+        hard, alone = (
+            sum(layer[number] for layer in layers) for number in ("hard", "convolutional")
+        )
         untrained = [layer["controls"].get("untrained weights") for layer in layers]
         control = (
             f"{sum(one['hard'] for one in untrained)} hard, {sum(one['convolutional'] for one in untrained)} conv."
@@ -133,14 +153,19 @@ def _overview(networks: Sequence[Mapping[str, Any]]) -> str:
         first, most = layers[0], max(layers, key=lambda layer: layer["hard_tap_coverage"])
         accuracy = f"{network['accuracy']:.2%}" if "accuracy" in network else "–"
         taps = [f"{_covered(layer, network)} of {network['taps']}" for layer in (first, most)]
-        rows.append((f"`{network['network']}`", accuracy, str(heads), str(hard), str(alone), control, *taps))
+        rows.append(
+            (f"`{network['network']}`", accuracy, str(heads), str(hard), str(alone), control, *taps)
+        )
     return markdown_table(columns, rows)
 
 
-def _by_layer(networks: Sequence[Mapping[str, Any]], title: str, cells: Callable[[Any, Any], str]) -> str:
+def _by_layer(
+    networks: Sequence[Mapping[str, Any]], title: str, cells: Callable[[Any, Any], str]
+) -> str:
     """Makes a table with a row for each network and a column for each layer."""
     rows = [
-        (f"`{network['network']}`", *(cells(layer, network) for layer in network["layers"])) for network in networks
+        (f"`{network['network']}`", *(cells(layer, network) for layer in network["layers"]))
+        for network in networks
     ]
     most = max(len(row) for row in rows)
     heads = (title, *(str(number) for number in range(1, most)))
@@ -153,7 +178,9 @@ def _relative_distance(layer: Mapping[str, Any], _network: Mapping[str, Any]) ->
 
 def _taps(layer: Mapping[str, Any], network: Mapping[str, Any]) -> str:
     control = layer["controls"].get("untrained weights")
-    return f"{_covered(layer, network)}" + ("" if control is None else f" ({_covered(control, network)})")
+    return f"{_covered(layer, network)}" + (
+        "" if control is None else f" ({_covered(control, network)})"
+    )
 
 
 def _covered(numbers: Mapping[str, Any], network: Mapping[str, Any]) -> int:
@@ -163,7 +190,8 @@ def _covered(numbers: Mapping[str, Any], network: Mapping[str, Any]) -> int:
 def _cutmix(networks: Sequence[Mapping[str, Any]]) -> str:
     runs = [network for network in networks if "cutmix" in network]
     plain, mixed = (
-        {(run["kind"], run["seed"]): run for run in runs if run["cutmix"] is value} for value in (False, True)
+        {(run["kind"], run["seed"]): run for run in runs if run["cutmix"] is value}
+        for value in (False, True)
     )
     both = sorted(plain.keys() & mixed.keys())
     if not both:
@@ -208,7 +236,16 @@ def verdict(gaps: Sequence[float]) -> str:
 
 def _network(network: Mapping[str, Any]) -> str:
     control = "untrained weights"
-    columns = ("layer", "grid", "hard", "convolutional", "R², mean", "untrained", "distance", "3-tap convolution: R²")
+    columns = (
+        "layer",
+        "grid",
+        "hard",
+        "convolutional",
+        "R², mean",
+        "untrained",
+        "distance",
+        "3-tap convolution: R²",
+    )
     rows = []
     for layer in network["layers"]:
         beside = layer["controls"].get(control)

@@ -103,7 +103,9 @@ _NAMES = {
 
 _HOMES = dict(sorted((name, module) for module, names in _NAMES.items() for name in names.split()))
 
-if not TYPE_CHECKING:  # a type checker takes the names imported above; with this function it would accept any
+if (
+    not TYPE_CHECKING
+):  # a type checker takes the names imported above; with this function it would accept any
     __all__ = [*_HOMES]  # noqa: PLE0604 - names, each a string
 
     def __getattr__(name: str) -> object:

@@ -207,7 +207,9 @@ class MissingDependencyError(ConvAttnError, ImportError):
         names = f"{', '.join(package.split())}, which {'are' if ' ' in package else 'is'}"
         super().__init__(f"this needs {names} not installed; run: {install_hint(extra)}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # pickled to cross from one process to another
+    def __reduce__(
+        self,
+    ) -> tuple[type, tuple[str, str]]:  # pickled to cross from one process to another
         return type(self), (self.package, self.extra)
 
 
@@ -228,7 +230,12 @@ def optional_module(name: str, package: str, extra: str) -> ModuleType:
 
 def require_packages(*modules: str) -> None:
     """Raises one MissingDependencyError for all of these modules of the extra "train" that are not installed."""
-    packages = {"PIL": "pillow", "huggingface_hub": "huggingface-hub", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}
+    packages = {
+        "PIL": "pillow",
+        "huggingface_hub": "huggingface-hub",
+        "sklearn": "scikit-learn",
+        "tomli_w": "tomli-w",
+    }
     missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(" ".join(missing), "train")

@@ -79,12 +79,20 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
     kinds = _dataclasses(hint)
     if kinds:
         return _read_table(kinds, value, key, complete=complete)
-    plain, *limits = typing.get_args(members[0]) if typing.get_origin(members[0]) is Annotated else members[:1]
+    plain, *limits = (
+        typing.get_args(members[0]) if typing.get_origin(members[0]) is Annotated else members[:1]
+    )
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin is tuple and (items := _items(arguments, value)) is not None:
-        return tuple(read(one, item, f"{key}[{at}]", complete=complete) for at, (one, item) in enumerate(items))
+        return tuple(
+            read(one, item, f"{key}[{at}]", complete=complete)
+            for at, (one, item) in enumerate(items)
+        )
     if origin is dict and isinstance(value, dict):
-        return {name: read(arguments[1], item, f"{key}.{name}", complete=complete) for name, item in value.items()}
+        return {
+            name: read(arguments[1], item, f"{key}.{name}", complete=complete)
+            for name, item in value.items()
+        }
     found = _scalar(plain, value)
     if found is None or not all(found in limit for limit in limits):
         raise ArgumentError(must_be(key, explain(hint), value))
@@ -124,8 +132,16 @@ def explain(hint: Any) -> str:
         number = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
         return f"a list{number}, each item {explain(arguments[0])}"
     if len(_members(hint)) > 1:
-        return " or ".join(explain(member) for member in _members(hint) if member is not types.NoneType)
-    return {Any: "any value", bool: "true or false", int: "an integer", float: "a number", str: "text"}[hint]
+        return " or ".join(
+            explain(member) for member in _members(hint) if member is not types.NoneType
+        )
+    return {
+        Any: "any value",
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "text",
+    }[hint]
 
 
 def hints(kind: type) -> dict[str, Any]:
@@ -137,12 +153,20 @@ def hints(kind: type) -> dict[str, Any]:
 def _members(hint: Any) -> tuple[Any, ...]:
     """Returns the alternatives of a union, None last; of another annotation, itself alone."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return tuple(sorted(typing.get_args(hint), key=lambda one: one is types.NoneType)) if is_union else (hint,)
+    return (
+        tuple(sorted(typing.get_args(hint), key=lambda one: one is types.NoneType))
+        if is_union
+        else (hint,)
+    )
 
 
 def _dataclasses(hint: Any) -> list[type]:
     """Returns the dataclasses that an annotation allows."""
-    return [member for member in _members(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)]
+    return [
+        member
+        for member in _members(hint)
+        if isinstance(member, type) and dataclasses.is_dataclass(member)
+    ]
 
 
 def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: bool) -> Any:
@@ -158,12 +182,19 @@ def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: boo
         if name not in expected:
             nearest = difflib.get_close_matches(name, expected, n=1, cutoff=0.5)
             meant = f": did you mean {nearest[0]!r}?" if nearest else "."
-            raise ArgumentError(f"unknown key {prefix + name!r}{meant} Known: {', '.join(expected)}")
+            raise ArgumentError(
+                f"unknown key {prefix + name!r}{meant} Known: {', '.join(expected)}"
+            )
     for field in dataclasses.fields(kind):
         required = complete or (field.default is field.default_factory is dataclasses.MISSING)
         if required and field.name not in value:
-            raise ArgumentError(f"{prefix}{field.name} is missing; it must be {explain(expected[field.name])}")
-    found = {name: read(expected[name], one, prefix + name, complete=complete) for name, one in value.items()}
+            raise ArgumentError(
+                f"{prefix}{field.name} is missing; it must be {explain(expected[field.name])}"
+            )
+    found = {
+        name: read(expected[name], one, prefix + name, complete=complete)
+        for name, one in value.items()
+    }
     try:
         return kind(**found)
     except ArgumentError as error:
@@ -199,7 +230,9 @@ def _scalar(kind: Any, value: object) -> Any:
         return {"true": True, "false": False}.get(value.lower())
     if kind not in (bool, int, float, str) or (isinstance(value, bool) and kind is not bool):
         return None
-    if kind in (int, float) and (isinstance(value, int | Text) or (isinstance(value, str) and value in _NOT_FINITE)):
+    if kind in (int, float) and (
+        isinstance(value, int | Text) or (isinstance(value, str) and value in _NOT_FINITE)
+    ):
         try:
             return kind(value)
         except (OverflowError, ValueError):

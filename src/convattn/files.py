@@ -24,7 +24,11 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROF
 
 def as_path(value: object, argument: str = "folder") -> Path:
     """Returns an argument of that name as a path; raises ArgumentError unless it is a path or text that can be one."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
+    if (
+        not isinstance(value, str | os.PathLike)
+        or not isinstance(os.fspath(value), str)
+        or "\0" in os.fspath(value)
+    ):
         raise ArgumentError(must_be(argument, "a path", value))
     return Path(value)
 
@@ -84,14 +88,18 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
         if not next(folder for folder in path.absolute().parents if folder.exists()).is_dir():
-            raise ArgumentError(f"{argument} must be in a folder, but above {str(path)!r} is a file")
+            raise ArgumentError(
+                f"{argument} must be in a folder, but above {str(path)!r} is a file"
+            )
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
     return path
 
 
 @contextmanager
-def new_folder(path: str | os.PathLike[str], argument: str = "folder", *, replace: bool = False) -> Iterator[Path]:
+def new_folder(
+    path: str | os.PathLike[str], argument: str = "folder", *, replace: bool = False
+) -> Iterator[Path]:
     """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
     Missing parents are made, and a link stands for its folder. Raises ArgumentError as `require_new_folder` does, and
@@ -121,9 +129,13 @@ def _exchange(made: Path, old: Path) -> None:
     import ctypes
 
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is None or swap(-100, os.fsencode(made), -100, os.fsencode(old), 2):  # AT_FDCWD twice, RENAME_EXCHANGE
+    if swap is None or swap(
+        -100, os.fsencode(made), -100, os.fsencode(old), 2
+    ):  # AT_FDCWD twice, RENAME_EXCHANGE
         reason = "there is no renameat2" if swap is None else os.strerror(ctypes.get_errno())
-        raise WriteError(f"cannot replace {old} in one step ({reason}): remove it, or name a new folder")
+        raise WriteError(
+            f"cannot replace {old} in one step ({reason}): remove it, or name a new folder"
+        )
 
 
 @contextmanager
@@ -132,9 +144,13 @@ def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     while True:
         folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
         folder.mkdir()
-        with suppress(FileNotFoundError):  # until it is locked, another process may take it for a leftover
+        with suppress(
+            FileNotFoundError
+        ):  # until it is locked, another process may take it for a leftover
             opened = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # on a file system without locks, folders of killed processes stay
+            with suppress(
+                OSError
+            ):  # on a file system without locks, folders of killed processes stay
                 fcntl.flock(opened, fcntl.LOCK_EX)  # waits for a process that removes it
             if folder.exists():
                 break
@@ -206,7 +222,9 @@ def _as_write_error(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         failed = Path(os.fsdecode(error.filename or ""))
-        ours = error.filename is not None and (failed in path.parents or failed.parent in (path, path.parent))
+        ours = error.filename is not None and (
+            failed in path.parents or failed.parent in (path, path.parent)
+        )
         if error.errno in FULL or ours:
             raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise

@@ -65,7 +65,9 @@ class Axis:
 
     def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
         """Returns the index of the displacement of each query and key in `displacements()`."""
-        queries = torch.arange(self.queries.start, self.queries.stop, self.queries.step, device=device)
+        queries = torch.arange(
+            self.queries.start, self.queries.stop, self.queries.step, device=device
+        )
         keys = torch.arange(self.keys, device=device)
         return keys[None, :] - queries[:, None] - self.lowest
 
@@ -83,8 +85,14 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
         (2, 2, 2)
     """
     values = (value,) * dims if isinstance(value, Integral) else value
-    if not isinstance(values, Sequence) or len(values) != dims or not all(is_whole(v) and v >= least for v in values):
-        raise ArgumentError(must_be(name, f"an integer of at least {least}, or {dims} of them", value))
+    if (
+        not isinstance(values, Sequence)
+        or len(values) != dims
+        or not all(is_whole(v) and v >= least for v in values)
+    ):
+        raise ArgumentError(
+            must_be(name, f"an integer of at least {least}, or {dims} of them", value)
+        )
     return tuple(map(int, values))
 
 
@@ -105,10 +113,14 @@ class Geometry:
 
     kernel_size: tuple[int, ...]  # Size of the window, in taps per axis
     stride: tuple[int, ...]  # Step from one query to the next, in pixels per axis
-    padding: tuple[tuple[int, int], ...]  # Pixels added (before, after) per axis; negative ones are cut off
+    padding: tuple[
+        tuple[int, int], ...
+    ]  # Pixels added (before, after) per axis; negative ones are cut off
     padding_mode: str  # One of `PADDING_MODES`
     dilation: tuple[int, ...]  # Step from one tap of the window to the next, in pixels per axis
-    input_dilation: tuple[int, ...]  # Step between input pixels on the key grid; the gaps hold zeros
+    input_dilation: tuple[
+        int, ...
+    ]  # Step between input pixels on the key grid; the gaps hold zeros
 
     @classmethod
     def parse(
@@ -142,7 +154,9 @@ class Geometry:
     @property
     def anchor(self) -> tuple[int, ...]:
         """Pixels from the window's first tap to the query: the middle tap, left of the centre for even windows."""
-        return tuple(d * ((k - 1) // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        return tuple(
+            d * ((k - 1) // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True)
+        )
 
     @property
     def keeps_grid(self) -> bool:
@@ -159,10 +173,15 @@ class Geometry:
 
     def require_padding(self, number: int, pixels: int) -> None:
         """Raises ShapeError if `pixels`, the size of the dilated image along an axis, is less than padding repeats."""
-        most, slack = max(self.padding[number]), {"reflect": 1, "circular": 0}.get(self.padding_mode)
+        most, slack = (
+            max(self.padding[number]),
+            {"reflect": 1, "circular": 0}.get(self.padding_mode),
+        )
         if slack is not None and most > max(0, pixels - slack):
             needed = f"x must have at least {most + slack} pixels along axis {number}"
-            raise ShapeError(f"{needed} for {self.padding_mode} padding of {most}, but has {pixels}")
+            raise ShapeError(
+                f"{needed} for {self.padding_mode} padding of {most}, but has {pixels}"
+            )
 
     def _axis(self, number: int, size: int) -> Axis:
         dilated = (size - 1) * self.input_dilation[number] + 1
@@ -170,7 +189,9 @@ class Geometry:
         window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
         if size < 1 or keys < window:
             padded = f" ({keys} after padding)" if keys != size else ""
-            raise ShapeError(f"x must have at least {window} padded pixels along axis {number}, but has {size}{padded}")
+            raise ShapeError(
+                f"x must have at least {window} padded pixels along axis {number}, but has {size}{padded}"
+            )
         self.require_padding(number, dilated)
         count = (keys - window) // self.stride[number] + 1
         first, step = self.anchor[number], self.stride[number]
@@ -179,7 +200,10 @@ class Geometry:
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yields each tap of the window as (index, displacement from the query in pixels), in row-major order."""
         for index in product(*(range(size) for size in self.kernel_size)):
-            yield index, tuple(i * d - a for i, d, a in zip(index, self.dilation, self.anchor, strict=True))
+            yield (
+                index,
+                tuple(i * d - a for i, d, a in zip(index, self.dilation, self.anchor, strict=True)),
+            )
 
 
 def _padding_pairs(
@@ -189,11 +213,17 @@ def _padding_pairs(
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise UnknownNameError("padding", padding, ("same", "valid"))
-        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+        totals = [
+            d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
+        ]
         yield from ((total // 2, total - total // 2) for total in totals)
-    elif isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding):
+    elif (
+        isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding)
+    ):
         if len(padding) != dims or not all(len(p) == 2 and all(map(is_whole, p)) for p in padding):  # type: ignore[arg-type]
-            raise ArgumentError(must_be("padding", f"{dims} pairs (before, after) of integers", padding))
+            raise ArgumentError(
+                must_be("padding", f"{dims} pairs (before, after) of integers", padding)
+            )
         yield from ((int(before), int(after)) for before, after in padding)  # type: ignore[misc]
     else:
         yield from ((p, p) for p in axis_lists("padding", padding, dims, least=0))

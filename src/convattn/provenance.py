@@ -81,7 +81,9 @@ def portable_path(path: Path) -> str:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Returns what a git command prints, or None where it fails."""
     try:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip() or None
@@ -129,10 +131,14 @@ class RunRecord(Record):
     seed: int  # Seed of all random numbers
     data: DataRecord  # Which data the run saw
     parameters: int  # Number of trainable parameters
-    results: dict[str, float]  # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
+    results: dict[
+        str, float
+    ]  # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
     seconds: float  # Wall time of training and evaluation
     peak_memory: int  # Of the process (CPU) or of the device (GPU), in bytes
-    memory_estimate: int | None  # Bytes expected on each device, in records of earlier versions; else None
+    memory_estimate: (
+        int | None
+    )  # Bytes expected on each device, in records of earlier versions; else None
     energy: float | None  # Of the device in joules, in some records of earlier versions; else None
     resumed: int  # How often the run was resumed from a checkpoint
     hardware: dict[str, str]  # Processor or accelerator, cores, memory
@@ -157,7 +163,9 @@ class RunRecord(Record):
         counts = ", ".join(f"{number} {split}" for split, number in self.data.counts.items())
         rows = {f"{self.measured} accuracy": f"{self.accuracy:.2%}"}
         if "views_accuracy" in self.results:
-            rows["with views"] = f"{self.results['views_accuracy']:.2%} ({self.recipe['training']['test_views']})"
+            rows["with views"] = (
+                f"{self.results['views_accuracy']:.2%} ({self.recipe['training']['test_views']})"
+            )
         rows |= {
             "parameters": f"{self.parameters:,}",
             "images": f"{self.data.name}: {counts}",

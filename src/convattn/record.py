@@ -19,12 +19,20 @@ R = TypeVar("R", bound="Record")
 class Record:
     """A result that can be saved: JSON with the record's kind and schema version."""
 
-    schema_version: ClassVar[int] = 1  # Version of the record's fields; a file of another version is refused
-    later: ClassVar[tuple[str, ...]] = ()  # Fields that files of this version may lack, because they are older: None
+    schema_version: ClassVar[int] = (
+        1  # Version of the record's fields; a file of another version is refused
+    )
+    later: ClassVar[
+        tuple[str, ...]
+    ] = ()  # Fields that files of this version may lack, because they are older: None
 
     def to_json(self) -> str:
         """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""
-        content = {"record": type(self).__name__, "schema_version": self.schema_version, **dataclasses.asdict(self)}
+        content = {
+            "record": type(self).__name__,
+            "schema_version": self.schema_version,
+            **dataclasses.asdict(self),
+        }
         return json.dumps(_plain(content), indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -38,13 +46,19 @@ class Record:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"not a {cls.__name__}: the text is not JSON ({error})") from None
-        head = (content.pop("record", None), content.pop("schema_version", None)) if isinstance(content, dict) else None
+        head = (
+            (content.pop("record", None), content.pop("schema_version", None))
+            if isinstance(content, dict)
+            else None
+        )
         if head == (cls.__name__, cls.schema_version - 1):
             content = cls._upgraded(content)
         elif head != (cls.__name__, cls.schema_version):
             content = None
         if content is None:
-            raise CheckpointError(f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}")
+            raise CheckpointError(
+                f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}"
+            )
         try:
             return read(cls, {**dict.fromkeys(cls.later), **content}, complete=True)
         except ArgumentError as error:

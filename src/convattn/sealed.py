@@ -22,7 +22,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from convattn.errors import CertificateWarning, CheckpointError, UnsupportedModelError, WriteError, must_be
+from convattn.errors import (
+    CertificateWarning,
+    CheckpointError,
+    UnsupportedModelError,
+    WriteError,
+    must_be,
+)
 from convattn.files import as_path, new_file, require_new_folder, write_atomically
 from convattn.record import Record
 from convattn.wording import some
@@ -53,7 +59,10 @@ def write_sealed(
     _require_numbers(plain, UnsupportedModelError)
     digests = {"tensors": {name: tensor_digest(name, tensor) for name, tensor in plain.items()}}
     text = None if certificate is None else certificate.to_json()
-    sealed = {**config, DIGESTS: {**digests, "certificate": None if text is None else _digest(text.encode())}}
+    sealed = {
+        **config,
+        DIGESTS: {**digests, "certificate": None if text is None else _digest(text.encode())},
+    }
     sealed[DIGESTS]["configuration"] = _config_digest(json.loads(json.dumps(sealed)))
     with new_file(folder / WEIGHTS) as file:
         try:
@@ -73,12 +82,16 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        reason = (
+            error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
         raise CheckpointError(
             f"{folder} holds no saved network or layer: {CONFIG} is not readable ({reason})"
         ) from None
     if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn")
+        raise CheckpointError(
+            f"{folder / CONFIG} does not describe a network or a layer of convattn"
+        )
     return config
 
 
@@ -96,11 +109,15 @@ def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
     """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
     if overwrite and is_sealed(folder):
         return True
-    require_new_folder(folder, "folder (only a saved network or layer is overwritten)" if overwrite else "folder")
+    require_new_folder(
+        folder, "folder (only a saved network or layer is overwritten)" if overwrite else "folder"
+    )
     return False
 
 
-def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_sealed(
+    folder: str | os.PathLike[str], *, verify: bool = True
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration and the tensors that `write_sealed` wrote, after comparing them with the digests.
 
     With verify=False, changes and NaN are accepted. Raises CheckpointError, which names the file, if one is missing,
@@ -120,7 +137,9 @@ def read_sealed(folder: str | os.PathLike[str], *, verify: bool = True) -> tuple
     return {key: value for key, value in config.items() if key not in (DIGESTS, LOAD_AS)}, tensors
 
 
-def require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str | os.PathLike[str]) -> None:
+def require_sizes(
+    options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str | os.PathLike[str]
+) -> None:
     """Raises CheckpointError if options are too large for a network of these tensors, without building it.
 
     A whole number in them must not exceed every size of the tensors and 16,384, and there must not be more blocks
@@ -131,13 +150,19 @@ def require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor], pla
         limit = len(tensors) if name == "depth" else most
         for number in _numbers(value):
             if abs(number) > limit:
-                raise CheckpointError(f"{place}: {must_be(name, f'at most {limit} with these tensors', number)}")
+                raise CheckpointError(
+                    f"{place}: {must_be(name, f'at most {limit} with these tensors', number)}"
+                )
 
 
 def _numbers(value: object) -> list[int]:
     """Lists the whole numbers in nested lists and objects."""
     if isinstance(value, dict | list):
-        return [number for item in (value.values() if isinstance(value, dict) else value) for number in _numbers(item)]
+        return [
+            number
+            for item in (value.values() if isinstance(value, dict) else value)
+            for number in _numbers(item)
+        ]
     return [value] if isinstance(value, int) else []
 
 
@@ -145,10 +170,15 @@ def _verify(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor])
     """Raises if anything in a folder differs from what was saved, and says what."""
     digests = config.get(DIGESTS)
     if not isinstance(digests, dict) or not isinstance(digests.get("tensors"), dict):
-        raise CheckpointError(f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}")
+        raise CheckpointError(
+            f"{folder / CONFIG} has no digests, so changes cannot be found; {_HINT}"
+        )
     if digests.get("configuration") != _config_digest(config):
         raise CheckpointError(f"{folder / CONFIG} is not what was saved; {_HINT}")
-    saved, found = digests["tensors"], {name: tensor_digest(name, tensor) for name, tensor in tensors.items()}
+    saved, found = (
+        digests["tensors"],
+        {name: tensor_digest(name, tensor) for name, tensor in tensors.items()},
+    )
     changed = [name for name in {**saved, **found} if saved.get(name) != found.get(name)]
     if changed:
         raise CheckpointError(f"{folder / WEIGHTS} is not what was saved: {some(changed)}; {_HINT}")
@@ -169,22 +199,38 @@ def _warn_of_certificate(folder: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         # Files of schema version 2 have `passed` in place of the verdict.
-        failed = content["passed"] is False if "passed" in content else content["verdict"] == "failed"
+        failed = (
+            content["passed"] is False if "passed" in content else content["verdict"] == "failed"
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not a certificate ({type(error).__name__}: {error})") from None
+        raise CheckpointError(
+            f"{file} is not a certificate ({type(error).__name__}: {error})"
+        ) from None
     if failed:
-        warnings.warn(f"the certificate in {folder} says that the conversion failed", CertificateWarning, stacklevel=4)
+        warnings.warn(
+            f"the certificate in {folder} says that the conversion failed",
+            CertificateWarning,
+            stacklevel=4,
+        )
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:
     """Copies tensors with the floating-point ones in the dtype of that name, which must hold every value of theirs."""
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise CheckpointError(f"{file}: {must_be(LOAD_AS, 'the name of a floating-point dtype', name)}")
+        raise CheckpointError(
+            f"{file}: {must_be(LOAD_AS, 'the name of a floating-point dtype', name)}"
+        )
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    rounded = [name for name, tensor in floating.items() if torch.promote_types(tensor.dtype, dtype) != dtype]
+    rounded = [
+        name
+        for name, tensor in floating.items()
+        if torch.promote_types(tensor.dtype, dtype) != dtype
+    ]
     if rounded:
-        raise CheckpointError(f"{file}: {LOAD_AS} is {name}, which does not hold every value of {some(rounded)}")
+        raise CheckpointError(
+            f"{file}: {LOAD_AS} is {name}, which does not hold every value of {some(rounded)}"
+        )
     return {**tensors, **{name: tensor.to(dtype) for name, tensor in floating.items()}}
 
 
@@ -202,7 +248,9 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def _require_numbers(tensors: Mapping[str, Tensor], error: type[Exception], place: str = "") -> None:
+def _require_numbers(
+    tensors: Mapping[str, Tensor], error: type[Exception], place: str = ""
+) -> None:
     """Raises the given error if tensors hold NaN, and names them."""
     wrong = [name for name, tensor in tensors.items() if _has_nan(tensor)]
     if wrong:
@@ -230,13 +278,24 @@ def weights_digest(network: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for place, module in network.named_modules(remove_duplicate=False):
-        saved = {name: x for name, x in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        saved = {
+            name: x
+            for name, x in module._buffers.items()
+            if name not in module._non_persistent_buffers_set
+        }
         for name, tensor in {**module._parameters, **saved}.items():
             if tensor is None:
                 continue
             plain = tensor.detach()
-            if is_lazy(tensor) or plain.is_meta or plain.is_quantized or plain.layout is not torch.strided:
-                digest.update(f"{place}.{name} {tensor.dtype} {'lazy' if is_lazy(tensor) else tensor.shape}".encode())
+            if (
+                is_lazy(tensor)
+                or plain.is_meta
+                or plain.is_quantized
+                or plain.layout is not torch.strided
+            ):
+                digest.update(
+                    f"{place}.{name} {tensor.dtype} {'lazy' if is_lazy(tensor) else tensor.shape}".encode()
+                )
             else:
                 digest.update(tensor_digest(f"{place}.{name}", plain.cpu().contiguous()).encode())
     return digest.hexdigest()

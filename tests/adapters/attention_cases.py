@@ -18,7 +18,9 @@ class Case(NamedTuple):
     pattern: str
     grid: tuple[int, ...]
     prefix: int = 0
-    moved: str | None = None  # Module whose input is a grid of tokens; None: patches of the image are moved
+    moved: str | None = (
+        None  # Module whose input is a grid of tokens; None: patches of the image are moved
+    )
     exact: bool = True  # Whether a token depends on one position alone
     normalised: bool = True
 
@@ -70,10 +72,16 @@ SWIN = "layers.0.blocks.1"
 
 TIMM = {
     "no prefix": Case(
-        tiny_vit_of_timm(class_token=False, global_pool="avg"), (3, 20, 28), "blocks.0.attn", "global", (5, 7)
+        tiny_vit_of_timm(class_token=False, global_pool="avg"),
+        (3, 20, 28),
+        "blocks.0.attn",
+        "global",
+        (5, 7),
     ),
     "class token": Case(tiny_vit_of_timm(), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 1),
-    "q and k normalised": Case(tiny_vit_of_timm(qk_norm=True), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 1),
+    "q and k normalised": Case(
+        tiny_vit_of_timm(qk_norm=True), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 1
+    ),
     "distilled": Case(
         timm_model("deit_tiny_distilled_patch16_224", depth=1, img_size=(80, 112)),
         (3, 80, 112),
@@ -82,8 +90,12 @@ TIMM = {
         (5, 7),
         2,
     ),
-    "registers": Case(tiny_vit_of_timm(reg_tokens=4), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 5),
-    "other size": Case(tiny_vit_of_timm(dynamic_img_size=True), (3, 28, 12), "blocks.0.attn", "global", (7, 3), 1),
+    "registers": Case(
+        tiny_vit_of_timm(reg_tokens=4), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 5
+    ),
+    "other size": Case(
+        tiny_vit_of_timm(dynamic_img_size=True), (3, 28, 12), "blocks.0.attn", "global", (7, 3), 1
+    ),
     "relative bias": Case(
         timm_model("beit_base_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3),
         (3, 80, 112),
@@ -93,7 +105,9 @@ TIMM = {
         1,
     ),
     "relative positions": Case(
-        timm_model("vit_relpos_small_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3),
+        timm_model(
+            "vit_relpos_small_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3
+        ),
         (3, 80, 112),
         "blocks.0.attn",
         "global",
@@ -108,7 +122,9 @@ TIMM = {
         1,
     ),
     "rotary, registers": Case(
-        timm_model("vit_small_patch16_dinov3", depth=1, img_size=(80, 112), embed_dim=48, num_heads=3),
+        timm_model(
+            "vit_small_patch16_dinov3", depth=1, img_size=(80, 112), embed_dim=48, num_heads=3
+        ),
         (3, 80, 112),
         "blocks.0.attn",
         "global",
@@ -180,7 +196,12 @@ TIMM = {
         moved=SWIN,
     ),
     "cosine windows": Case(
-        swin("swinv2_tiny_window8_256", (8, 12), 4), (3, 32, 48), f"{SWIN}.attn", "shifted windows", (8, 12), moved=SWIN
+        swin("swinv2_tiny_window8_256", (8, 12), 4),
+        (3, 32, 48),
+        f"{SWIN}.attn",
+        "shifted windows",
+        (8, 12),
+        moved=SWIN,
     ),
     "cosine windows, cr": Case(
         swin("swinv2_cr_tiny_224", (8, 12), 4),
@@ -191,7 +212,14 @@ TIMM = {
         moved="stages.0.blocks.1",
     ),
     "padded windows": Case(
-        timm_model("samvit_base_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3, window_size=3),
+        timm_model(
+            "samvit_base_patch16_224",
+            depth=1,
+            img_size=(80, 112),
+            embed_dim=24,
+            num_heads=3,
+            window_size=3,
+        ),
         (3, 80, 112),
         "blocks.0.attn",
         "windows",
@@ -215,7 +243,9 @@ TIMM = {
         moved="blocks.0.1.attn",
     ),
     "reduced keys": Case(
-        timm_model("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)),
+        timm_model(
+            "pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)
+        ),
         (3, 64, 96),
         "stages.0.blocks.0.attn",
         "reduced keys",
@@ -223,7 +253,9 @@ TIMM = {
         moved="stages.0.blocks.0.attn",
     ),
     "pooled keys": Case(
-        timm_model("pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)),
+        timm_model(
+            "pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)
+        ),
         (3, 56, 84),
         "stages.0.blocks.0.attn",
         "reduced keys",
@@ -256,7 +288,9 @@ TIMM = {
         moved="stages.0.blocks.0.attn_block",
     ),
     "both partitions at once": Case(
-        timm_model("maxvit_tiny_pm_256", img_size=64, depths=(1, 1, 1, 1), embed_dim=(64, 64, 64, 64)),
+        timm_model(
+            "maxvit_tiny_pm_256", img_size=64, depths=(1, 1, 1, 1), embed_dim=(64, 64, 64, 64)
+        ),
         (3, 64, 64),
         "stages.0.blocks.0.attn.attn_grid",
         "grid",

@@ -15,7 +15,9 @@ def transformers_model(kind, config=None, part=None, **options):
         import transformers
 
         torch.manual_seed(0)
-        made = getattr(transformers, f"{kind}Model")(getattr(transformers, config or f"{kind}Config")(**options))
+        made = getattr(transformers, f"{kind}Model")(
+            getattr(transformers, config or f"{kind}Config")(**options)
+        )
         return made if part is None else made.get_submodule(part)
 
     return build
@@ -36,8 +38,14 @@ def torchvision_swin(version, window):
         from torchvision.models import swin_transformer
 
         torch.manual_seed(0)
-        block = swin_transformer.SwinTransformerBlockV2 if version == 2 else swin_transformer.SwinTransformerBlock
-        return swin_transformer.SwinTransformer([4, 4], 12, [2], [2], [window, window], block=block, num_classes=3)
+        block = (
+            swin_transformer.SwinTransformerBlockV2
+            if version == 2
+            else swin_transformer.SwinTransformerBlock
+        )
+        return swin_transformer.SwinTransformer(
+            [4, 4], 12, [2], [2], [window, window], block=block, num_classes=3
+        )
 
     return build
 
@@ -50,22 +58,47 @@ def own(kind, *arguments, **options):
     return build
 
 
-TOWER = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
+TOWER = {
+    "hidden_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
+}
 IMAGE = {"image_size": (20, 28), "patch_size": 4}
 SQUARE = {"image_size": 20, "patch_size": 4}
 TEXT = {"vocab_size": 97, **TOWER}
 OTHERS = {
     "transformers ViT": Case(
-        transformers_model("ViT", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 1
+        transformers_model("ViT", **TOWER, **IMAGE),
+        (3, 20, 28),
+        "layers.0.attention",
+        "global",
+        (5, 7),
+        1,
     ),
     "transformers DeiT": Case(
-        transformers_model("DeiT", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 2
+        transformers_model("DeiT", **TOWER, **IMAGE),
+        (3, 20, 28),
+        "layers.0.attention",
+        "global",
+        (5, 7),
+        2,
     ),
     "transformers BEiT": Case(
-        transformers_model("Beit", **TOWER, **IMAGE), (3, 20, 28), "layers.0.attention", "global", (5, 7), 1
+        transformers_model("Beit", **TOWER, **IMAGE),
+        (3, 20, 28),
+        "layers.0.attention",
+        "global",
+        (5, 7),
+        1,
     ),
     "DINOv2": Case(
-        transformers_model("Dinov2", **TOWER, **SQUARE), (3, 20, 20), "encoder.layer.0.attention", "global", (5, 5), 1
+        transformers_model("Dinov2", **TOWER, **SQUARE),
+        (3, 20, 20),
+        "encoder.layer.0.attention",
+        "global",
+        (5, 5),
+        1,
     ),
     "DINOv2 with registers": Case(
         transformers_model("Dinov2WithRegisters", **TOWER, **SQUARE),
@@ -76,7 +109,9 @@ OTHERS = {
         5,
     ),
     "DINOv3": Case(
-        transformers_model("DINOv3ViT", **{**TOWER, "hidden_size": 24}, **SQUARE, num_register_tokens=4),
+        transformers_model(
+            "DINOv3ViT", **{**TOWER, "hidden_size": 24}, **SQUARE, num_register_tokens=4
+        ),
         (3, 20, 28),
         "model.layer.0.attention",
         "global",
@@ -99,7 +134,9 @@ OTHERS = {
         (5, 5),
     ),
     "transformers Swin": Case(
-        transformers_model("Swin", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4),
+        transformers_model(
+            "Swin", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4
+        ),
         (3, 28, 40),
         "encoder.layers.0.blocks.1.attention",
         "shifted windows",
@@ -107,7 +144,9 @@ OTHERS = {
         moved="encoder.layers.0.blocks.1",
     ),
     "transformers Swin v2": Case(
-        transformers_model("Swinv2", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4),
+        transformers_model(
+            "Swinv2", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4
+        ),
         (3, 28, 40),
         "encoder.layers.0.blocks.1.attention.self",
         "shifted windows",
@@ -115,7 +154,9 @@ OTHERS = {
         moved="encoder.layers.0.blocks.1",
     ),
     "transformers PVT": Case(
-        transformers_model("Pvt", image_size=64, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4),
+        transformers_model(
+            "Pvt", image_size=64, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4
+        ),
         (3, 64, 64),
         "encoder.block.0.0.attention.self",
         "reduced keys",
@@ -123,7 +164,9 @@ OTHERS = {
         moved="encoder.block.0.0.attention.self",
     ),
     "Segformer": Case(
-        transformers_model("Segformer", depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4),
+        transformers_model(
+            "Segformer", depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4
+        ),
         (3, 64, 96),
         "stages.0.blocks.0.attention",
         "reduced keys",
@@ -132,7 +175,13 @@ OTHERS = {
     ),
     "audio spectrogram": Case(
         transformers_model(
-            "AST", **TOWER, patch_size=4, frequency_stride=4, time_stride=4, max_length=28, num_mel_bins=20
+            "AST",
+            **TOWER,
+            patch_size=4,
+            frequency_stride=4,
+            time_stride=4,
+            max_length=28,
+            num_mel_bins=20,
         ),
         (28, 20),
         "layers.0.attention",
@@ -143,7 +192,13 @@ OTHERS = {
     ),
     "torchvision ViT": Case(
         torchvision_model(
-            "VisionTransformer", image_size=20, patch_size=4, num_layers=1, num_heads=3, hidden_dim=12, mlp_dim=16
+            "VisionTransformer",
+            image_size=20,
+            patch_size=4,
+            num_layers=1,
+            num_heads=3,
+            hidden_dim=12,
+            mlp_dim=16,
         ),
         (3, 20, 20),
         "encoder.layers.encoder_layer_0.self_attention",
@@ -152,10 +207,20 @@ OTHERS = {
         1,
     ),
     "torchvision Swin": Case(
-        torchvision_swin(1, 4), (3, 28, 40), "features.1.1.attn", "shifted windows", (7, 10), moved="features.1.1"
+        torchvision_swin(1, 4),
+        (3, 28, 40),
+        "features.1.1.attn",
+        "shifted windows",
+        (7, 10),
+        moved="features.1.1",
     ),
     "torchvision Swin v2": Case(
-        torchvision_swin(2, 4), (3, 28, 40), "features.1.1.attn", "shifted windows", (7, 10), moved="features.1.1"
+        torchvision_swin(2, 4),
+        (3, 28, 40),
+        "features.1.1.attn",
+        "shifted windows",
+        (7, 10),
+        moved="features.1.1",
     ),
     "torchvision MaxViT": Case(
         torchvision_model(
@@ -196,7 +261,9 @@ TEXTS = {
     "BERT": (transformers_model("Bert", **TEXT), "encoder.layer.0.attention.self", False),
     "RoBERTa": (transformers_model("Roberta", **TEXT), "encoder.layer.0.attention.self", False),
     "DistilBERT": (
-        transformers_model("DistilBert", vocab_size=97, dim=12, n_layers=1, n_heads=3, hidden_dim=16),
+        transformers_model(
+            "DistilBert", vocab_size=97, dim=12, n_layers=1, n_heads=3, hidden_dim=16
+        ),
         "transformer.layer.0.attention",
         False,
     ),
@@ -206,7 +273,9 @@ TEXTS = {
         True,
     ),
     "GPT-2": (
-        transformers_model("GPT2", vocab_size=97, n_embd=12, n_layer=1, n_head=3, bos_token_id=1, eos_token_id=2),
+        transformers_model(
+            "GPT2", vocab_size=97, n_embd=12, n_layer=1, n_head=3, bos_token_id=1, eos_token_id=2
+        ),
         "h.0.attn",
         True,
     ),
@@ -244,9 +313,18 @@ AUDIO = {
     ),
 }
 OWN: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "quadratic": (own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1), (3, 5, 7)),
-    "content": (own(RelativeAttention2d, 3, 5, 4, "quadratic", content=True, kernel_size=3, padding=1), (3, 5, 7)),
-    "strided": (own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, stride=2), (3, 7, 11)),
+    "quadratic": (
+        own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1),
+        (3, 5, 7),
+    ),
+    "content": (
+        own(RelativeAttention2d, 3, 5, 4, "quadratic", content=True, kernel_size=3, padding=1),
+        (3, 5, 7),
+    ),
+    "strided": (
+        own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, stride=2),
+        (3, 7, 11),
+    ),
     "gated": (own(GatedRelativeAttention2d, 3, 5, 4, "quadratic"), (3, 5, 7)),
     "sequence": (own(RelativeAttention1d, 3, 5, 4, "distance"), (3, 11)),
     "the paper's network": (own(AttentionNet, width=18, depth=2, ffn=16), (3, 10, 14)),

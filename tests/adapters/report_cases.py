@@ -15,13 +15,38 @@ from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
-from convattn.heads.head_report import Estimate, HeadReport, HeadStatistics, LayerReport, LayerStatistics
+from convattn.heads.head_report import (
+    Estimate,
+    HeadReport,
+    HeadStatistics,
+    LayerReport,
+    LayerStatistics,
+)
 
 UNKNOWN = Estimate(nan, nan)
 GRID = (5, 7)
-TIMM = {"img_size": (20, 28), "patch_size": 4, "depth": 2, "num_classes": 5, "embed_dim": 18, "num_heads": 3}
-BERT = {"vocab_size": 40, "hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
-VIT = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 28}
+TIMM = {
+    "img_size": (20, 28),
+    "patch_size": 4,
+    "depth": 2,
+    "num_classes": 5,
+    "embed_dim": 18,
+    "num_heads": 3,
+}
+BERT = {
+    "vocab_size": 40,
+    "hidden_size": 15,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+}
+VIT = {
+    "hidden_size": 15,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "image_size": 28,
+}
 
 
 def randomised(network):
@@ -35,7 +60,11 @@ def randomised(network):
 
 def timm_vit(prefix=1, **options):
     """timm's transformer with some prefix tokens: a class token and registers."""
-    tokens = {"class_token": prefix > 0, "reg_tokens": max(prefix - 1, 0), "global_pool": "token" if prefix else "avg"}
+    tokens = {
+        "class_token": prefix > 0,
+        "reg_tokens": max(prefix - 1, 0),
+        "global_pool": "token" if prefix else "avg",
+    }
     return randomised(timm.models.VisionTransformer(**{**TIMM, **tokens, **options}))
 
 
@@ -45,11 +74,17 @@ def torchvision_vit():
 
 
 def transformers_vit(**options):
-    return randomised(transformers.ViTForImageClassification(transformers.ViTConfig(patch_size=4, **VIT, **options)))
+    return randomised(
+        transformers.ViTForImageClassification(
+            transformers.ViTConfig(patch_size=4, **VIT, **options)
+        )
+    )
 
 
 def bert(**options):
-    return randomised(transformers.BertModel(transformers.BertConfig(**BERT, **options), add_pooling_layer=False))
+    return randomised(
+        transformers.BertModel(transformers.BertConfig(**BERT, **options), add_pooling_layer=False)
+    )
 
 
 def images(size=(20, 28), count=2):
@@ -89,10 +124,19 @@ def attention_maps(network, *arguments, **named):
 def report_of(network, maps, grid=GRID, prefix=1, radius=None, **changes):
     """Makes a report from attention maps."""
     layers = tuple(
-        layer_report(name, full_name(type(network.get_submodule(name))), weights, grid, prefix, radius)
+        layer_report(
+            name, full_name(type(network.get_submodule(name))), weights, grid, prefix, radius
+        )
         for name, weights in maps.items()
     )
-    facts = {"images": 2, "control_images": 0, "image_shape": (), "groups": 2, "kernel_size": 3, "seed": 0}
+    facts = {
+        "images": 2,
+        "control_images": 0,
+        "image_shape": (),
+        "groups": 2,
+        "kernel_size": 3,
+        "seed": 0,
+    }
     values = {**facts, "radius": radius or max(grid) - 1, "versions": {}, **changes}
     return HeadReport(model=type(network).__name__, layers=layers, **values)
 
@@ -101,7 +145,10 @@ def layer_report(name, kind, weights, grid, prefix, radius=None):
     """Reports one layer; all statistics that replacement does not read are unknown."""
     reach = [size - 1 if radius is None else min(radius, size - 1) for size in grid]
     shifts = tuple(product(*(range(-steps, steps + 1) for steps in reach)))
-    heads = tuple(head_statistics(head, weights[:, head], grid, prefix, shifts) for head in range(weights.shape[1]))
+    heads = tuple(
+        head_statistics(head, weights[:, head], grid, prefix, shifts)
+        for head in range(weights.shape[1])
+    )
     measured = LayerStatistics(len(weights), heads, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, (0, 0))
     return LayerReport(
         name=name,
@@ -134,12 +181,16 @@ def head_statistics(head, weights, grid, prefix, shifts):
     kernel = tuple(sums[shift] / counts[shift] for shift in shifts)
     mean = dict(zip(shifts, kernel, strict=True))
     fitted = torch.tensor(
-        [[mean.get(tuple(k - q for q, k in zip(a, b, strict=True)), 0.0) for b in cells] for a in cells]
+        [
+            [mean.get(tuple(k - q for q, k in zip(a, b, strict=True)), 0.0) for b in cells]
+            for a in cells
+        ]
     ).double()
     within = sum(sums.values()) / prod(grid) / on_grid.sum(-1).mean().item()
     left, whole = (on_grid - fitted).square().mean(), (on_grid - on_grid.mean()).square().mean()
     one = dict.fromkeys(
-        ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance"), UNKNOWN
+        ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance"),
+        UNKNOWN,
     )
     return HeadStatistics(
         head=head,
@@ -163,7 +214,9 @@ def replaced_layer(network, name, weights, dtype=torch.float64):
     layer = read_matrices(network.get_submodule(name))
 
     def run(tokens):
-        value = linear(layer.value, tokens.to(dtype)).unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
+        value = (
+            linear(layer.value, tokens.to(dtype)).unflatten(-1, (layer.heads, -1)).movedim(-2, 1)
+        )
         y = (weights.to(dtype) @ value).movedim(1, -2).flatten(-2)
         return y if layer.output is None else linear(layer.output, y)
 
@@ -172,7 +225,9 @@ def replaced_layer(network, name, weights, dtype=torch.float64):
 
 def linear(module, x):
     """A linear map in the dtype of x."""
-    return functional.linear(x, module.weight.to(x.dtype), None if module.bias is None else module.bias.to(x.dtype))
+    return functional.linear(
+        x, module.weight.to(x.dtype), None if module.bias is None else module.bias.to(x.dtype)
+    )
 
 
 def fixed_weights(layer, heads=None, present=None):
@@ -182,14 +237,24 @@ def fixed_weights(layer, heads=None, present=None):
     """
     cells, prefix = list(product(*map(range, layer.grid))), layer.prefix
     there = torch.ones(prefix + len(cells), dtype=torch.bool) if present is None else present
-    made = torch.zeros(len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64)
+    made = torch.zeros(
+        len(layer.heads), prefix + len(cells), prefix + len(cells), dtype=torch.float64
+    )
     for head in range(len(layer.heads)) if heads is None else heads:
         told = layer.heads[head]
-        tap, paid = dict(zip(layer.displacements, told.position_kernel, strict=True)), told.prefix_weights
+        tap, paid = (
+            dict(zip(layer.displacements, told.position_kernel, strict=True)),
+            told.prefix_weights,
+        )
         for row, query in enumerate(cells):
             shifts = [tuple(k - q for q, k in zip(query, key, strict=True)) for key in cells]
-            weights = torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64) * there[prefix:]
-            made[head, prefix + row, prefix:] = (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
+            weights = (
+                torch.tensor([tap.get(shift, 0.0) for shift in shifts], dtype=torch.float64)
+                * there[prefix:]
+            )
+            made[head, prefix + row, prefix:] = (
+                (1 - sum(paid)) * weights / max(weights.sum(), 1e-300)
+            )
             made[head, prefix + row, :prefix] = torch.tensor(paid)
         for row, shares in enumerate(told.prefix_maps):
             weights = torch.tensor(shares, dtype=torch.float64) * there
@@ -210,7 +275,9 @@ def outputs(network, *arguments, **named):
 
 
 def attention_of(made, name):
-    return next(part for part in made.get_submodule(name).modules() if isinstance(part, ConvolvedAttention))
+    return next(
+        part for part in made.get_submodule(name).modules() if isinstance(part, ConvolvedAttention)
+    )
 
 
 NETWORKS = {

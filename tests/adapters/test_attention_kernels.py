@@ -33,7 +33,11 @@ def plain(q, k, mask=None, causal=False):
     if causal:
         mask = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(q.dtype)
+        scores = (
+            scores.masked_fill(~mask, -torch.inf)
+            if mask.dtype == torch.bool
+            else scores + mask.to(q.dtype)
+        )
     return scores.softmax(-1).nan_to_num(0.0)
 
 
@@ -54,13 +58,16 @@ def test_heads_that_share_keys_and_tokens_without_a_batch():
     made = weights_of(q, k, None, causal=False)
     assert_within_budget(made, plain(q.double(), k.double()), roundings(plain, q, k))
     assert torch.equal(
-        weights_of(q[0, 0], k[0, 0], None, causal=False), weights_of(q[0, :1], k[0, :1], None, causal=False)[0]
+        weights_of(q[0, 0], k[0, 0], None, causal=False),
+        weights_of(q[0, :1], k[0, :1], None, causal=False)[0],
     )
 
 
 @pytest.mark.parametrize("keys", [7, 197, 20_011])
 def test_rows_of_a_softmax_sum_to_one_and_a_leak_is_noticed(keys):
-    weights = (3 * torch.randn(2, 1, 3, 5, keys, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    weights = (
+        3 * torch.randn(2, 1, 3, 5, keys, generator=torch.Generator().manual_seed(0))
+    ).softmax(-1)
     eps = torch.finfo(torch.float32).eps
     assert rows_sum_to_one(weights, eps)
     assert not rows_sum_to_one(weights * (1 + 3 * keys * eps), eps)
@@ -72,7 +79,9 @@ def test_rows_of_a_softmax_sum_to_one_and_a_leak_is_noticed(keys):
 def parts():
     torch.manual_seed(0)
     made = [torch.randn(2, 3, 7, 5) for _ in "qkv"]
-    made[2][..., 0] = 1  # in this channel, weights that are all off by c make the product off by 7 c
+    made[2][..., 0] = (
+        1  # in this channel, weights that are all off by c make the product off by 7 c
+    )
     return made
 
 
@@ -98,7 +107,9 @@ def test_two_right_results_may_be_off_in_opposite_directions(parts):
     assert 0.5 * proof.budget < proof.error <= proof.budget
 
 
-@pytest.mark.parametrize("off", [{"kernel_off": 1.5}, {"weights_off": 1.5}], ids=["kernel", "weights"])
+@pytest.mark.parametrize(
+    "off", [{"kernel_off": 1.5}, {"weights_off": 1.5}], ids=["kernel", "weights"]
+)
 def test_control_either_side_beyond_the_budget_is_found(parts, off):
     proof = proof_of(parts, **off)
     assert proof.error > proof.budget

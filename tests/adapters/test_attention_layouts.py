@@ -18,7 +18,9 @@ TOLERANCE = 1e-11  # of float64 scores, which move by far more where a token cha
 
 def moved_tokens(x, grid, prefix):
     """Moves position i of image i + 1, in a grid of tokens with channels first or last, or in tokens after a prefix."""
-    noise = torch.randn(x.shape[-1] if x.ndim == 3 or x.shape[2:] != grid else x.shape[1], dtype=x.dtype)
+    noise = torch.randn(
+        x.shape[-1] if x.ndim == 3 or x.shape[2:] != grid else x.shape[1], dtype=x.dtype
+    )
     moved = x.clone()
     for place in range(math.prod(grid)):
         row, col = divmod(place, grid[1])
@@ -36,26 +38,41 @@ def weights_of(case, given):
     network = case.build().double()
     torch.manual_seed(1)
     for name, module in network.named_modules():
-        if isinstance(module, nn.Linear) and module.bias is not None and not name.endswith("proj_w"):
-            nn.init.normal_(module.bias)  # so that queries of padding are not zero, and see keys change
+        if (
+            isinstance(module, nn.Linear)
+            and module.bias is not None
+            and not name.endswith("proj_w")
+        ):
+            nn.init.normal_(
+                module.bias
+            )  # so that queries of padding are not zero, and see keys change
     places = math.prod(given)
-    images = torch.randn(1, *case.size, dtype=torch.float64).repeat(places + 1, *(1,) * len(case.size))
+    images = torch.randn(1, *case.size, dtype=torch.float64).repeat(
+        places + 1, *(1,) * len(case.size)
+    )
     handles = []
     if case.moved is None:
         rows, cols = (size // side for size, side in zip(case.size[1:], given, strict=True))
         patch = torch.randn(case.size[0], rows, cols, dtype=torch.float64)
         for place in range(places):
             row, col = divmod(place, given[1])
-            images[place + 1, :, row * rows : (row + 1) * rows, col * cols : (col + 1) * cols] += patch
+            images[place + 1, :, row * rows : (row + 1) * rows, col * cols : (col + 1) * cols] += (
+                patch
+            )
     else:
 
         def move(module, args, kwargs):
             tokens = kwargs.get("hidden_states", args[0] if args else None)
             prefix = tokens.shape[1] - places if tokens.ndim == 3 else 0
             tokens = moved_tokens(tokens, given, prefix)
-            return (tokens, *args[1:]) if args else args, kwargs if args else {**kwargs, "hidden_states": tokens}
+            return (tokens, *args[1:]) if args else args, kwargs if args else {
+                **kwargs,
+                "hidden_states": tokens,
+            }
 
-        handles.append(network.get_submodule(case.moved).register_forward_pre_hook(move, with_kwargs=True))
+        handles.append(
+            network.get_submodule(case.moved).register_forward_pre_hook(move, with_kwargs=True)
+        )
     calls = []
     watch(network, images, calls.append, layers=case.layer)
     assert [call.name for call in calls] == [case.layer]
@@ -98,9 +115,15 @@ def test_tokens_lie_where_the_layout_says(case):
         found = torch.arange(len(places))[:, None, None] == layout.queries
         assert torch.equal(queries, found)
     elif case.pattern != "class token":
-        assert_centred(queries[:, layout.queries >= 0], places, layout.query_positions()[layout.queries >= 0] * ratio)
+        assert_centred(
+            queries[:, layout.queries >= 0],
+            places,
+            layout.query_positions()[layout.queries >= 0] * ratio,
+        )
     with_place = ~layout.key_prefix.expand(layout.groups, -1)
-    inside = with_place & ((layout.keys >= 0) & (layout.keys * ratio <= torch.tensor(given) - 1)).all(-1)
+    inside = with_place & (
+        (layout.keys >= 0) & (layout.keys * ratio <= torch.tensor(given) - 1)
+    ).all(-1)
     assert not keys[:, ~inside].any()
     assert_centred(keys[:, inside], places, layout.keys[inside] * ratio)
 
@@ -167,7 +190,9 @@ READ = {
         (5, 7),
     ),
     "whole images between stages": Case(
-        timm_model("coatnet_pico_rw_224", img_size=(64, 96), depths=(1, 1, 1, 1), embed_dim=(32,) * 4),
+        timm_model(
+            "coatnet_pico_rw_224", img_size=(64, 96), depths=(1, 1, 1, 1), embed_dim=(32,) * 4
+        ),
         (3, 64, 96),
         "stages.2.blocks.0.attn",
         "global",
@@ -180,7 +205,9 @@ READ = {
 def test_one_image_tells_the_layout(case):
     """The quick part of `test_tokens_lie_where_the_layout_says`, which moves the tokens one by one."""
     calls = []
-    images = torch.randn(1, *case.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(
+        1, *case.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     watch(case.build().double(), images, calls.append, layers=case.layer)
     (call,) = calls
     layout = call.layout
@@ -193,5 +220,12 @@ def test_one_image_tells_the_layout(case):
 
 def test_a_network_around_changes_no_layout():
     case, calls = READ["windows of an image with channels first"], []
-    watch(nn.Sequential(case.build()), torch.randn(1, *case.size), calls.append, layers=f"0.{case.layer}")
-    assert [(call.layout.pattern, call.layout.grid) for call in calls] == [(case.pattern, case.grid)]
+    watch(
+        nn.Sequential(case.build()),
+        torch.randn(1, *case.size),
+        calls.append,
+        layers=f"0.{case.layer}",
+    )
+    assert [(call.layout.pattern, call.layout.grid) for call in calls] == [
+        (case.pattern, case.grid)
+    ]

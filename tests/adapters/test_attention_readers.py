@@ -28,7 +28,9 @@ def seen(queries, keys, *arguments, inside=None, around=(), given=(), features=N
     """A call with arguments, in a module, with modules around it, of which the first was given something."""
     parents = tuple(CallContext("around", part, given, {}) for part in around)
     layer = module() if inside is None else inside
-    return CallContext("layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {})
+    return CallContext(
+        "layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), None, features or {}
+    )
 
 
 def pooling(**options):
@@ -41,7 +43,13 @@ def pooled(query, key, sizes=None, prefix=False):
     shapes = [(2, 4, *grid) for grid in sizes or ()]
     counts = [prefix + torch.Size(grid).numel() for grid in sizes or ()] or [35 + prefix] * 2
     convolutions = [part for part in (query, key) if isinstance(part, nn.Conv2d)]
-    return seen(*counts, None, (5, 7), inside=inside, features=dict(zip(convolutions, shapes[-2:], strict=False)))
+    return seen(
+        *counts,
+        None,
+        (5, 7),
+        inside=inside,
+        features=dict(zip(convolutions, shapes[-2:], strict=False)),
+    )
 
 
 def test_pooled_queries_and_keys_lie_where_their_kernels_do():
@@ -185,7 +193,9 @@ REFUSED = {
         "its keys are those of another sequence",
     ),
     "no such class around": (
-        lambda call: call.parent_of_kind("torchvision.models.maxvit.Block", "timm.models.maxxvit.Layer"),
+        lambda call: call.parent_of_kind(
+            "torchvision.models.maxvit.Block", "timm.models.maxxvit.Layer"
+        ),
         seen(7, 7, around=[nn.Identity()]),
         "it runs in no Block or Layer",
     ),
@@ -258,5 +268,12 @@ def test_a_position_with_two_queries_has_no_order():
     queries = torch.arange(35)[None].clone()
     queries[0, 3] = 2
     whole = global_layout((5, 7))
-    twice = Layout("global", (5, 7), torch.cat([queries, queries[:, :1]], 1), whole.keys, whole.key_prefix, None)
+    twice = Layout(
+        "global",
+        (5, 7),
+        torch.cat([queries, queries[:, :1]], 1),
+        whole.keys,
+        whole.key_prefix,
+        None,
+    )
     assert on_grid(torch.cat([X, X[:, :1]], 1), twice, 2) is None

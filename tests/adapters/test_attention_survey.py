@@ -63,7 +63,9 @@ def test_a_module_that_raised_and_was_caught_is_forgotten():
 def test_a_callback_may_run_the_networks_own_modules():
     register_attention(Tokens, grid)
     network, found = nn.Sequential(Tokens(), Tokens()), []
-    watch(network, drawn(13, 6), lambda call: found.append((call.name, network(drawn(13, 6)).shape)))
+    watch(
+        network, drawn(13, 6), lambda call: found.append((call.name, network(drawn(13, 6)).shape))
+    )
     assert found == [("0", (2, 13, 6)), ("1", (2, 13, 6))]
 
 
@@ -79,8 +81,12 @@ def test_modes_are_put_back_on_any_device(device):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_scripted_modules_are_refused():
-    scripted = nn.Sequential(torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic"))
-    with pytest.raises(UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"):
+    scripted = nn.Sequential(
+        torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic")
+    )
+    with pytest.raises(
+        UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"
+    ):
         seen_by(scripted, drawn(3, 5, 7))
 
 

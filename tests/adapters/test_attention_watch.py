@@ -66,9 +66,15 @@ class Half(nn.Module):
 def test_a_registered_class(fused):
     register_attention(Tokens, grid)
     network = nn.Sequential(nn.Identity(), Tokens(fused))
-    assert [(layer.name, layer.pattern) for layer in attention_layers(network)] == [("1", "registered")]
+    assert [(layer.name, layer.pattern) for layer in attention_layers(network)] == [
+        ("1", "registered")
+    ]
     (call,) = seen_by(network, drawn(13, 6))
-    assert (call.layout.prefix, call.layout.grid, call.weights.shape) == (1, (3, 4), (2, 1, 2, 13, 13))
+    assert (call.layout.prefix, call.layout.grid, call.weights.shape) == (
+        1,
+        (3, 4),
+        (2, 1, 2, 13, 13),
+    )
     assert call.normalised
     assert call.kind.endswith("watch_cases.Tokens")
 
@@ -126,11 +132,22 @@ class Masked(nn.Module):
         added = torch.zeros(left.shape).masked_fill(~left, self.low)
         if self.way == "fused":
             mask = left if self.low == -torch.inf else added
-            return nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+            return (
+                nn.functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+            )
         scores = q @ k.mT * 3**-0.5 + added
         if self.way == "one axis":
-            return (scores.flatten(0, 1).softmax(-1).bmm(v.flatten(0, 1))).view_as(v).transpose(1, 2).flatten(2)
-        return (nn.functional.dropout(scores.softmax(-1), training=self.training) @ v).transpose(1, 2).flatten(2)
+            return (
+                (scores.flatten(0, 1).softmax(-1).bmm(v.flatten(0, 1)))
+                .view_as(v)
+                .transpose(1, 2)
+                .flatten(2)
+            )
+        return (
+            (nn.functional.dropout(scores.softmax(-1), training=self.training) @ v)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 @pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
@@ -158,7 +175,9 @@ class HeadsFirst(nn.Module):
 
     def forward(self, x):
         q, k, v = self.maps(x).unflatten(-1, (3, 3, 2)).permute(3, 0, 4, 1, 2, 5)
-        return nn.functional.scaled_dot_product_attention(q, k, v, self.left).movedim(1, 3).flatten(3)
+        return (
+            nn.functional.scaled_dot_product_attention(q, k, v, self.left).movedim(1, 3).flatten(3)
+        )
 
 
 def test_a_mask_is_that_of_its_window_where_heads_stand_before_windows():
@@ -202,7 +221,12 @@ def test_a_mode_of_the_model_does_not_reach_the_weights_and_the_callback(mode, f
         assert not torch.is_autocast_enabled("cpu")
         assert not torch.is_grad_enabled()
         with MODES[mode]():
-            q, k, _ = attention.maps(drawn(13, 6)).detach().unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4)
+            q, k, _ = (
+                attention.maps(drawn(13, 6))
+                .detach()
+                .unflatten(-1, (3, 2, 3))
+                .permute(2, 0, 3, 1, 4)
+            )
         scale = 3**-0.5 if fused else 1
         exact = (scale * q.double() @ k.double().mT).softmax(-1)
         off = (call.weights[:, 0] - exact).abs().max()
@@ -219,7 +243,10 @@ def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
 
     right = reading.FusedKernel.weights
     monkeypatch.setattr(reading.FusedKernel, "weights", lambda self: right(self) + 1e-5)
-    with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn \(Attention\): weights × values is .* rounding"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"blocks\.0\.attn \(Attention\): weights × values is .* rounding",
+    ):
         seen_by(TIMM["class token"].build(), drawn(3, 20, 28))
 
 
@@ -243,7 +270,11 @@ REFUSED = {
         grid,
         r"\(Frames\): weights of 4 × 2 × 13 × 13 for 2 images are not those of 1 groups of 13 queries and 13 keys$",
     ),
-    "fewer images than were given": (First, grid, r"\(First\): weights of 1 × 2 × 13 × 13 for 2 images are not"),
+    "fewer images than were given": (
+        First,
+        grid,
+        r"\(First\): weights of 1 × 2 × 13 × 13 for 2 images are not",
+    ),
     "an unknown class": (
         lambda: nn.Sequential(Tokens(), RelativeAttention2d(3, 3, 2, "quadratic")),
         None,
@@ -371,13 +402,16 @@ def test_a_module_that_raises_in_the_middle():
     register_attention(Wrong, grid)
     network = nn.Sequential(Wrong())
     with pytest.raises(
-        ArgumentError, match=r"^images must fit the network, but on those of shape \(2, 13, 6\) it raised"
+        ArgumentError,
+        match=r"^images must fit the network, but on those of shape \(2, 13, 6\) it raised",
     ):
         seen_by(network, drawn(13, 6))
     assert_no_hooks(network)
 
 
-@pytest.mark.parametrize("given", [drawn(3, 20, 27), drawn(1, 20, 28), drawn(20, 28), drawn(3, 20, 28, images=0)])
+@pytest.mark.parametrize(
+    "given", [drawn(3, 20, 27), drawn(1, 20, 28), drawn(20, 28), drawn(3, 20, 28, images=0)]
+)
 def test_images_of_wrong_sizes(given):
     network = TIMM["class token"].build()
     with pytest.raises(ArgumentError, match=r"^images must "):
@@ -388,17 +422,26 @@ def test_images_of_wrong_sizes(given):
 def test_models_that_cannot_run_or_be_seen(without_type_checks):
     images = drawn(3, 20, 28)
     network = TIMM["class token"].build()
-    with pytest.raises(UnsupportedModelError, match=r"^cls_token is on the meta device and has no values$"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^cls_token is on the meta device and has no values$"
+    ):
         seen_by(network.to("meta"), images)
     with pytest.raises(ArgumentError, match=r"^model must be an nn\.Module, but is of type str$"):
         seen_by("vit", images)
-    with pytest.raises(ArgumentError, match=r"^callback must be a function of an AttentionCall, but is of type int$"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^callback must be a function of an AttentionCall, but is of type int$",
+    ):
         watch(TIMM["class token"].build(), images, 3)
     lazy = nn.Sequential(nn.LazyLinear(3), RelativeAttention2d(3, 3, 2, "quadratic"))
-    with pytest.raises(UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"
+    ):
         seen_by(lazy, images)
     compiled = RelativeAttention2d(3, 3, 2, "quadratic")
-    compiled._compiled_call_impl = compiled._call_impl  # as `compiled.compile()` does, without its imports
+    compiled._compiled_call_impl = (
+        compiled._call_impl
+    )  # as `compiled.compile()` does, without its imports
     with pytest.raises(UnsupportedModelError, match="is compiled; pass it as it was before"):
         seen_by(compiled, images)
 
@@ -407,7 +450,12 @@ OWN_SIZES = {
     "as many channels as rows and columns": (RelativeAttention2d, (6, 6, 6), {}, True),
     "a sequence": (RelativeAttention1d, (3, 6), {}, True),
     "a sequence of as many channels": (RelativeAttention1d, (6, 6), {}, True),
-    "rows times channels are positions": (RelativeAttention2d, (3, 12, 12), {"kernel_size": 2, "stride": 2}, False),
+    "rows times channels are positions": (
+        RelativeAttention2d,
+        (3, 12, 12),
+        {"kernel_size": 2, "stride": 2},
+        False,
+    ),
 }
 
 
@@ -428,14 +476,22 @@ def test_layers_are_chosen_by_name():
     assert [call.name for call in seen_by(network, drawn(*size), layers=every[1])] == every[1:]
     assert [call.name for call in seen_by(network, drawn(*size), layers=["*"])] == every
     assert [call.name for call in seen_by(network, drawn(*size), without=every[:1])] == every[1:]
-    with pytest.raises(ArgumentError, match=r"^layers must be a pattern that matches attention layers in the network"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^layers must be a pattern that matches attention layers in the network",
+    ):
         seen_by(network, drawn(*size), layers="bloks")
-    with pytest.raises(ArgumentError, match=r"^without must be a pattern that matches attention layers in the network"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^without must be a pattern that matches attention layers in the network",
+    ):
         seen_by(network, drawn(*size), without=["bloks"])
 
 
 def test_an_unknown_module_is_passed_over_if_others_are_named():
-    network = nn.Sequential(Tokens(), nn.Unflatten(2, (2, 3)), RelativeAttention2d(13, 3, 2, "quadratic"))
+    network = nn.Sequential(
+        Tokens(), nn.Unflatten(2, (2, 3)), RelativeAttention2d(13, 3, 2, "quadratic")
+    )
     assert [call.name for call in seen_by(network, drawn(13, 6), layers="2")] == ["2"]
 
 
@@ -449,5 +505,7 @@ def test_what_cannot_be_registered(without_type_checks):
 @pytest.mark.parametrize("returned", [None, "global", (3, 4)])
 def test_what_a_registered_function_returns_must_be_a_layout(returned, without_type_checks):
     register_attention(Tokens, lambda _: returned)
-    with pytest.raises(ArgumentError, match=r"^what `read` of Tokens returns must be a Layout, but is of type \w+$"):
+    with pytest.raises(
+        ArgumentError, match=r"^what `read` of Tokens returns must be a Layout, but is of type \w+$"
+    ):
         seen_by(Tokens(), drawn(13, 6))

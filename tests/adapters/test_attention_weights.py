@@ -85,12 +85,23 @@ def test_audio(build, size, layer, tokens):
 
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    [("Bert", "sdpa"), ("Bert", "eager"), ("Albert", "sdpa"), ("Albert", "eager"), ("MPNet", "eager")],
+    [
+        ("Bert", "sdpa"),
+        ("Bert", "eager"),
+        ("Albert", "sdpa"),
+        ("Albert", "eager"),
+        ("MPNet", "eager"),
+    ],
 )
 def test_padded_texts_have_masks_of_their_own(kind, attention):
     ids, mask = torch.randint(5, 90, (2, 11)), torch.ones(2, 11, dtype=torch.long)
     mask[1, 7:] = 0
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 16}
+    sizes = {
+        "hidden_size": 12,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
     network = transformers_model(kind, vocab_size=97, attn_implementation=attention, **sizes)()
     (call,) = calls_of(network, {"input_ids": ids, "attention_mask": mask})
     assert call.layout.allowed is None
@@ -100,7 +111,12 @@ def test_padded_texts_have_masks_of_their_own(kind, attention):
 
 @pytest.mark.parametrize("kind", ["ViT", "Bert"])
 def test_the_weights_that_transformers_itself_gives_out(kind):
-    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 16}
+    sizes = {
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
     more = {"image_size": 20, "patch_size": 4} if kind == "ViT" else {"vocab_size": 97}
     network = transformers_model(kind, **sizes, **more)().eval()
     given = drawn(3, 20, 20) if kind == "ViT" else torch.randint(5, 90, (2, 11))
@@ -111,8 +127,12 @@ def test_the_weights_that_transformers_itself_gives_out(kind):
         with torch.no_grad():
             return plain(given, output_attentions=True).attentions
 
-    highs = given_out(copy.deepcopy(plain).double(), given.double() if given.is_floating_point() else given)
-    for call, hi, *lows in zip(calls_of(network, given), highs, *roundings(given_out, plain, given), strict=True):
+    highs = given_out(
+        copy.deepcopy(plain).double(), given.double() if given.is_floating_point() else given
+    )
+    for call, hi, *lows in zip(
+        calls_of(network, given), highs, *roundings(given_out, plain, given), strict=True
+    ):
         assert_within_budget(call.weights[:, 0], hi, lows)
 
 

@@ -34,7 +34,9 @@ def replaced_references(network, name, weights, tokens):
     def low(network, weights, tokens):
         return replaced_layer(network, name, weights, torch.float32)(tokens)
 
-    return replaced_layer(network, name, weights)(tokens), roundings(low, network, weights.float(), tokens)
+    return replaced_layer(network, name, weights)(tokens), roundings(
+        low, network, weights.float(), tokens
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -45,7 +47,9 @@ def test_replaced_heads_use_the_fixed_weights(name):
     attention = attention_of(made, layer.name)
     weights = fixed_weights(layer)
     tokens = torch.randn(2, layer.prefix + prod(layer.grid), attention.value.in_features)
-    assert_within_budget(attention(tokens), *replaced_references(network, layer.name, weights, tokens), name)
+    assert_within_budget(
+        attention(tokens), *replaced_references(network, layer.name, weights, tokens), name
+    )
 
 
 @pytest.mark.parametrize("name", ["timm, class token", "timm, five prefix tokens", "bert"])
@@ -69,7 +73,9 @@ def test_layers_without_heads_by_content_hold_no_queries_and_keys(name):
     network, x, report = measured(name)
     made, record = replace_convolutional_heads(network, report, heads=every_head(report))
     assert record.layers_without_softmax == tuple(layer.name for layer in report.layers)
-    held = {parameter.rpartition(".")[0].rpartition(".")[2] for parameter, _ in made.named_parameters()}
+    held = {
+        parameter.rpartition(".")[0].rpartition(".")[2] for parameter, _ in made.named_parameters()
+    }
     assert not held & {"query", "key", "qkv", "q_proj", "k_proj"}
     assert outputs(made, x).shape == outputs(network, x).shape
 
@@ -82,7 +88,9 @@ def test_a_threshold_that_nothing_meets_changes_no_bit(name):
     assert {head.reason for head in record.left} == {"its position score is below the threshold"}
     assert torch.equal(outputs(made, x), outputs(network, x))
     assert record.trial.predictions_changed == record.trial.largest_change == 0
-    assert not {id(part) for part in made.parameters()} & {id(part) for part in network.parameters()}
+    assert not {id(part) for part in made.parameters()} & {
+        id(part) for part in network.parameters()
+    }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -103,10 +111,14 @@ def test_the_other_heads_attend_as_before(name):
     made, record = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
     assert [(head.layer, head.head) for head in record.replaced] == [(layer.name, 1)]
     assert record.layers_without_softmax == ()
-    tokens = torch.randn(2, layer.prefix + prod(layer.grid), attention_of(made, layer.name).value.in_features)
+    tokens = torch.randn(
+        2, layer.prefix + prod(layer.grid), attention_of(made, layer.name).value.in_features
+    )
     compute = partial(expected, layer)
     hi = compute(copy.deepcopy(network).double(), tokens.double())
-    assert_within_budget(attention_of(made, layer.name)(tokens), hi, roundings(compute, network, tokens), name)
+    assert_within_budget(
+        attention_of(made, layer.name)(tokens), hi, roundings(compute, network, tokens), name
+    )
 
 
 SCALED = {
@@ -141,7 +153,8 @@ def expected(layer, network, tokens):
     read = read_matrices(network.get_submodule(layer.name))
     with torch.no_grad():
         query, key, value = (
-            part(tokens).unflatten(-1, (read.heads, -1)).movedim(-2, 1) for part in (read.query, read.key, read.value)
+            part(tokens).unflatten(-1, (read.heads, -1)).movedim(-2, 1)
+            for part in (read.query, read.key, read.value)
         )
         query, key = read.query_norm(query), read.key_norm(key)
         weights = (query @ key.mT * read.head_width**-0.5).softmax(-1)
@@ -153,7 +166,9 @@ def expected(layer, network, tokens):
 def test_a_report_of_analyze_is_taken_as_it_comes():
     network, x = timm_vit(2), images(count=12)
     report = analyze(network, x[:10], controls=(), progress=False)
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x[10:])
+    made, record = replace_convolutional_heads(
+        network, report, heads=every_head(report), images=x[10:]
+    )
     assert record.layers_without_softmax == ("blocks.0.attn", "blocks.1.attn")
     assert record.trial.images == 2
     moved = attention_of(made, "blocks.1.attn")
@@ -183,7 +198,9 @@ def test_dtype_stays_and_kernels_are_wide(dtype):
 def test_the_little_that_a_prefix_token_leaves_is_not_rounded_away():
     """As of a token into which heads sink their attention, and of which the values are small."""
     network, _, report = measured("timm, class token")
-    made, _ = replace_convolutional_heads(network.bfloat16(), report, heads=every_head(report), same_weights=False)
+    made, _ = replace_convolutional_heads(
+        network.bfloat16(), report, heads=every_head(report), same_weights=False
+    )
     attention = attention_of(made, "blocks.0.attn")
     nn.init.constant_(attention.prefix_shares, 0.999)
     values = torch.ones(1, 3, 36, 6, dtype=torch.bfloat16)
@@ -198,14 +215,20 @@ def test_the_made_network_can_be_trained(name):
     made, _ = replace_convolutional_heads(network, report, heads=every_head(report)[::2])
     output = made.train()(x)
     (output if isinstance(output, torch.Tensor) else output[0]).square().sum().backward()
-    missing = [key for key, parameter in made.named_parameters() if parameter.grad is None and parameter.requires_grad]
+    missing = [
+        key
+        for key, parameter in made.named_parameters()
+        if parameter.grad is None and parameter.requires_grad
+    ]
     assert not missing
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def test_frozen_layers_stay_frozen():
     network, _, report = measured("timm, class token")
-    made, _ = replace_convolutional_heads(network.requires_grad_(requires_grad=False), report, heads=every_head(report))
+    made, _ = replace_convolutional_heads(
+        network.requires_grad_(requires_grad=False), report, heads=every_head(report)
+    )
     assert not any(parameter.requires_grad for parameter in made.parameters())
 
 
@@ -216,7 +239,9 @@ def test_each_part_keeps_whether_it_learns(name, frozen):
     inner = ("qkv.", "in_proj_", "q_proj.", "k_proj.", "v_proj.", "query.", "key.", "value.")
     for key, parameter in network.named_parameters():
         values = any(part in key for part in inner)
-        parameter.requires_grad_({"values": not values, "others": values}.get(frozen, not key.endswith(frozen)))
+        parameter.requires_grad_(
+            {"values": not values, "others": values}.get(frozen, not key.endswith(frozen))
+        )
     layer = report.layers[0]
     made, _ = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
     parameters = attention_of(made, layer.name).named_parameters()
@@ -245,7 +270,9 @@ def test_its_weights_load_into_another_one_made_alike(name):
 def test_the_mode_of_the_network_stays():
     network, _, report = measured("timm, class token")
     for training in (True, False):
-        made, _ = replace_convolutional_heads(network.train(training), report, heads=every_head(report))
+        made, _ = replace_convolutional_heads(
+            network.train(training), report, heads=every_head(report)
+        )
         assert {part.training for part in made.modules()} == {training}
 
 
@@ -291,13 +318,18 @@ def test_the_record_tells_all_heads_and_comes_back_from_json():
     assert isnan(record.threshold)
     assert all(head.box for head in record.replaced)
     assert record.parameters == sum(
-        p.numel() for p in replace_convolutional_heads(network, report, heads=every_head(report)[:2])[0].parameters()
+        p.numel()
+        for p in replace_convolutional_heads(network, report, heads=every_head(report)[:2])[
+            0
+        ].parameters()
     )
     again = HeadReplacement.from_json(record.to_json())
     assert again.trial == record.trial
     assert again.heads == record.heads
     text = record.summary()
-    assert text.startswith("head replacement: 2 of 6 heads of VisionTransformer (named by the caller)")
+    assert text.startswith(
+        "head replacement: 2 of 6 heads of VisionTransformer (named by the caller)"
+    )
     assert "4 heads: it was not named" in text
 
 

@@ -22,7 +22,14 @@ LAYERS = [*GATED, "blocks.2.attn"]
 
 def convit(gate=0.0, **options):
     """Two layers of four gated heads and one without position, on a grid of 5 × 5 patches."""
-    sizes = {"img_size": 20, "patch_size": 4, "num_classes": 5, "embed_dim": 3, "num_heads": 4, "depth": 3}
+    sizes = {
+        "img_size": 20,
+        "patch_size": 4,
+        "num_classes": 5,
+        "embed_dim": 3,
+        "num_heads": 4,
+        "depth": 3,
+    }
     network = randomised(timm.models.ConVit(**{**sizes, "local_up_to_layer": 2, **options}))
     with torch.no_grad():
         for name in GATED:
@@ -46,7 +53,9 @@ def with_weights(replaced, layer, tokens):
         for head, fixed in replaced.items():
             weights[:, head] = fixed.to(weights.dtype)
         value = layer.v(tokens).unflatten(-1, (layer.num_heads, -1)).movedim(-2, 1)
-        return functional.linear((weights @ value).movedim(1, -2).flatten(-2), layer.proj.weight, layer.proj.bias)
+        return functional.linear(
+            (weights @ value).movedim(1, -2).flatten(-2), layer.proj.weight, layer.proj.bias
+        )
 
 
 @pytest.mark.parametrize("size", [(20, 20), (8, 32)], ids=["5 x 5 patches", "2 x 8 patches"])
@@ -55,14 +64,20 @@ def test_gated_heads_that_stay_attend_as_before(heads, size):
     """timm takes the patches of any grid for those of a square, and so do the heads that stay."""
     network = convit(qkv_bias=True, img_size=size)
     report = report_of(network, size=size)
-    made, record = replace_convolutional_heads(network, report, heads=[(GATED[1], head) for head in heads])
-    assert {(head.layer, head.head) for head in record.replaced} == {(GATED[1], head) for head in heads}
+    made, record = replace_convolutional_heads(
+        network, report, heads=[(GATED[1], head) for head in heads]
+    )
+    assert {(head.layer, head.head) for head in record.replaced} == {
+        (GATED[1], head) for head in heads
+    }
     layer = report.layers[1]
     fixed = fixed_weights(layer, heads)
     old, tokens = network.get_submodule(GATED[1]), torch.randn(2, prod(layer.grid), 12)
     compute = partial(with_weights, {head: fixed[head] for head in heads})
     wide = compute(copy.deepcopy(old).double(), tokens.double())
-    assert_within_budget(made.get_submodule(GATED[1])(tokens), wide, roundings(compute, old, tokens))
+    assert_within_budget(
+        made.get_submodule(GATED[1])(tokens), wide, roundings(compute, old, tokens)
+    )
 
 
 @pytest.mark.parametrize("place", [GATED[0], LAYERS[2]])
@@ -72,11 +87,17 @@ def test_heads_that_stay_keep_a_changed_scale(place):
     report = report_of(network)
     scaled, multiplied = copy.deepcopy(network), copy.deepcopy(network)
     scaled.get_submodule(place).scale *= 4
-    queries = multiplied.get_submodule(place).qk if place in GATED else multiplied.get_submodule(place).qkv
+    queries = (
+        multiplied.get_submodule(place).qk
+        if place in GATED
+        else multiplied.get_submodule(place).qkv
+    )
     with torch.no_grad():
         queries.weight[:12] *= 4
     one, two, same = (
-        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)], same_weights=False)[0], x)
+        outputs(
+            replace_convolutional_heads(made, report, heads=[(place, 0)], same_weights=False)[0], x
+        )
         for made in (scaled, multiplied, network)
     )
     assert torch.equal(one, two)
@@ -94,11 +115,15 @@ def test_layers_without_other_heads_hold_no_queries_keys_and_gates():
     report = report_of(network)
     assert [layer.name for layer in report.layers] == LAYERS
     assert [layer.prefix for layer in report.layers] == [0, 0, 1]
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=images(2))
+    made, record = replace_convolutional_heads(
+        network, report, heads=every_head(report), images=images(2)
+    )
     assert list(record.layers_without_softmax) == LAYERS
     held = {name.rpartition(".")[2] for name, _ in made.named_parameters()}
     assert not held & {"gating_param", "gates"}
-    assert not any(part in name for name, _ in made.named_parameters() for part in ("qk", "query", "pos_proj"))
+    assert not any(
+        part in name for name, _ in made.named_parameters() for part in ("qk", "query", "pos_proj")
+    )
 
 
 def test_heads_of_position_alone_are_replaced_and_others_are_left(monkeypatch):
@@ -124,7 +149,9 @@ def test_heads_of_position_alone_are_replaced_and_others_are_left(monkeypatch):
 
 def test_dropout_of_weights_stays_on_the_heads_that_attend():
     network = convit(attn_drop_rate=0.5).train()
-    made, _ = replace_convolutional_heads(network, report_of(convit()), heads=[(GATED[0], 0)], same_weights=False)
+    made, _ = replace_convolutional_heads(
+        network, report_of(convit()), heads=[(GATED[0], 0)], same_weights=False
+    )
     tokens = torch.randn(2, 25, 12)
     assert made.training
     layer = made.get_submodule(GATED[0])
@@ -135,9 +162,13 @@ def test_dropout_of_weights_stays_on_the_heads_that_attend():
 
 def test_the_made_network_can_be_trained():
     network = convit()
-    made, _ = replace_convolutional_heads(network, report_of(network), heads=[(name, 1) for name in LAYERS])
+    made, _ = replace_convolutional_heads(
+        network, report_of(network), heads=[(name, 1) for name in LAYERS]
+    )
     made.train()(images(2)).square().sum().backward()
-    assert not [name for name, part in made.named_parameters() if part.grad is None and part.requires_grad]
+    assert not [
+        name for name, part in made.named_parameters() if part.grad is None and part.requires_grad
+    ]
 
 
 @pytest.mark.parametrize("tokens", [24, 26])

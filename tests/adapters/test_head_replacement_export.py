@@ -65,9 +65,14 @@ def test_no_softmax_and_no_attention_is_left(name, tmp_path, without_type_checks
 
 def trained(network, digits):
     """Four epochs of handwritten digits."""
-    optimiser, draw = torch.optim.AdamW(network.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
+    optimiser, draw = (
+        torch.optim.AdamW(network.parameters(), lr=3e-3),
+        torch.Generator().manual_seed(0),
+    )
     pixels, labels = digits
-    for rows in torch.cat([torch.randperm(len(pixels), generator=draw) for _ in range(4)]).split(50):
+    for rows in torch.cat([torch.randperm(len(pixels), generator=draw) for _ in range(4)]).split(
+        50
+    ):
         loss = nn.functional.cross_entropy(network(pixels[rows]), labels[rows])
         optimiser.zero_grad()
         loss.backward()
@@ -76,9 +81,13 @@ def trained(network, digits):
 
 
 @pytest.mark.parametrize(
-    "share", [0.5, pytest.param(1.0, marks=pytest.mark.slow)], ids=["half of the heads", "all heads"]
+    "share",
+    [0.5, pytest.param(1.0, marks=pytest.mark.slow)],
+    ids=["half of the heads", "all heads"],
 )
-def test_a_trained_network_names_the_same_classes_in_onnxruntime(share, tmp_path, without_type_checks):
+def test_a_trained_network_names_the_same_classes_in_onnxruntime(
+    share, tmp_path, without_type_checks
+):
     data = load_digits()
     x, tests = ((split.images.float() / 8 - 1) for split in (data.train, data.test))
     torch.manual_seed(0)
@@ -87,7 +96,9 @@ def test_a_trained_network_names_the_same_classes_in_onnxruntime(share, tmp_path
     network = trained(network, (x, data.train.labels))
     report = report_of(network, attention_maps(network, x[:50]), (4, 4))
     chosen = every_head(report)
-    made, _ = replace_convolutional_heads(network, report, heads=chosen[: round(share * len(chosen))])
+    made, _ = replace_convolutional_heads(
+        network, report, heads=chosen[: round(share * len(chosen))]
+    )
     kinds, run = exported(made, tests[:2], tmp_path)
     assert bool(kinds & ATTENTION) == (share < 1)
     every = torch.cat([tests, x])[:500]

@@ -18,7 +18,10 @@ SIZES = {"width": 12, "depth": 2, "heads": 3, "ffn": 8, "num_classes": 5}
             {"encoding": "learned_axial", "content": True},
             "heads of this library's layers with content are not replaced",
         ),
-        ({"encoding": "quadratic"}, "it has no content: attention_to_conv makes a convolution of it"),
+        (
+            {"encoding": "quadratic"},
+            "it has no content: attention_to_conv makes a convolution of it",
+        ),
     ],
     ids=["content", "position"],
 )

@@ -33,7 +33,11 @@ NETWORKS = {
 def measured(name):
     make, size, grid = NETWORKS[name]
     network = make()
-    return network, report_of(network, attention_maps(network, images(size)), grid), images(size, 60)
+    return (
+        network,
+        report_of(network, attention_maps(network, images(size)), grid),
+        images(size, 60),
+    )
 
 
 def attention_of(network):
@@ -48,8 +52,14 @@ def test_refitted_layers_are_nearer_on_images_held_out(name):
     _, record = replace_convolutional_heads(network, report, heads=heads, refit=x)
     assert without.refinement is None
     assert record.refinement is not None
-    assert [layer.name for layer in record.refinement.layers] == [layer.name for layer in report.layers]
-    assert (record.refinement.fitted, record.refinement.held_out, record.refinement.left_alone) == (48, 12, ())
+    assert [layer.name for layer in record.refinement.layers] == [
+        layer.name for layer in report.layers
+    ]
+    assert (record.refinement.fitted, record.refinement.held_out, record.refinement.left_alone) == (
+        48,
+        12,
+        (),
+    )
     assert all(layer.kept and layer.after < layer.before for layer in record.refinement.layers)
 
 
@@ -70,7 +80,9 @@ def test_a_refitted_layer_is_nearer_on_images_that_it_has_not_seen():
     made, record = replace_convolutional_heads(**options, refit=x[:160])
     assert record.refinement is not None
     exact = outputs_of_layer(network, x[160:])
-    away = [(outputs_of_layer(net, x[160:]) - exact).square().mean().item() for net in (plain, made)]
+    away = [
+        (outputs_of_layer(net, x[160:]) - exact).square().mean().item() for net in (plain, made)
+    ]
     assert away[1] < away[0]
 
 
@@ -83,7 +95,12 @@ def test_only_output_matrices_change(name):
     made, _ = replace_convolutional_heads(network, report, heads=heads, refit=x)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     (output,) = {id(layer.output): layer.output for layer in attention_of(made)}.values()
-    own = {f"{name}.{key}" for name, part in made.named_modules() if part is output for key in ("weight", "bias")}
+    own = {
+        f"{name}.{key}"
+        for name, part in made.named_modules()
+        if part is output
+        for key in ("weight", "bias")
+    }
     states = plain.state_dict(), made.state_dict()
     assert {key for key in states[0] if not torch.equal(states[0][key], states[1][key])} == own
     assert {p.requires_grad for p in made.parameters()} == {True}
@@ -100,7 +117,9 @@ def test_the_matrix_is_that_of_least_squares():
     fit = x[torch.arange(len(x)) % 5 != 4]
     rows, wanted = [], []
     handles = [
-        old.output.register_forward_pre_hook(lambda _, given: rows.append(given[0].detach().flatten(0, 1).double())),
+        old.output.register_forward_pre_hook(
+            lambda _, given: rows.append(given[0].detach().flatten(0, 1).double())
+        ),
         network.blocks[0].attn.register_forward_hook(
             lambda *met: wanted.append(met[2].detach().flatten(0, 1).double())
         ),
@@ -112,7 +131,9 @@ def test_the_matrix_is_that_of_least_squares():
         handle.remove()
     features = torch.cat([rows[0], torch.ones(len(rows[0]), 1)], 1)
     start = torch.cat([old.output.weight.double(), old.output.bias.double()[:, None]], 1)
-    penalty = (1e-3 * features.square().sum(0).mean()) ** 0.5 * torch.eye(features.shape[1]).double()
+    penalty = (1e-3 * features.square().sum(0).mean()) ** 0.5 * torch.eye(
+        features.shape[1]
+    ).double()
     change = torch.linalg.lstsq(
         torch.cat([features, penalty]),
         torch.cat([wanted[0] - features @ start.mT, torch.zeros(len(penalty), len(start))]),
@@ -126,18 +147,24 @@ def test_a_fit_that_does_not_help_is_undone(monkeypatch):
     name = report.layers[0].name
     plain, _ = replace_convolutional_heads(network, report, heads=[(name, 0)])
     add = fit.NormalEquations.add
-    monkeypatch.setattr(fit.NormalEquations, "add", lambda sums, x, errors: add(sums, x, -errors))  # fits the wrong way
+    monkeypatch.setattr(
+        fit.NormalEquations, "add", lambda sums, x, errors: add(sums, x, -errors)
+    )  # fits the wrong way
     made, record = replace_convolutional_heads(network, report, heads=[(name, 0)], refit=x)
     assert record.refinement is not None
     (layer,) = record.refinement.layers
     assert not layer.kept
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), made.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), made.parameters(), strict=True)
+    )
     assert "not kept" in record.summary()
 
 
 def test_the_trial_is_that_of_the_refitted_network():
     network, report, x = measured("timm")
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report), refit=x[:40], images=x[40:])
+    made, record = replace_convolutional_heads(
+        network, report, heads=every_head(report), refit=x[:40], images=x[40:]
+    )
     assert record.trial is not None
     largest = (outputs(made, x[40:]) - outputs(network, x[40:])).abs().max().item()
     assert record.trial.largest_change == pytest.approx(largest, rel=1e-4)
@@ -149,7 +176,9 @@ def test_nothing_replaced_is_nothing_refitted():
     network, report, x = measured("timm")
     made, record = replace_convolutional_heads(network, report, threshold=1.0, refit=x)
     assert record.refinement is None
-    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), made.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(network.parameters(), made.parameters(), strict=True)
+    )
 
 
 def test_modes_and_random_numbers_stay():
@@ -200,5 +229,8 @@ def test_autocast_does_not_hide_a_fit():
 def test_layers_without_an_output_matrix_are_refused():
     network, x = bert(), words()
     report = report_of(network, attention_maps(network, x), (11,), 0)
-    with pytest.raises(ArgumentError, match=r"refit must be None, because .*another module applies its output matrix"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"refit must be None, because .*another module applies its output matrix",
+    ):
         replace_convolutional_heads(network, report, heads=every_head(report), refit=words(count=6))

@@ -77,12 +77,19 @@ def test_what_is_no_report(network, wrong, without_type_checks):
 
 def test_a_report_of_another_network(network, report):
     with pytest.raises(
-        ArgumentError, match=r"report must be of this network, but this one has no layer 'blocks.0.attn'"
+        ArgumentError,
+        match=r"report must be of this network, but this one has no layer 'blocks.0.attn'",
     ):
         replace_convolutional_heads(torchvision_vit(), report)
-    with pytest.raises(ArgumentError, match=r"report must be of this network, where blocks.0.attn is a timm"):
-        replace_convolutional_heads(network, with_layer(report, kind="timm.layers.attention.AttentionRope"))
-    with pytest.raises(ArgumentError, match=r"report must be of this network, but blocks.0.attn has 9 heads"):
+    with pytest.raises(
+        ArgumentError, match=r"report must be of this network, where blocks.0.attn is a timm"
+    ):
+        replace_convolutional_heads(
+            network, with_layer(report, kind="timm.layers.attention.AttentionRope")
+        )
+    with pytest.raises(
+        ArgumentError, match=r"report must be of this network, but blocks.0.attn has 9 heads"
+    ):
         replace_convolutional_heads(timm_vit(num_heads=9), report)
     with pytest.raises(ArgumentError, match=r"has no layer 'blocks.1.attn'"):
         replace_convolutional_heads(timm_vit(depth=1), report)
@@ -92,7 +99,9 @@ def test_a_report_that_contradicts_itself(network, report):
     with pytest.raises(ArgumentError, match="report must have layers"):
         replace_convolutional_heads(network, replace(report, layers=()))
     with pytest.raises(ArgumentError, match="report must name each layer once"):
-        replace_convolutional_heads(network, replace(report, layers=(report.layers[0], report.layers[0])))
+        replace_convolutional_heads(
+            network, replace(report, layers=(report.layers[0], report.layers[0]))
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,9 +133,15 @@ def test_counts_of_random_heads(report, count, without_type_checks):
 
 @pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**64, -(2**63) - 1], ids=repr)
 def test_seeds_of_random_heads(report, seed, without_type_checks):
-    with pytest.raises(ArgumentError, match=r"^seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, but is "):
+    with pytest.raises(
+        ArgumentError, match=r"^seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, but is "
+    ):
         random_heads(report, 1, seed=seed)
-    assert len(random_heads(report, 1, seed=-(2**63))) == len(random_heads(report, 1, seed=2**64 - 1)) == 1
+    assert (
+        len(random_heads(report, 1, seed=-(2**63)))
+        == len(random_heads(report, 1, seed=2**64 - 1))
+        == 1
+    )
 
 
 def test_random_heads_of_what_is_no_report(without_type_checks):
@@ -138,7 +153,10 @@ def test_layers_that_run_twice():
     network = timm_vit()
     network.blocks[1].attn = network.blocks[0].attn
     report = analyze(network, images(), controls=(), progress=False)
-    with pytest.raises(UnsupportedModelError, match=r"^blocks\.0\.attn runs more than once on an image, and its heads"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^blocks\.0\.attn runs more than once on an image, and its heads",
+    ):
         replace_convolutional_heads(network, report)
 
 
@@ -159,10 +177,13 @@ def test_grids_of_another_size(prefix, size):
     made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
     made(images())
     grid = f"{size[0] // 4} x {size[1] // 4}"
-    with pytest.raises(ShapeError, match=f"images must be cut into 5 x 7 patches, .* but these are cut into {grid}"):
+    with pytest.raises(
+        ShapeError, match=f"images must be cut into 5 x 7 patches, .* but these are cut into {grid}"
+    ):
         made(images(size))
     with pytest.raises(
-        ShapeError, match=rf"tokens must be {35 + prefix} \({prefix} prefix and 5 x 7 positions\), .* 26"
+        ShapeError,
+        match=rf"tokens must be {35 + prefix} \({prefix} prefix and 5 x 7 positions\), .* 26",
     ):
         made.blocks[0].attn(torch.zeros(1, 26, 18))
 
@@ -178,7 +199,9 @@ def test_other_grids_of_other_libraries(make, options):
     made, _ = replace_convolutional_heads(network, report, heads=[(report.layers[0].name, 0)])
     made = copy.deepcopy(made)
     made(images((28, 28)))
-    with pytest.raises(ShapeError, match=r"images must be cut into 7 x 7 patches, .* but these are cut into 1 x 49"):
+    with pytest.raises(
+        ShapeError, match=r"images must be cut into 7 x 7 patches, .* but these are cut into 1 x 49"
+    ):
         made(images((4, 196)), **options)
 
 
@@ -202,9 +225,15 @@ def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
     x, *sizes = given[tower]
     report = report_of(towers[tower], attention_maps(towers[tower], x), *sizes)
     layers = tuple(replace(layer, name=f"{tower}.{layer.name}") for layer in report.layers)
-    made, _ = replace_convolutional_heads(towers, replace(report, layers=layers), heads=[(layers[0].name, 0)])
+    made, _ = replace_convolutional_heads(
+        towers, replace(report, layers=layers), heads=[(layers[0].name, 0)]
+    )
     hooks = {name: [*part._forward_pre_hooks.values()] for name, part in made.named_modules()}
-    assert {name for name, found in hooks.items() if any(isinstance(hook, MeasuredGrid) for hook in found)} == bound
+    assert {
+        name
+        for name, found in hooks.items()
+        if any(isinstance(hook, MeasuredGrid) for hook in found)
+    } == bound
     if bound:
         with pytest.raises(ShapeError, match="images must be cut into 5 x 7 patches"):
             made["image"](images((20, 20)))
@@ -213,10 +242,13 @@ def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
 
 
 def test_networks_of_which_nothing_can_be_read(report):
-    network = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"attn": nn.Linear(3, 3)}) for _ in range(2)])})
+    network = nn.ModuleDict(
+        {"blocks": nn.ModuleList([nn.ModuleDict({"attn": nn.Linear(3, 3)}) for _ in range(2)])}
+    )
     layers = tuple(replace(layer, kind="torch.nn.modules.linear.Linear") for layer in report.layers)
     with pytest.raises(
-        UnsupportedModelError, match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of"
+        UnsupportedModelError,
+        match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of",
     ):
         replace_convolutional_heads(network, replace(report, layers=layers))
 
@@ -248,8 +280,14 @@ def test_layers_that_are_left_whole(network, report, changes, reason):
     [
         ({"position_score": Estimate(0.0005, nan)}, "its position score is below the threshold"),
         ({"position_score": Estimate(nan, nan)}, "its position score is not known"),
-        ({"kernel_share": Estimate(0.9, nan)}, "the report's radius holds less than 95% of its attention"),
-        ({"kernel_share": Estimate(nan, nan)}, "the report's radius holds less than 95% of its attention"),
+        (
+            {"kernel_share": Estimate(0.9, nan)},
+            "the report's radius holds less than 95% of its attention",
+        ),
+        (
+            {"kernel_share": Estimate(nan, nan)},
+            "the report's radius holds less than 95% of its attention",
+        ),
         ({"position_kernel": ()}, "the report holds no kernel of weights"),
         ({"position_kernel": (nan,) * 117}, "the report holds no kernel of weights"),
         ({"position_kernel": (1e308,) * 117}, "the report holds no kernel of weights"),
@@ -266,13 +304,19 @@ def test_heads_that_are_left(network, report, changes, reason):
 def test_keys_between_positions(network, report):
     halves = tuple((row / 2, col) for row, col in report.layers[0].displacements)
     found = reasons(network, with_layer(report, displacements=halves), heads=[("blocks.0.attn", 0)])
-    assert found == {0: "its keys lie between the positions", 1: "it was not named", 2: "it was not named"}
+    assert found == {
+        0: "its keys lie between the positions",
+        1: "it was not named",
+        2: "it was not named",
+    }
 
 
 @pytest.mark.parametrize("part", ["qkv", "attn_drop"])
 def test_hooks_that_would_be_lost(network, report, part):
     network.blocks[0].attn.get_submodule(part).register_forward_hook(lambda *_: None)
-    assert set(reasons(network, report).values()) == {f"its {part} has hooks, which would be lost; remove them first"}
+    assert set(reasons(network, report).values()) == {
+        f"its {part} has hooks, which would be lost; remove them first"
+    }
 
 
 def test_dropout_of_another_kind(network, report):
@@ -280,7 +324,9 @@ def test_dropout_of_another_kind(network, report):
     attention.attn_drop = nn.Identity()
     assert read_matrices(attention).dropout == 0
     attention.attn_drop = nn.AlphaDropout()
-    assert set(reasons(network, report).values()) == {"its attn_drop must be an nn.Dropout, but is a AlphaDropout"}
+    assert set(reasons(network, report).values()) == {
+        "its attn_drop must be an nn.Dropout, but is a AlphaDropout"
+    }
 
 
 def test_calls_that_heads_by_position_do_not_take(network, report):
@@ -289,7 +335,11 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
         made.blocks[0].attn(torch.zeros(1, 36, 18), attn_mask=torch.zeros(1, 1, 36, 36))
     text = bert()
     told = report_of(text, attention_maps(text, words()), (11,), 0)
-    layer = replace_convolutional_heads(text, told, heads=[(told.layers[0].name, 0)])[0].encoder.layer[0].attention.self
+    layer = (
+        replace_convolutional_heads(text, told, heads=[(told.layers[0].name, 0)])[0]
+        .encoder.layer[0]
+        .attention.self
+    )
     x = torch.zeros(1, 11, 15)
     causal = torch.ones(1, 1, 11, 11, dtype=torch.bool).tril()
     for given, message in (
@@ -303,13 +353,19 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     vision = torchvision_vit()
     told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
     layer = (
-        replace_convolutional_heads(vision, told, heads=[(told.layers[0].name, 0)])[0].encoder.layers[0].self_attention
+        replace_convolutional_heads(vision, told, heads=[(told.layers[0].name, 0)])[0]
+        .encoder.layers[0]
+        .self_attention
     )
     x = torch.zeros(1, 50, 15)
     for arguments, given, message in (
         ((x, x, x.clone()), {"need_weights": False}, "query, key and value must be one tensor"),
         ((x, x, x), {}, "need_weights must be False"),
-        ((x, x, x), {"need_weights": False, "attn_mask": torch.zeros(50, 50)}, "attn_mask must be None"),
+        (
+            (x, x, x),
+            {"need_weights": False, "attn_mask": torch.zeros(50, 50)},
+            "attn_mask must be None",
+        ),
         ((x, x, x), {"need_weights": False, "is_causal": True}, "is_causal must be False"),
     ):
         with pytest.raises(ArgumentError, match=message):
@@ -324,7 +380,9 @@ def test_a_computed_output_matrix_and_hooks_of_torchvision_are_not_lost():
     heads = [(told.layers[0].name, 0)]
     handle = attention.register_forward_hook(lambda *_: None)
     _, record = replace_convolutional_heads(vision, told, heads=heads)
-    assert [head.reason for head in record.left][:1] == ["it has hooks, which would be lost; remove them first"]
+    assert [head.reason for head in record.left][:1] == [
+        "it has hooks, which would be lost; remove them first"
+    ]
     handle.remove()
     parametrizations.weight_norm(attention.out_proj)
     _, record = replace_convolutional_heads(vision, told, heads=heads, same_weights=False)
@@ -343,7 +401,10 @@ def measured(network):
     ("changed", "named"),
     [
         (["blocks.1.attn.qkv.bias"], r"\(blocks.1.attn\)"),
-        (["blocks.0.attn.proj.weight", "blocks.1.attn.qkv.bias"], r"\(blocks.0.attn, blocks.1.attn\)"),
+        (
+            ["blocks.0.attn.proj.weight", "blocks.1.attn.qkv.bias"],
+            r"\(blocks.0.attn, blocks.1.attn\)",
+        ),
         (["blocks.0.mlp.fc1.weight"], r"\(other layers than those measured\)"),
     ],
 )
@@ -368,7 +429,10 @@ def test_an_older_report_without_a_digest_is_read_and_said_to_have_none(network,
     old = HeadReport.from_json(json.dumps(content))
     assert old.weights is None
     _, record = replace_convolutional_heads(network, old, heads=[("blocks.0.attn", 0)])
-    assert record.not_covered[-1] == "whether the report was measured with these weights: it holds no digest of them"
+    assert (
+        record.not_covered[-1]
+        == "whether the report was measured with these weights: it holds no digest of them"
+    )
 
 
 def torch_layer(**options):
@@ -380,12 +444,18 @@ UNREAD = {
         lambda: bert(is_decoder=True).encoder.layer[0].attention.self,
         "it is a decoder's, which sees only what comes before",
     ),
-    "keys of another width": (lambda: torch_layer(kdim=7), "its keys and values have widths of their own"),
+    "keys of another width": (
+        lambda: torch_layer(kdim=7),
+        "its keys and values have widths of their own",
+    ),
     "learned keys": (
         lambda: torch_layer(add_bias_kv=True),
         "it has learned keys and values beside the tokens",
     ),
-    "an empty key": (lambda: torch_layer(add_zero_attn=True), "it has learned keys and values beside the tokens"),
+    "an empty key": (
+        lambda: torch_layer(add_zero_attn=True),
+        "it has learned keys and values beside the tokens",
+    ),
     "images second": (lambda: torch_layer(batch_first=False), "its batch is the second axis"),
     "no attention": (lambda: nn.Linear(15, 15), "attention of its class is not replaced"),
 }
@@ -416,5 +486,7 @@ class Mapped(nn.Module):
 def test_networks_without_a_row_for_each_image_are_not_compared(last):
     network = nn.Sequential(timm_vit(), last())
     report = report_of(network, attention_maps(network, images()))
-    with pytest.raises(ArgumentError, match=r"the network must return a tensor with one row for each image$"):
+    with pytest.raises(
+        ArgumentError, match=r"the network must return a tensor with one row for each image$"
+    ):
         replace_convolutional_heads(network, report, images=images())

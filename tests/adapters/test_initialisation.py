@@ -76,7 +76,12 @@ def test_every_kernel(kernel):
 def test_the_matrices_of_heads_are_kept():
     network = vit(**VITS["12 heads of width 2"])
     made, record = convolutional_init(network)
-    assert (record.heads_before, record.heads, record.heads_at_centre, record.head_width) == (12, 12, 4, 2)
+    assert (record.heads_before, record.heads, record.heads_at_centre, record.head_width) == (
+        12,
+        12,
+        4,
+        2,
+    )
     for block, attention in zip(network.blocks, attentions(made), strict=True):
         parts = [attention.query, attention.key, attention.value]
         assert torch.equal(torch.cat([part.weight for part in parts]), block.attn.qkv.weight)
@@ -88,10 +93,14 @@ def test_the_matrices_of_heads_are_kept():
 def test_heads_are_added_by_a_generator():
     network = vit(**VITS["3 heads of width 7"])
     made, again, other = (
-        convolutional_init(network, generator=torch.Generator().manual_seed(seed))[0] for seed in (3, 3, 4)
+        convolutional_init(network, generator=torch.Generator().manual_seed(seed))[0]
+        for seed in (3, 3, 4)
     )
     for (name, one), two, three in zip(
-        made.state_dict().items(), again.state_dict().values(), other.state_dict().values(), strict=True
+        made.state_dict().items(),
+        again.state_dict().values(),
+        other.state_dict().values(),
+        strict=True,
     ):
         assert torch.equal(one, two)
         assert torch.equal(one, three) == (
@@ -118,7 +127,9 @@ def test_an_open_gate_is_the_network_as_it_was():
 
 def test_a_share_of_content_is_mixed_in():
     network = vit(**VITS["9 heads of width 2"]).double()
-    closed, open_one = (attentions(convolutional_init(network, content_share=share)[0])[0] for share in (0.0, 0.25))
+    closed, open_one = (
+        attentions(convolutional_init(network, content_share=share)[0])[0] for share in (0.0, 0.25)
+    )
     x = tokens(network, closed).double()
 
     def mixed(by_position, by_content, x):
@@ -145,13 +156,21 @@ def test_a_closed_gate_opens():
 
 def test_soft_heads_learn_where_they_look():
     made, record = convolutional_init(vit(**VITS["9 heads of width 2"]), sharpness=5, content=False)
-    assert (record.exact, record.verdict, record.sharpness) == (False, "different", pytest.approx(5))
+    assert (record.exact, record.verdict, record.sharpness) == (
+        False,
+        "different",
+        pytest.approx(5),
+    )
     assert all(0 < layer.measured_error <= layer.bound for layer in record.layers)
     made(pixels()).square().sum().backward()
-    assert all(attention.layer.encoding.centres.grad.abs().min() > 0 for attention in attentions(made))
+    assert all(
+        attention.layer.encoding.centres.grad.abs().min() > 0 for attention in attentions(made)
+    )
 
 
-@pytest.mark.parametrize("options", [VITS["3 heads of width 7"], VITS["registers"], VITS["patches alone"]])
+@pytest.mark.parametrize(
+    "options", [VITS["3 heads of width 7"], VITS["registers"], VITS["patches alone"]]
+)
 def test_without_content_the_network_is_one_of_convolutions(options):
     network = vit(**options)
     made, record = convolutional_init(network, content=False)
@@ -186,12 +205,16 @@ def test_what_a_gated_layer_does_by_position_is_a_convolution():
     def by_convolution(conv, x):
         return conv(x[:, 1:].mT.unflatten(-1, GRID)).flatten(2).mT
 
-    assert_within_budget(attention(x)[:, 1:], by_convolution(conv, x), roundings(by_convolution, conv, x))
+    assert_within_budget(
+        attention(x)[:, 1:], by_convolution(conv, x), roundings(by_convolution, conv, x)
+    )
 
 
 def test_the_gated_layers_are_not_those_that_become_convolutions():
     made, _ = convolutional_init(vit(**VITS["12 heads of width 2"]))
-    with pytest.raises(ConversionError, match="it has no RelativeAttention layers; other kinds of attention"):
+    with pytest.raises(
+        ConversionError, match="it has no RelativeAttention layers; other kinds of attention"
+    ):
         network_to_conv(made)
 
 
@@ -216,7 +239,10 @@ def test_attention_that_pools_is_left_alone(pool):
 
 
 ARGUMENTS = {
-    "kernel_size": ({"kernel_size": 0}, r"^kernel_size must be an integer of at least 1, or 2 of them, but is 0$"),
+    "kernel_size": (
+        {"kernel_size": 0},
+        r"^kernel_size must be an integer of at least 1, or 2 of them, but is 0$",
+    ),
     "no middle": (
         {"kernel_size": (3, 2)},
         r"^kernel_size must be odd, so that there is a patch in the middle, but is \(3, 2\)$",
@@ -226,8 +252,14 @@ ARGUMENTS = {
         {"sharpness": True},
         r"^sharpness must be a positive finite number, but is True$",
     ),
-    "generator": ({"generator": 0}, r"^generator must be a torch.Generator or None, but is of type int$"),
-    "content_share": ({"content_share": 1.0}, r"^content_share must be a share in \[0, 1\), but is 1\.0$"),
+    "generator": (
+        {"generator": 0},
+        r"^generator must be a torch.Generator or None, but is of type int$",
+    ),
+    "content_share": (
+        {"content_share": 1.0},
+        r"^content_share must be a share in \[0, 1\), but is 1\.0$",
+    ),
     "content": ({"content": "open"}, r"^content must be \"gated\" or False, but is 'open'$"),
     "a share of nothing": (
         {"content": False, "content_share": 0.5},
@@ -257,7 +289,10 @@ def test_masks_are_refused():
     message = r"^attn_mask must be None: heads that attend by position take no mask$"
     with pytest.raises(ConvAttnError, match=message):
         made.forward_features(pixels(), attn_mask=torch.ones(36, 36))
-    with pytest.raises(ConvAttnError, match=r"^is_causal must be False, but is True: patches have no order in time$"):
+    with pytest.raises(
+        ConvAttnError,
+        match=r"^is_causal must be False, but is True: patches have no order in time$",
+    ):
         made.forward_features(pixels(), is_causal=True)
 
 

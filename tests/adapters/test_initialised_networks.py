@@ -68,7 +68,9 @@ def test_another_size_set_later():
 
 def test_tokens_that_are_no_grid_are_refused():
     made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
-    with pytest.raises(ShapeError, match=r"^tokens must be 36 \(1 prefix and 5 x 7 patches\), but are 35$"):
+    with pytest.raises(
+        ShapeError, match=r"^tokens must be 36 \(1 prefix and 5 x 7 patches\), but are 35$"
+    ):
         made.blocks(torch.zeros(2, 35, 18))
 
 
@@ -86,7 +88,9 @@ def test_dtype_mode_and_what_learns_are_kept(dtype, content):
     assert (first.training, second.training, second.after.training) == (False, True, False)
     learns = {name: parameter.requires_grad for name, parameter in first.named_parameters()}
     frozen = {"query.weight", "query.bias", "key.weight", "key.bias", "value.weight", "value.bias"}
-    assert {name for name, on in learns.items() if not on} == (frozen if content else {"layer.values.value"})
+    assert {name for name, on in learns.items() if not on} == (
+        frozen if content else {"layer.values.value"}
+    )
     assert {p.dtype for name, p in made.named_parameters() if "encoding" not in name} == {dtype}
     assert made(pixels().to(dtype)).dtype == dtype
 
@@ -116,7 +120,9 @@ def test_networks_export(content):
     with torch.no_grad():
         exported = torch.export.export(made, (pixels(),), strict=False).module()
         x = pixels().flip(0)
-        assert_within_budget(exported(x), copy.deepcopy(made).double()(x.double()), roundings(call, made, x))
+        assert_within_budget(
+            exported(x), copy.deepcopy(made).double()(x.double()), roundings(call, made, x)
+        )
 
 
 COMPILED = """
@@ -143,7 +149,10 @@ for content in ("gated", False):
 @pytest.mark.slow
 def test_networks_compile_to_one_graph_for_any_size():
     """In a process of its own: the type checks of the test run would break the graph."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+    }
     command = [sys.executable, "-c", COMPILED]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert found.stdout.splitlines() == ["within its budget"] * 4
@@ -151,11 +160,15 @@ def test_networks_compile_to_one_graph_for_any_size():
 
 def test_the_grid_is_that_of_the_last_images():
     patches = nn.Conv2d(3, 4, 2, 2)
-    grid = PatchGrid((5, 7), lambda module, image: (image[0] // module.stride[0], image[1] // module.stride[1]))
+    grid = PatchGrid(
+        (5, 7), lambda module, image: (image[0] // module.stride[0], image[1] // module.stride[1])
+    )
     patches.register_forward_pre_hook(grid)
     patches(torch.zeros(1, 3, 22, 6))
     assert (grid.sizes, repr(grid), grid.require(34, 1)) == ((11, 3), "11 x 3 patches", (11, 3))
-    with pytest.raises(ShapeError, match=r"^tokens must be 35 \(2 prefix and 11 x 3 patches\), but are 37$"):
+    with pytest.raises(
+        ShapeError, match=r"^tokens must be 35 \(2 prefix and 11 x 3 patches\), but are 37$"
+    ):
         grid.require(37, 2)
 
 

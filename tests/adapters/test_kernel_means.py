@@ -61,7 +61,9 @@ def test_means_are_sums_over_pairs(name, masked, road):
     sizes, box, first = CASES[name]
     torch.manual_seed(0)
     kernel, values = torch.rand(3, *box), torch.randn(2, 3, prod(sizes), 2)
-    present = torch.rand(2, prod(sizes)) < 0.7 if masked else torch.ones(2, prod(sizes), dtype=torch.bool)
+    present = (
+        torch.rand(2, prod(sizes)) < 0.7 if masked else torch.ones(2, prod(sizes), dtype=torch.bool)
+    )
     means = KernelMeans(kernel, first)
     assert means.convolves(sizes) == (road == "convolution")
     y = means(values, sizes, present if masked else None)
@@ -77,7 +79,9 @@ def test_the_check_rejects_zeros_around_the_border(road):
     image = values.mT.reshape(1, -1, *sizes)
     dark = torch.conv2d(image, kernel.repeat_interleave(2, 0)[:, None], padding=1, groups=6)
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(dark.view(1, 3, 2, -1).mT, *references(kernel, values, first, sizes, present))
+        assert_within_budget(
+            dark.view(1, 3, 2, -1).mT, *references(kernel, values, first, sizes, present)
+        )
 
 
 def test_no_weight_left_gives_zero(road):
@@ -90,7 +94,10 @@ def test_no_weight_left_gives_zero(road):
 def test_both_ways_have_the_same_gradients(monkeypatch):
     sizes, box, first = CASES["3 x 3"]
     torch.manual_seed(0)
-    means, values = KernelMeans(torch.rand(3, *box).double(), first), torch.randn(2, 3, prod(sizes), 2).double()
+    means, values = (
+        KernelMeans(torch.rand(3, *box).double(), first),
+        torch.randn(2, 3, prod(sizes), 2).double(),
+    )
 
     def gradients(means, values):
         x = values.detach().requires_grad_()
@@ -141,8 +148,13 @@ def test_large_kernels_reach_borders_that_a_head_looks_past(learns):
     if learns:
         (gradient,) = torch.autograd.grad(y.sum(), [values])
         total = means.weights((48, 48)).double().sum(1)[:, :, None].detach()
-        assert (gradient - total).abs().max() <= 48 * 48 * torch.finfo(torch.float32).eps * total.max()
+        assert (gradient - total).abs().max() <= 48 * 48 * torch.finfo(
+            torch.float32
+        ).eps * total.max()
 
 
 def test_it_tells_its_taps():
-    assert repr(KernelMeans(torch.rand(3, 2, 5), (-1, -2))) == "KernelMeans(3 heads, 2 x 5 from (-1, -2))"
+    assert (
+        repr(KernelMeans(torch.rand(3, 2, 5), (-1, -2)))
+        == "KernelMeans(3 heads, 2 x 5 from (-1, -2))"
+    )

@@ -7,7 +7,14 @@ from math import prod
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import GRID, attention_maps, every_head, fixed_weights, outputs, report_of
+from tests.adapters.report_cases import (
+    GRID,
+    attention_maps,
+    every_head,
+    fixed_weights,
+    outputs,
+    report_of,
+)
 from torch import nn
 
 from convattn.heads.convolved_attention import KernelMeans
@@ -24,7 +31,9 @@ class Planted(nn.Module):
         width = 6
         self.attn = timm.layers.Attention(width * len(shifts), num_heads=len(shifts))
         cells = torch.cartesian_prod(*(torch.arange(float(size)) for size in GRID))
-        self.register_buffer("places", torch.cat([torch.ones(len(cells), 1), cells, cells.square().sum(1, True)], 1))
+        self.register_buffer(
+            "places", torch.cat([torch.ones(len(cells), 1), cells, cells.square().sum(1, True)], 1)
+        )
         with torch.no_grad():
             query, key, _ = self.attn.qkv.weight.view(3, len(shifts), width, -1)
             query.zero_()
@@ -50,13 +59,20 @@ def planted(sharpness, dtype=torch.float64, *, known=True):
     network = Planted(SHIFTS, sharpness).to(dtype).eval()
     x = torch.randn(2, prod(GRID), 18, dtype=dtype)
     tokens = torch.cat([network.places.expand(2, -1, -1), x[..., 4:]], 2)
-    report = report_of(network, {"attn": next(iter(attention_maps(Holder(network.attn), tokens).values()))}, prefix=0)
+    report = report_of(
+        network,
+        {"attn": next(iter(attention_maps(Holder(network.attn), tokens).values()))},
+        prefix=0,
+    )
     if known:
         (layer,) = report.layers
         shifts = torch.tensor(layer.displacements, dtype=torch.float64)
         scores = [-sharpness * (shifts - torch.tensor(shift)).square().sum(1) for shift in SHIFTS]
         kernels = [tuple(score.softmax(0).tolist()) for score in scores]
-        heads = [replace(head, position_kernel=kernel) for head, kernel in zip(layer.heads, kernels, strict=True)]
+        heads = [
+            replace(head, position_kernel=kernel)
+            for head, kernel in zip(layer.heads, kernels, strict=True)
+        ]
         measured = replace(layer.measured, heads=tuple(heads))
         report = replace(report, layers=(replace(layer, measured=measured),))
     return network, x, report
@@ -78,19 +94,27 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
     """At borders and corners too, where softmax leaves out what does not exist."""
     network, x, report = planted(sharpness)
     narrow = copy.deepcopy(network).float()
-    made, record = replace_convolutional_heads(narrow, report, 0.5, images=x.float(), same_weights=False)
+    made, record = replace_convolutional_heads(
+        narrow, report, 0.5, images=x.float(), same_weights=False
+    )
     assert len(record.replaced) == 3
     assert record.layers_without_softmax == ("attn",)
-    assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
+    assert_within_budget(
+        outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float())
+    )
 
 
 def test_the_check_rejects_a_kernel_of_plain_means():
     """A planted fault: mean weights in place of the kernel add the borders' weights everywhere."""
     network, x, report = planted(20.0, known=False)
     narrow = copy.deepcopy(network).float()
-    made, _ = replace_convolutional_heads(narrow, report, heads=every_head(report), same_weights=False)
+    made, _ = replace_convolutional_heads(
+        narrow, report, heads=every_head(report), same_weights=False
+    )
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float()))
+        assert_within_budget(
+            outputs(made, x.float()), outputs(network, x), roundings(outputs, narrow, x.float())
+        )
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 20.0], ids=["soft", "hard"])
@@ -98,7 +122,10 @@ def test_boxes_contain_no_displacement_and_all_weight_but_rounding(sharpness):
     groups = measured_heads(planted(sharpness)[2].layers[0], (0, 1, 2))
     assert sorted(head for group in groups for head in group.heads) == [0, 1, 2]
     for group in groups:
-        assert all(first <= 0 < first + size for first, size in zip(group.first, group.kernel.shape[1:], strict=True))
+        assert all(
+            first <= 0 < first + size
+            for first, size in zip(group.first, group.kernel.shape[1:], strict=True)
+        )
         assert (group.kernel.flatten(1).sum(1) - 1).abs().max() < 1e-12
     boxes = {group.heads: (group.first, tuple(group.kernel.shape[1:])) for group in groups}
     hard = {(0, 1, 2): ((0, -1), (2, 2))}
@@ -111,8 +138,13 @@ def test_heads_of_which_kernels_differ_much_in_size_run_apart():
     (layer,) = report.layers
     wide = replace(layer.heads[1], position_kernel=(1.0,) * len(layer.displacements))
     heads = (layer.heads[0], wide, layer.heads[2])
-    groups = measured_heads(replace(layer, measured=replace(layer.measured, heads=heads)), (0, 1, 2))
-    assert [(group.heads, tuple(group.kernel.shape[1:])) for group in groups] == [((0, 2), (1, 2)), ((1,), (9, 13))]
+    groups = measured_heads(
+        replace(layer, measured=replace(layer.measured, heads=heads)), (0, 1, 2)
+    )
+    assert [(group.heads, tuple(group.kernel.shape[1:])) for group in groups] == [
+        ((0, 2), (1, 2)),
+        ((1,), (9, 13)),
+    ]
 
 
 @pytest.mark.parametrize("rest", [1e-6, 1e-9, 1e-12])

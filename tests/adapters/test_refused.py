@@ -21,11 +21,20 @@ NETWORKS = {
     "swin_tiny_patch4_window7_224": ("SwinTransformer", WINDOWS),
     "swinv2_tiny_window8_256": ("SwinTransformerV2", WINDOWS),
     "samvit_base_patch16_224": ("VisionTransformerSAM", WINDOWS),
-    "vit_relpos_small_patch16_224": ("VisionTransformerRelPos", "it has its own relative positions"),
+    "vit_relpos_small_patch16_224": (
+        "VisionTransformerRelPos",
+        "it has its own relative positions",
+    ),
     "beit_base_patch16_224": ("Beit", "it has its own relative positions"),
     "eva02_tiny_patch14_224": ("Eva", "it rotates queries and keys by their positions"),
-    "naflexvit_base_patch16_gap": ("NaFlexVit", "supported are VisionTransformer and VisionTransformerDistilled of"),
-    "cait_xxs24_224": ("Cait", "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel"),
+    "naflexvit_base_patch16_gap": (
+        "NaFlexVit",
+        "supported are VisionTransformer and VisionTransformerDistilled of",
+    ),
+    "cait_xxs24_224": (
+        "Cait",
+        "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel",
+    ),
 }
 
 
@@ -77,12 +86,18 @@ PARTS = {
         gated_heads,
         "  blocks.0.attn (Attention): it multiplies the heads' outputs by a gate, which no convolution does",
     ),
-    "hooks": (hooked, "  blocks.0.attn (Attention): it has hooks, which would be lost; remove them first"),
+    "hooks": (
+        hooked,
+        "  blocks.0.attn (Attention): it has hooks, which would be lost; remove them first",
+    ),
     "parametrised": (
         weight_normalised,
         "  blocks.0.attn (Attention): its qkv has a parametrised weight; make it permanent first",
     ),
-    "replaced": (replaced, "  blocks.0.attn (Attention): its proj must be an nn.Linear, but is a Sequential"),
+    "replaced": (
+        replaced,
+        "  blocks.0.attn (Attention): its proj must be an nn.Linear, but is a Sequential",
+    ),
     "dropped patches": (
         lambda: vit(**WIDTHS, patch_drop_rate=0.5),
         "  patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",
@@ -110,9 +125,13 @@ def test_parts_are_refused_by_name(build, line):
 
 
 def test_what_is_no_network_or_has_no_weights_is_refused(without_type_checks):
-    with pytest.raises(ArgumentError, match=r"^vit must be a network \(torch\.nn\.Module\), but is of type str$"):
+    with pytest.raises(
+        ArgumentError, match=r"^vit must be a network \(torch\.nn\.Module\), but is of type str$"
+    ):
         convolutional_init("vit_tiny_patch16_224")
-    with pytest.raises(ArgumentError, match=r"^vit must have weights, but cls_token is on the meta device$"):
+    with pytest.raises(
+        ArgumentError, match=r"^vit must have weights, but cls_token is on the meta device$"
+    ):
         convolutional_init(vit(**WIDTHS).to("meta"))
 
 
@@ -120,7 +139,8 @@ def test_numbers_that_are_not_finite_are_refused():
     network = unfinished()
     before = fingerprint(network)
     with pytest.raises(
-        UnsupportedModelError, match=r"^blocks\.0\.attn: .* must be finite, but holds \d+ NaN or infinite numbers?$"
+        UnsupportedModelError,
+        match=r"^blocks\.0\.attn: .* must be finite, but holds \d+ NaN or infinite numbers?$",
     ):
         convolutional_init(network)
     assert_unchanged(network, before)

@@ -18,15 +18,22 @@ def test_changes_and_predictions_are_those_of_both_outputs():
     made, record = replace_convolutional_heads(network, report, heads=every_head(report), images=x)
     # In the trial's batches: torch may round the same words otherwise in a larger one.
     batches = x.split(record.trial.batch)
-    before, after = (torch.cat([outputs(net, batch) for batch in batches]).double() for net in (network, made))
+    before, after = (
+        torch.cat([outputs(net, batch) for batch in batches]).double() for net in (network, made)
+    )
     changed = (before.argmax(-1) != after.argmax(-1)).sum()
     assert changed > 0
-    assert (record.trial.predictions, record.trial.predictions_changed) == (before[..., 0].numel(), changed)
+    assert (record.trial.predictions, record.trial.predictions_changed) == (
+        before[..., 0].numel(),
+        changed,
+    )
     assert (record.trial.images, record.trial.outputs) == (len(before), before[0].numel())
     assert record.trial.largest_change == (after - before).abs().max()
     # Two sums of n squares each err by at most n roundings.
     rounding = 2 * before.numel() * torch.finfo(torch.float64).eps
-    assert record.trial.relative_change == pytest.approx(((after - before).norm() / before.norm()).item(), rel=rounding)
+    assert record.trial.relative_change == pytest.approx(
+        ((after - before).norm() / before.norm()).item(), rel=rounding
+    )
 
 
 def test_times_are_medians_for_an_image(monkeypatch):

@@ -22,7 +22,11 @@ class Across(nn.MultiheadAttention):
 
     def forward(self, tokens, **options):
         """Takes queries from the first entries of each token, keys and values from others."""
-        q, k, v = tokens[:, :QUERIES, :6], tokens[:, QUERIES:, : self.kdim], tokens[:, QUERIES:, : self.vdim]
+        q, k, v = (
+            tokens[:, :QUERIES, :6],
+            tokens[:, QUERIES:, : self.kdim],
+            tokens[:, QUERIES:, : self.vdim],
+        )
         return super().forward(q, k, v, **self.masks, **options)
 
 
@@ -66,9 +70,14 @@ CASES = {
     "added, of every head": {"masks": {"attn_mask": added(IMAGES * HEADS, QUERIES, KEYS)}},
     "padding": {"masks": {"key_padding_mask": hidden(IMAGES, KEYS)}},
     "padding, added": {"masks": {"key_padding_mask": added(IMAGES, KEYS)}},
-    "both": {"masks": {"attn_mask": hidden(QUERIES, KEYS), "key_padding_mask": hidden(IMAGES, KEYS)}},
+    "both": {
+        "masks": {"attn_mask": hidden(QUERIES, KEYS), "key_padding_mask": hidden(IMAGES, KEYS)}
+    },
     "both, added": {
-        "masks": {"attn_mask": added(IMAGES * HEADS, QUERIES, KEYS), "key_padding_mask": added(IMAGES, KEYS)}
+        "masks": {
+            "attn_mask": added(IMAGES * HEADS, QUERIES, KEYS),
+            "key_padding_mask": added(IMAGES, KEYS),
+        }
     },
 }
 
@@ -82,7 +91,9 @@ def made(options):
 
 
 def in_dtype(masks, dtype):
-    return {name: mask.to(dtype) if mask.is_floating_point() else mask for name, mask in masks.items()}
+    return {
+        name: mask.to(dtype) if mask.is_floating_point() else mask for name, mask in masks.items()
+    }
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
@@ -98,7 +109,9 @@ def test_weights_are_those_that_the_module_gives_out(options):
     wide = made({**options, "masks": in_dtype(options.get("masks", {}), torch.float64)}).double()
     assert call.weights.shape == (IMAGES, 1, HEADS, QUERIES, KEYS)
     assert_within_budget(
-        call.weights[:, 0], given_out(wide, tokens.double()), roundings(given_out, made(options), tokens)
+        call.weights[:, 0],
+        given_out(wide, tokens.double()),
+        roundings(given_out, made(options), tokens),
     )
     assert call.error <= call.budget
     assert call.normalised
@@ -106,7 +119,9 @@ def test_weights_are_those_that_the_module_gives_out(options):
 
 def test_keys_that_a_mask_hides_have_no_weight():
     mask, calls = hidden(IMAGES * HEADS, QUERIES, KEYS), []
-    watch(made({"masks": {"attn_mask": mask}}), torch.randn(IMAGES, QUERIES + KEYS, 6), calls.append)
+    watch(
+        made({"masks": {"attn_mask": mask}}), torch.randn(IMAGES, QUERIES + KEYS, 6), calls.append
+    )
     weights = calls[0].weights[:, 0]
     assert torch.equal(weights == 0, mask.view(IMAGES, HEADS, QUERIES, KEYS))
 
@@ -122,7 +137,9 @@ class Direct(nn.MultiheadAttention):
         x = tokens.transpose(0, 1)
         projected = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
         out = (self.out_proj.weight, self.out_proj.bias)
-        return nn.functional.multi_head_attention_forward(x, x, x, 6, HEADS, *projected, *out, **self.masks)[0]
+        return nn.functional.multi_head_attention_forward(
+            x, x, x, 6, HEADS, *projected, *out, **self.masks
+        )[0]
 
 
 DIRECT = {
@@ -141,7 +158,9 @@ def test_masks_of_truth_values_are_those_of_added_infinity(name, sizes, whole):
         torch.manual_seed(0)
         watch(Direct(**{name: given}), tokens, found.append)
     assert torch.equal(found[0].weights, found[1].weights)
-    assert torch.equal(found[0].weights[:, 0] == 0, mask.view(whole).expand(IMAGES, HEADS, KEYS, KEYS))
+    assert torch.equal(
+        found[0].weights[:, 0] == 0, mask.view(whole).expand(IMAGES, HEADS, KEYS, KEYS)
+    )
 
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
@@ -149,7 +168,8 @@ def test_keys_that_are_no_tokens_are_refused_by_name_where_they_are_read(options
     tokens, calls = torch.randn(IMAGES, QUERIES + KEYS, 6), []
     network = nn.Sequential(Whole(**options), Whole())
     with pytest.raises(
-        UnsupportedModelError, match=r"^0 \(Whole\): weights of .* are not those of 1 groups of 18 queries and 18 keys$"
+        UnsupportedModelError,
+        match=r"^0 \(Whole\): weights of .* are not those of 1 groups of 18 queries and 18 keys$",
     ):
         watch(network, tokens, calls.append)
     watch(network, tokens, calls.append, layers="1")

@@ -54,7 +54,12 @@ def test_every_model(kind, field, shape, heads):
     before = fingerprint(network)
     made, record = convolutional_init(network)
     assert_unchanged(network, before)
-    assert (record.exact, record.passed, record.grid, record.prefix_tokens) == (True, True, (5, 7), 1)
+    assert (record.exact, record.passed, record.grid, record.prefix_tokens) == (
+        True,
+        True,
+        (5, 7),
+        1,
+    )
     assert (record.heads_before, record.heads, record.model) == (heads, max(heads, 9), kind)
     if shape is not None:
         assert getattr(made(pixel_values=pixels()), field).shape == shape
@@ -62,7 +67,9 @@ def test_every_model(kind, field, shape, heads):
     for attention in attentions(made):
         x = torch.randn(2, 36, 24)
         with torch.no_grad():
-            assert_within_budget(attention(x)[:, 1:], *convolved_by_heads(attention, x, record.heads, (3, 3)))
+            assert_within_budget(
+                attention(x)[:, 1:], *convolved_by_heads(attention, x, record.heads, (3, 3))
+            )
 
 
 def test_an_open_gate_is_the_network_as_it_was():
@@ -143,9 +150,14 @@ def test_other_layouts_and_models_are_refused():
     network.layers[0].attention.query = network.layers[0].attention.q_proj
     del network.layers[0].attention.q_proj
     with pytest.raises(
-        UnsupportedModelError, match=r"layers\.0\.attention \(ViTAttention\): it has no q_proj: only the layout"
+        UnsupportedModelError,
+        match=r"layers\.0\.attention \(ViTAttention\): it has no q_proj: only the layout",
     ):
         convolutional_init(network)
-    swin = transformers.SwinModel(transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=28))
-    with pytest.raises(UnsupportedModelError, match="SwinModel as a convolution: it attends in windows"):
+    swin = transformers.SwinModel(
+        transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=28)
+    )
+    with pytest.raises(
+        UnsupportedModelError, match="SwinModel as a convolution: it attends in windows"
+    ):
         convolutional_init(swin)

@@ -34,7 +34,13 @@ VITS = {
 def vit(grid=GRID, **options):
     """A vision transformer of timm with random weights, biases too."""
     torch.manual_seed(0)
-    sizes = {"img_size": (4 * grid[0], 4 * grid[1]), "patch_size": 4, "depth": 2, "num_classes": 5, "mlp_ratio": 2}
+    sizes = {
+        "img_size": (4 * grid[0], 4 * grid[1]),
+        "patch_size": 4,
+        "depth": 2,
+        "num_classes": 5,
+        "mlp_ratio": 2,
+    }
     network = timm.models.VisionTransformer(**{**sizes, **options}).eval()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -43,11 +49,17 @@ def vit(grid=GRID, **options):
 
 
 def pixels(grid=GRID, images=2):
-    return torch.randn(images, 3, 4 * grid[0], 4 * grid[1], generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        images, 3, 4 * grid[0], 4 * grid[1], generator=torch.Generator().manual_seed(1)
+    )
 
 
 def attentions(network):
-    return [module for module in network.modules() if isinstance(module, PatchAttention | GatedPatchAttention)]
+    return [
+        module
+        for module in network.modules()
+        if isinstance(module, PatchAttention | GatedPatchAttention)
+    ]
 
 
 def tokens(network, attention):
@@ -64,10 +76,19 @@ def kernel_of(value, output, heads, taps):
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)
         matrix = output.weight[:, part].double() @ value.weight[part].double()
-        row, col = divmod(head, taps[1]) if head < taps[0] * taps[1] else ((taps[0] - 1) // 2, (taps[1] - 1) // 2)
+        row, col = (
+            divmod(head, taps[1])
+            if head < taps[0] * taps[1]
+            else ((taps[0] - 1) // 2, (taps[1] - 1) // 2)
+        )
         weight[:, :, row, col] += matrix
-    bias = torch.zeros(outputs, dtype=torch.float64) if output.bias is None else output.bias.double()
-    return weight, bias if value.bias is None else bias + output.weight.double() @ value.bias.double()
+    bias = (
+        torch.zeros(outputs, dtype=torch.float64) if output.bias is None else output.bias.double()
+    )
+    return (
+        weight,
+        bias if value.bias is None else bias + output.weight.double() @ value.bias.double(),
+    )
 
 
 def convolved(tokens, kernel, prefix, grid=GRID, **padding):

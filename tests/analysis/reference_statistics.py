@@ -23,9 +23,17 @@ def reference(weights, queries, keys, allowed=None):
     size = np.abs(weights)
     mass = sum(size[:, q, k].sum() for q, k in pairs)
     shift = sum(size[:, q, k].sum() * delta[q, k] for q, k in pairs) / mass
-    covariance = sum(size[:, q, k].sum() * np.outer(delta[q, k] - shift, delta[q, k] - shift) for q, k in pairs) / mass
+    covariance = (
+        sum(
+            size[:, q, k].sum() * np.outer(delta[q, k] - shift, delta[q, k] - shift)
+            for q, k in pairs
+        )
+        / mass
+    )
     numbers["shift"], numbers["spread"] = shift, np.sqrt(np.trace(covariance))
-    numbers["distance"] = sum(size[:, q, k].sum() * np.linalg.norm(delta[q, k]) for q, k in pairs) / mass
+    numbers["distance"] = (
+        sum(size[:, q, k].sum() * np.linalg.norm(delta[q, k]) for q, k in pairs) / mass
+    )
 
     rows = [q for q in range(len(queries)) if valid[q].any()]
     entropies, masses = [], []
@@ -56,7 +64,9 @@ def reference(weights, queries, keys, allowed=None):
     averaged = np.array([mean[tuple(np.round(delta[q, k], 6))] for q, k in pairs])[:, None]
     total = np.square(values - values.mean()).sum()
     numbers["shift_invariance"] = 1 - np.square(values - averaged).sum() / total
-    numbers["content_share"] = values.var(axis=1, ddof=1).mean() / (total / values.size) if len(weights) > 1 else np.nan
+    numbers["content_share"] = (
+        values.var(axis=1, ddof=1).mean() / (total / values.size) if len(weights) > 1 else np.nan
+    )
     return numbers
 
 
@@ -76,7 +86,9 @@ def reference_error(errors, totals, groups):
     others = []
     for left in range(groups):
         kept = [number for number in range(images) if members[number] != left]
-        others.append(1 - sum(errors[number] for number in kept) / sum(totals[number] for number in kept))
+        others.append(
+            1 - sum(errors[number] for number in kept) / sum(totals[number] for number in kept)
+        )
     return reference_jackknife(others)
 
 
@@ -97,7 +109,9 @@ def reference_convolution(x, y, held_x, held_y, grid, kernel_size):
 
     def windows(images):
         reach = kernel_size // 2
-        padded = np.pad(images.reshape(len(images), *grid, -1), [(0, 0), *[(reach, reach)] * len(grid), (0, 0)])
+        padded = np.pad(
+            images.reshape(len(images), *grid, -1), [(0, 0), *[(reach, reach)] * len(grid), (0, 0)]
+        )
         rows = []
         for image in padded:
             for place in product(*map(range, grid)):

@@ -8,14 +8,23 @@ from pathlib import Path
 from convattn.lab import load_recipe, train
 from convattn.lab.paper_table import TABLE1
 
-SIZES = {"model.width": "8", "model.depth": "2", "model.ffn": "8", "model.dropout": "0", "data.name": "digits"}
+SIZES = {
+    "model.width": "8",
+    "model.depth": "2",
+    "model.ffn": "8",
+    "model.dropout": "0",
+    "data.name": "digits",
+}
 STEPS = {"optim.learning_rate": "0.01", "training.epochs": "2", "training.batch_size": "400"}
 MODELS = {
     "sa-quadratic-16-heads": {"model.heads": "16"},
     "sa-learned": {"model.encoding": "learned_axial"},
     "sa-learned-content": {"model.encoding": "learned_axial", "model.content": "true"},
     "sa-quadratic-generalized": {"model.encoding": "generalized_quadratic"},
-    "sa-quadratic-generalized-pruned": {"model.encoding": "generalized_quadratic", "model.heads": "2"},
+    "sa-quadratic-generalized-pruned": {
+        "model.encoding": "generalized_quadratic",
+        "model.heads": "2",
+    },
     "sa-sinusoidal": {"model.encoding": "sinusoidal"},
     "sa-distance": {"model.encoding": "distance"},
     "sa-distance-table-start": {"model.encoding": "distance", "model.position_start": "table"},
@@ -23,15 +32,23 @@ MODELS = {
 RECIPES = tuple(row.recipe for row in TABLE1)
 
 
-def make_run(folder: Path, recipe: str, *, seed: int = 0, scale: str | None = None, **overrides: str) -> Path:
+def make_run(
+    folder: Path, recipe: str, *, seed: int = 0, scale: str | None = None, **overrides: str
+) -> Path:
     """Trains a tiny network under the name of a recipe; `epochs="3"` overrides training.epochs."""
     base = "convnet" if recipe in {"convnet", "resnet18"} else "sa-quadratic"
     heads = {} if base == "convnet" else {"model.heads": "3", "model.initializer_range": "0.1"}
     changed = {f"training.{key}": value for key, value in overrides.items()}
-    resolved = load_recipe(base, overrides={**SIZES, **STEPS, **heads, **MODELS.get(recipe, {}), **changed})
-    record = train(dataclasses.replace(resolved, name=recipe, seed=seed), output=folder, progress=False)
+    resolved = load_recipe(
+        base, overrides={**SIZES, **STEPS, **heads, **MODELS.get(recipe, {}), **changed}
+    )
+    record = train(
+        dataclasses.replace(resolved, name=recipe, seed=seed), output=folder, progress=False
+    )
     if scale is not None:
-        dataclasses.replace(record, recipe={**record.recipe, "scale": scale}).save(folder / "record.json")
+        dataclasses.replace(record, recipe={**record.recipe, "scale": scale}).save(
+            folder / "record.json"
+        )
     return folder
 
 

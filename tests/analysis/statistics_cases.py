@@ -18,14 +18,18 @@ def windows(grid, side):
 
 def masked():
     places = windows((5, 7), 4)  # the last windows reach beyond the grid
-    band = ((places[:, :, None] - places[:, None]).abs().sum(-1) < 4) | (places[:, :, None] == places[:, None]).all(-1)
+    band = ((places[:, :, None] - places[:, None]).abs().sum(-1) < 4) | (
+        places[:, :, None] == places[:, None]
+    ).all(-1)
     return grouped_layout((5, 7), places, allowed=band, pattern="shifted windows")
 
 
 def mark_in_the_middle():
     """A sequence whose fourth token is no position."""
     places = torch.tensor([[0, 1, 2, -1, 3, 4, 5, 6]])
-    return Layout("sequence", (7,), places, places.clamp(min=0)[..., None].double(), places[0] < 0, None)
+    return Layout(
+        "sequence", (7,), places, places.clamp(min=0)[..., None].double(), places[0] < 0, None
+    )
 
 
 def mask_and_mark():
@@ -46,7 +50,9 @@ LAYOUTS = {
     "reduced keys": global_layout(
         (4, 6), keys=torch.cartesian_prod(torch.tensor([0.5, 2.5]), torch.tensor([1.0, 4.0]))
     ),
-    "keys outside": global_layout((2, 3), keys=torch.cartesian_prod(torch.arange(-1, 3), torch.arange(-1, 4)).double()),
+    "keys outside": global_layout(
+        (2, 3), keys=torch.cartesian_prod(torch.arange(-1, 3), torch.arange(-1, 4)).double()
+    ),
     "windows": grouped_layout((6, 4), windows((6, 4), 2), pattern="windows"),
     "shifted windows with padding": masked(),
 }
@@ -55,14 +61,22 @@ LAYOUTS = {
 def make_call(layout, images=6, heads=3, seed=0, dtype=torch.float64, signed=False):
     draw = torch.Generator().manual_seed(seed)
     scores = 2 * torch.randn(
-        images, layout.groups, heads, layout.queries.shape[1], layout.keys.shape[1], generator=draw, dtype=torch.float64
+        images,
+        layout.groups,
+        heads,
+        layout.queries.shape[1],
+        layout.keys.shape[1],
+        generator=draw,
+        dtype=torch.float64,
     )
     if layout.allowed is not None:
         scores = scores.masked_fill(~layout.allowed[:, None], -torch.inf)
     weights = scores.softmax(-1).nan_to_num(0.0)
     if signed:
         weights = weights - 0.5 * weights.roll(1, 2)
-    return AttentionCall("layer", "Layer", layout, weights.to(dtype), None, None, not signed, 0.0, 0.0)
+    return AttentionCall(
+        "layer", "Layer", layout, weights.to(dtype), None, None, not signed, 0.0, 0.0
+    )
 
 
 def whole_maps(call, head):
@@ -72,11 +86,19 @@ def whole_maps(call, head):
     maps = np.zeros((len(call.weights), groups * queries, groups * keys))
     allowed = np.zeros((groups * queries, groups * keys), dtype=bool)
     for group in range(groups):
-        rows, cols = slice(group * queries, (group + 1) * queries), slice(group * keys, (group + 1) * keys)
+        rows, cols = (
+            slice(group * queries, (group + 1) * queries),
+            slice(group * keys, (group + 1) * keys),
+        )
         maps[:, rows, cols] = call.weights[:, group, head].double()
         allowed[rows, cols] = True if layout.allowed is None else layout.allowed[group]
     places = torch.where(layout.key_prefix[:, None], torch.nan, layout.keys)
-    return maps, layout.query_positions().flatten(0, 1).numpy(), places.flatten(0, 1).numpy(), allowed
+    return (
+        maps,
+        layout.query_positions().flatten(0, 1).numpy(),
+        places.flatten(0, 1).numpy(),
+        allowed,
+    )
 
 
 def added(call, batches, groups):
@@ -85,7 +107,15 @@ def added(call, batches, groups):
     total = None
     for numbers in batches:
         part = AttentionCall(
-            "layer", "Layer", call.layout, call.weights[numbers], None, None, call.normalised, 0.0, 0.0
+            "layer",
+            "Layer",
+            call.layout,
+            call.weights[numbers],
+            None,
+            None,
+            call.normalised,
+            0.0,
+            0.0,
         )
         sums = sum_heads(part, pairs, members[numbers], groups)
         total = sums if total is None else total.plus(sums)

@@ -36,12 +36,15 @@ def test_untrained_weights_are_the_same_numbers_in_another_order():
     network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
     other = untrained(network, 0)
     moved = 0
-    for (name, old), (_, new) in zip(network.named_parameters(), other.named_parameters(), strict=True):
+    for (name, old), (_, new) in zip(
+        network.named_parameters(), other.named_parameters(), strict=True
+    ):
         assert torch.equal(old.flatten().sort().values, new.flatten().sort().values), name
         moved += not torch.equal(old, new)
     assert moved > 4
     assert all(
-        torch.equal(one, two) for one, two in zip(other.parameters(), untrained(network, 0).parameters(), strict=True)
+        torch.equal(one, two)
+        for one, two in zip(other.parameters(), untrained(network, 0).parameters(), strict=True)
     )
 
 
@@ -61,7 +64,9 @@ def test_a_computed_weight_that_waits_for_its_gradient_is_no_obstacle():
     assert not torch.equal(untrained(layer, 0).weight_v, layer.weight_v)
 
 
-@pytest.mark.parametrize(("sizes", "grid"), [((3, 8, 12), (2, 3)), ((2, 21), (7,)), ((3, 9, 13), (2, 3))])
+@pytest.mark.parametrize(
+    ("sizes", "grid"), [((3, 8, 12), (2, 3)), ((2, 21), (7,)), ((3, 9, 13), (2, 3))]
+)
 def test_shuffled_images_hold_the_same_patches(sizes, grid):
     image = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
     made = shuffled(image, grid, 0)
@@ -69,8 +74,14 @@ def test_shuffled_images_hold_the_same_patches(sizes, grid):
 
     def patches(picture):
         found = set()
-        for cell in torch.cartesian_prod(*[torch.arange(cells) for cells in grid]).view(-1, len(grid)).tolist():
-            part = tuple(slice(at * step, (at + 1) * step) for at, step in zip(cell, steps, strict=True))
+        for cell in (
+            torch.cartesian_prod(*[torch.arange(cells) for cells in grid])
+            .view(-1, len(grid))
+            .tolist()
+        ):
+            part = tuple(
+                slice(at * step, (at + 1) * step) for at, step in zip(cell, steps, strict=True)
+            )
             found.add(tuple(picture[:, *part].flatten().tolist()))
         return found
 
@@ -97,7 +108,9 @@ def test_a_wave_is_shuffled_in_stretches():
 @pytest.mark.parametrize(("kernel_size", "components"), [(3, 6), (7, 5)])
 def test_components_are_all_channels_unless_windows_are_large(kernel_size, components):
     """Windows of 7 × 7 leave 288 // 49 components."""
-    layer = analyze(gated(0.3), noise(3, 6, 5, 6), kernel_size=kernel_size, controls=(), progress=False).layers[0]
+    layer = analyze(
+        gated(0.3), noise(3, 6, 5, 6), kernel_size=kernel_size, controls=(), progress=False
+    ).layers[0]
     assert layer.measured.convolution_components == components
 
 
@@ -125,16 +138,27 @@ def test_a_report_prints_its_answer_in_the_first_line():
     assert not any(layer.sentence in str(report) for layer in report.layers)
 
 
-@pytest.mark.parametrize("make", [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, 4, "quadratic")])
+@pytest.mark.parametrize(
+    "make", [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, 4, "quadratic")]
+)
 def test_what_one_image_does_not_tell_is_nan(make):
     layer = analyze(make(), noise(1, 6, 5, 6), progress=False).layers[0]
     for part in (layer.measured, *(item.measured for item in layer.controls)):
         assert (part.images, part.convolution_images) == (1, (1, 0))
         assert math.isnan(part.convolution_score.value)
-        assert [math.isnan(one.error) for one in part.estimate("distance")] == [True] * len(part.heads)
-        for name, known in {"position_score": False, "content_share": False, "distance": True}.items():
+        assert [math.isnan(one.error) for one in part.estimate("distance")] == [True] * len(
+            part.heads
+        )
+        for name, known in {
+            "position_score": False,
+            "content_share": False,
+            "distance": True,
+        }.items():
             assert all(math.isfinite(one.value) == known for one in part.estimate(name)), name
-    assert "It is not known which heads attend by position alone, and an unknown share" in layer.sentence
+    assert (
+        "It is not known which heads attend by position alone, and an unknown share"
+        in layer.sentence
+    )
 
 
 def test_controls_are_measured_on_a_tenth_of_the_images():
@@ -142,7 +166,9 @@ def test_controls_are_measured_on_a_tenth_of_the_images():
 
 
 def test_layers_without_positions_are_passed_over_unless_they_are_named():
-    network = timm.create_model("cait_xxs24_224", img_size=32, depth=1, embed_dim=8, num_heads=2, num_classes=3)
+    network = timm.create_model(
+        "cait_xxs24_224", img_size=32, depth=1, embed_dim=8, num_heads=2, num_classes=3
+    )
     report = analyze(network, noise(4, 3, 32, 32), progress=False)
     assert [layer.name for layer in report.layers] == ["blocks.0.attn"]
     assert [len(layer.controls) for layer in report.layers] == [2]
@@ -233,7 +259,9 @@ def test_a_mask_of_the_whole_first_batch_is_not_that_of_the_layer(forgotten):
     network, _ = masked()
     images = noise(8, 7, 5)
     images[:, :, 0] = 1.0
-    first, second, third = torch.randperm(8, generator=torch.Generator().manual_seed(0))[:3]  # the order of images
+    first, second, third = torch.randperm(8, generator=torch.Generator().manual_seed(0))[
+        :3
+    ]  # the order of images
     images[[first, second], 4:, 0] = -1.0
     later = images.clone()
     later[second], later[third] = images[third], images[second]
@@ -250,11 +278,15 @@ def test_a_network_without_any_positions_is_refused(forgotten):
     network, images = masked()
     note = "none of its queries, or none of its keys, has a position"
     register_attention(Masked, lambda _: global_layout((0,), 7))
-    with pytest.raises(UnsupportedModelError, match=f"^no attention of Sequential can be measured: 0: {note}$"):
+    with pytest.raises(
+        UnsupportedModelError, match=f"^no attention of Sequential can be measured: 0: {note}$"
+    ):
         analyze(network, images, progress=False)
     idle = nn.ModuleDict({"used": nn.Identity(), "unused": Masked()})
     idle.forward = idle["used"].forward
-    with pytest.raises(UnsupportedModelError, match=r"^no attention of ModuleDict can be measured: no layer ran$"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^no attention of ModuleDict can be measured: no layer ran$"
+    ):
         analyze(idle, images, progress=False)
 
 
@@ -278,30 +310,66 @@ def test_a_head_whose_score_is_not_known_is_told():
         vit.blocks[0].attn.qkv.weight[:64] = 0
     (layer,) = analyze(vit, noise(5, 3, 64, 64), controls=(), progress=False).layers
     assert [math.isnan(head.position_score.value) for head in layer.heads] == [True, False, False]
-    assert " by position alone (position score of at least 0.9, not known of 1 head)" in layer.sentence
+    assert (
+        " by position alone (position score of at least 0.9, not known of 1 head)" in layer.sentence
+    )
 
 
 def test_layers_can_be_chosen():
     vit = timm.create_model("vit_tiny_patch16_224", depth=3, img_size=32, num_classes=3)
-    report = analyze(vit, noise(4, 3, 32, 32), layers=["blocks.1.attn"], controls=(), progress=False)
+    report = analyze(
+        vit, noise(4, 3, 32, 32), layers=["blocks.1.attn"], controls=(), progress=False
+    )
     assert [layer.name for layer in report.layers] == ["blocks.1.attn"]
     assert (report.layers[0].prefix, report.layers[0].grid) == (1, (2, 2))
 
 
 MISTAKES = {
-    "no network": (lambda: analyze("vit", noise(2, 3, 8, 8)), ArgumentError, "model must be a network"),
-    "no images": (lambda: analyze(gated(0.5), noise(0, 6, 5, 6)), ArgumentError, "images must be at least one"),
-    "a file name": (lambda: analyze(gated(0.5), "images"), ArgumentError, "images must be a tensor or a sequence"),
-    "one number": (lambda: analyze(gated(0.5), torch.zeros(3)), ArgumentError, "images must be a batch"),
-    "nothing": (lambda: analyze(gated(0.5), torch.zeros(3, 6, 0, 6)), ArgumentError, "at least one value each"),
-    "numbers": (lambda: analyze(gated(0.5), [1, 2]), ArgumentError, r"images\[0\] must be a tensor"),
+    "no network": (
+        lambda: analyze("vit", noise(2, 3, 8, 8)),
+        ArgumentError,
+        "model must be a network",
+    ),
+    "no images": (
+        lambda: analyze(gated(0.5), noise(0, 6, 5, 6)),
+        ArgumentError,
+        "images must be at least one",
+    ),
+    "a file name": (
+        lambda: analyze(gated(0.5), "images"),
+        ArgumentError,
+        "images must be a tensor or a sequence",
+    ),
+    "one number": (
+        lambda: analyze(gated(0.5), torch.zeros(3)),
+        ArgumentError,
+        "images must be a batch",
+    ),
+    "nothing": (
+        lambda: analyze(gated(0.5), torch.zeros(3, 6, 0, 6)),
+        ArgumentError,
+        "at least one value each",
+    ),
+    "numbers": (
+        lambda: analyze(gated(0.5), [1, 2]),
+        ArgumentError,
+        r"images\[0\] must be a tensor",
+    ),
     "array": (
         lambda: analyze(gated(0.5), [noise(6, 5, 6), noise(6, 5, 6).numpy()]),
         ArgumentError,
         r"images\[1\] must be a tensor, but is of type ndarray",
     ),
-    "none": (lambda: analyze(gated(0.5), [noise(6, 5, 6), None]), ArgumentError, r"images\[1\] must be a tensor"),
-    "sparse": (lambda: analyze(gated(0.5), noise(4, 6, 5, 6).to_sparse()), ArgumentError, "images must be dense"),
+    "none": (
+        lambda: analyze(gated(0.5), [noise(6, 5, 6), None]),
+        ArgumentError,
+        r"images\[1\] must be a tensor",
+    ),
+    "sparse": (
+        lambda: analyze(gated(0.5), noise(4, 6, 5, 6).to_sparse()),
+        ArgumentError,
+        "images must be dense",
+    ),
     "sparse ones": (
         lambda: analyze(gated(0.5), [noise(6, 5, 6), noise(6, 5, 6).to_sparse()]),
         ArgumentError,
@@ -317,20 +385,56 @@ MISTAKES = {
         ArgumentError,
         r"images must be of one size, but are of \(6, 5, 6\) and \(6, 7, 6\)",
     ),
-    "meta network": (lambda: analyze(gated(0.5).to("meta"), noise(2, 6, 5, 6)), ArgumentError, "on the meta device"),
-    "meta images": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6).to("meta")), ArgumentError, "on the meta device"),
+    "meta network": (
+        lambda: analyze(gated(0.5).to("meta"), noise(2, 6, 5, 6)),
+        ArgumentError,
+        "on the meta device",
+    ),
+    "meta images": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6).to("meta")),
+        ArgumentError,
+        "on the meta device",
+    ),
     "nan": (
         lambda: analyze(gated(0.5), torch.full((3, 6, 5, 6), torch.nan)),
         ArgumentError,
         "must hold finite numbers",
     ),
-    "convolutions": (lambda: analyze(nn.Conv2d(3, 3, 3), noise(2, 3, 8, 8)), UnsupportedModelError, "attention"),
-    "layer": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), layers=["x"]), UnknownNameError, "unknown layer 'x'"),
-    "no layer": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), layers=[]), ArgumentError, "layers must be names"),
-    "control": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), controls=["x"]), UnknownNameError, "unknown control"),
-    "text": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), controls="x"), ArgumentError, "controls must be a list"),
-    "even": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), kernel_size=4), ArgumentError, "kernel_size must be odd"),
-    "radius": (lambda: analyze(gated(0.5), noise(2, 6, 5, 6), radius=-1), ArgumentError, "radius must be an integer"),
+    "convolutions": (
+        lambda: analyze(nn.Conv2d(3, 3, 3), noise(2, 3, 8, 8)),
+        UnsupportedModelError,
+        "attention",
+    ),
+    "layer": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), layers=["x"]),
+        UnknownNameError,
+        "unknown layer 'x'",
+    ),
+    "no layer": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), layers=[]),
+        ArgumentError,
+        "layers must be names",
+    ),
+    "control": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), controls=["x"]),
+        UnknownNameError,
+        "unknown control",
+    ),
+    "text": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), controls="x"),
+        ArgumentError,
+        "controls must be a list",
+    ),
+    "even": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), kernel_size=4),
+        ArgumentError,
+        "kernel_size must be odd",
+    ),
+    "radius": (
+        lambda: analyze(gated(0.5), noise(2, 6, 5, 6), radius=-1),
+        ArgumentError,
+        "radius must be an integer",
+    ),
 }
 
 
@@ -344,5 +448,7 @@ def test_mistakes_are_told(name, without_type_checks):
 def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):
     network = gated(0.5)
     monkeypatch.setattr(type(network), "attention", lambda *_: torch.empty(2**50))
-    with pytest.raises(UnsupportedModelError, match=r"^there is not enough memory for the attention of Gated"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^there is not enough memory for the attention of Gated"
+    ):
         analyze(network, noise(2, 6, 5, 6))

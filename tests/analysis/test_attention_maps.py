@@ -11,7 +11,15 @@ QUERIES = [(1, 2), (3, 0)]
 
 def network(*, content):
     torch.manual_seed(0)
-    sizes = {"in_channels": 1, "width": 6, "depth": 2, "heads": 3, "ffn": 7, "image_size": 8, "initializer_range": 0.5}
+    sizes = {
+        "in_channels": 1,
+        "width": 6,
+        "depth": 2,
+        "heads": 3,
+        "ffn": 7,
+        "image_size": 8,
+        "initializer_range": 0.5,
+    }
     return AttentionNet("learned_axial", content=content, **sizes).eval()
 
 
@@ -28,7 +36,10 @@ def by_hand(net, images):
 
 
 def test_content_maps_are_the_mean_over_images():
-    net, images = network(content=True), torch.randn(13, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    net, images = (
+        network(content=True),
+        torch.randn(13, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+    )
     found = mean_attention(net, images, QUERIES)
     highs = by_hand(network(content=True).double(), images.double())
     for maps, high, *lows in zip(found, highs, *roundings(by_hand, net, images), strict=True):
@@ -38,7 +49,10 @@ def test_content_maps_are_the_mean_over_images():
 
 
 def test_mean_is_not_that_of_one_image():
-    net, images = network(content=True), torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    net, images = (
+        network(content=True),
+        torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+    )
     both, one = (mean_attention(net, chosen, QUERIES)[0] for chosen in (images, images[:1]))
     assert abs(both - one).max() > 1e-3
 
@@ -67,7 +81,9 @@ def test_no_hook_is_left_even_after_an_error():
 
 
 def test_networks_without_attention_are_refused():
-    with pytest.raises(ArgumentError, match="network must have attention layers, but ConvNet has none"):
+    with pytest.raises(
+        ArgumentError, match="network must have attention layers, but ConvNet has none"
+    ):
         position_attention(ConvNet(width=4, depth=1, ffn=4), (4, 4), QUERIES)
 
 

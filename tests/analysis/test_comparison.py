@@ -41,7 +41,9 @@ def test_rounding_is_no_difference(mixed, error):
     eps = torch.finfo(torch.float32).eps
     for value in (0.25, 9.0):
         one, near, far = (
-            changed(mixed, distance=replace(mixed.layers[0].heads[0].distance, value=size, error=error))
+            changed(
+                mixed, distance=replace(mixed.layers[0].heads[0].distance, value=size, error=error)
+            )
             for size in (value, value * (1 + eps), value * (1 + 2000 * eps))
         )
         assert told(one, near) == []
@@ -58,14 +60,18 @@ def test_numbers_not_known_or_without_a_standard_error_are_not_judged(mixed, val
     )
     found = compare_reports(one, other)
     assert found.differences == ()
-    assert found.not_covered == ("position_score: not known, or without a standard error, in a report",)
+    assert found.not_covered == (
+        "position_score: not known, or without a standard error, in a report",
+    )
 
 
 def test_a_head_that_looks_elsewhere_is_told():
     one, other = hard([(0, 1), (-1, 0), (1, 1)]), hard([(0, -1), (-1, 0), (1, 1)])
     comparison = compare_reports(one, other)
     found, told = comparison.differences, len(comparison.differences)
-    assert f"{told - 1} of more than 3 standard errors, 1 shift of hard heads" in comparison.summary()
+    assert (
+        f"{told - 1} of more than 3 standard errors, 1 shift of hard heads" in comparison.summary()
+    )
     assert {(item.head, item.number) for item in found} >= {(0, "hard_shift[1]"), (0, "shift[1]")}
     (moved,) = (item for item in found if item.number == "hard_shift[1]")
     assert (moved.first.value, moved.second.value, moved.errors) == (1.0, -1.0, math.inf)
@@ -76,9 +82,13 @@ def test_heads_are_counted_and_numbers_averaged_for_each_report(mixed):
     (layer,), (other,) = mixed.layers, hard([(0, 1), (-1, 0), (1, 1)]).layers
     head = layer.heads[0]
     (soft,) = changed(
-        mixed, position_score=replace(head.position_score, value=0.2), hard_share=replace(head.hard_share, value=0.4)
+        mixed,
+        position_score=replace(head.position_score, value=0.2),
+        hard_share=replace(head.hard_share, value=0.4),
     ).layers
-    found = compare_reports(replace(mixed, layers=(soft, layer)), replace(mixed, layers=(other, other)))
+    found = compare_reports(
+        replace(mixed, layers=(soft, layer)), replace(mixed, layers=(other, other))
+    )
     assert (found.convolutional, found.hard) == ((5, 6), (5, 6))
     rounding = 6 * torch.finfo(torch.float64).eps  # of a sum of six positive numbers, divided
     means = tuple(sum(head.distance.value for head in one.heads) / 3 for one in (layer, other))
@@ -91,7 +101,9 @@ def test_heads_are_counted_and_numbers_averaged_for_each_report(mixed):
 def test_the_largest_weight_of_a_head_that_is_not_hard_is_chance(mixed):
     head = mixed.layers[0].heads[0]
     share = replace(head.hard_share, value=0.4)
-    one, other = (changed(mixed, hard_share=share, hard_shift=shift) for shift in ((0.0, 1.0), (0.0, 2.0)))
+    one, other = (
+        changed(mixed, hard_share=share, hard_shift=shift) for shift in ((0.0, 1.0), (0.0, 2.0))
+    )
     assert told(one, other) == []
 
 
@@ -126,7 +138,9 @@ def test_layers_and_heads_without_a_partner_are_told(mixed):
 
 def test_shifts_along_other_axes_are_not_compared(mixed):
     torch.manual_seed(0)
-    sequence = analyze(RelativeAttention1d(6, 5, 3, "distance"), noise(20, 6, 11), controls=(), progress=False)
+    sequence = analyze(
+        RelativeAttention1d(6, 5, 3, "distance"), noise(20, 6, 11), controls=(), progress=False
+    )
     found = compare_reports(mixed, replace(sequence, radius=mixed.radius))
     assert found.not_covered == ("grids differ: lengths are in cells of each network's own grid",)
     assert found.differences

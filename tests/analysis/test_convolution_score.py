@@ -38,7 +38,9 @@ def test_convolution_score_is_that_of_least_squares(grid, kernel_size):
 
 @pytest.mark.parametrize("groups", [3, 10])
 @pytest.mark.parametrize(("grid", "kernel_size"), CASES)
-def test_without_a_ridge_only_rounding_is_between_the_score_and_least_squares(grid, kernel_size, groups, monkeypatch):
+def test_without_a_ridge_only_rounding_is_between_the_score_and_least_squares(
+    grid, kernel_size, groups, monkeypatch
+):
     monkeypatch.setattr(convolution, "_RIDGES", torch.zeros(1))
     fit, errors, totals = fitted(grid, kernel_size)
     found, terms = fit.estimate(groups), 40 * int(np.prod(grid)) * 3 * kernel_size ** len(grid)
@@ -53,7 +55,10 @@ def test_convolution_score_knows_a_convolution_and_noise():
     with torch.no_grad():
         made = conv(images).flatten(2).mT
     x = images.flatten(2).mT
-    for y, low, high in ((made, 1 - 1e-6, 1.0), (torch.randn(made.shape, generator=draw), -1.0, 0.02)):
+    for y, low, high in (
+        (made, 1 - 1e-6, 1.0),
+        (torch.randn(made.shape, generator=draw), -1.0, 0.02),
+    ):
         fit = ConvolutionFit((7, 7), 3)
         fit.fit(x[:16], y[:16])
         fit.score(x[16:], y[16:])

@@ -24,8 +24,15 @@ LEANING = np.array([[2.0, 1.5], [1.5, 2.0]])
 
 
 def snapshots():
-    centres, precisions = RANDOM.normal(size=(3, 2)), np.stack([np.eye(2), LEANING, np.zeros((2, 2))])
-    return [HeadSnapshot(epoch, 10 * epoch, layer, centres, precisions) for epoch in (0, 7) for layer in (0, 1)]
+    centres, precisions = (
+        RANDOM.normal(size=(3, 2)),
+        np.stack([np.eye(2), LEANING, np.zeros((2, 2))]),
+    )
+    return [
+        HeadSnapshot(epoch, 10 * epoch, layer, centres, precisions)
+        for epoch in (0, 7)
+        for layer in (0, 1)
+    ]
 
 
 def comparison():
@@ -51,7 +58,9 @@ def several_moments():
 def panels():
     epochs = np.arange(1.0, 4.0)
     return {
-        "one": {"quadratic": [np.stack([epochs, epochs / 9], 1), np.stack([epochs, epochs / 8], 1)[:2]]},
+        "one": {
+            "quadratic": [np.stack([epochs, epochs / 9], 1), np.stack([epochs, epochs / 8], 1)[:2]]
+        },
         "none": {},
     }
 
@@ -69,9 +78,13 @@ DRAWINGS = {
     "classified_images": lambda path: classified_images(path, *classified()),
     "head_moves": lambda path: head_moves(path, snapshots()),
     "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
-    "head_paths": lambda path: head_paths([path], several_moments(), several_moments()[1:], title="ways"),
+    "head_paths": lambda path: head_paths(
+        [path], several_moments(), several_moments()[1:], title="ways"
+    ),
     "accuracy_curves": lambda path: accuracy_curves([path], panels(), title="curves"),
-    "attention_grid": lambda path: attention_grid([path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))),
+    "attention_grid": lambda path: attention_grid(
+        [path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))
+    ),
     "convolution_and_attention": lambda path: convolution_and_attention(path, comparison()),
     "moments": lambda path: head_layers([path], snapshots(), title="moments", columns=2),
 }
@@ -100,7 +113,9 @@ def test_matplotlib_is_left_as_it_was(tmp_path):
     before = dict(mpl.rcParams)
     head_moves(tmp_path / "figure.png", snapshots())
     assert dict(mpl.rcParams) == before
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    assert (
+        "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    )
 
 
 def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
@@ -115,7 +130,9 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
     monkeypatch.setattr(patches, "Ellipse", Spy)
     centre = np.array([[1.0, -2.0]])
     head_layers([tmp_path / "figure.png"], [HeadSnapshot(0, 0, 0, centre, LEANING[None])], title="")
-    points = np.random.default_rng(0).multivariate_normal(centre[0], np.linalg.inv(LEANING), size=4000)
+    points = np.random.default_rng(0).multivariate_normal(
+        centre[0], np.linalg.inv(LEANING), size=4000
+    )
     half, most = drawn
     for ellipse, mass in ((half, 0.5), (most, 0.9)):
         outline = ellipse.get_patch_transform().transform_path(ellipse.get_path())
@@ -125,7 +142,9 @@ def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_other_endings_are_refused(tmp_path, name):
-    with pytest.raises(ArgumentError, match=r"path must be a file that ends in png, svg, pdf, but is .*figure\.gif"):
+    with pytest.raises(
+        ArgumentError, match=r"path must be a file that ends in png, svg, pdf, but is .*figure\.gif"
+    ):
         DRAWINGS[name](tmp_path / "figure.gif")
     assert not list(tmp_path.iterdir())
 
@@ -133,7 +152,9 @@ def test_other_endings_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_missing_matplotlib_says_how_to_install(monkeypatch, tmp_path, name):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[train\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs matplotlib.*pip install "convattn\[train\]"'
+    ):
         DRAWINGS[name](tmp_path / "figure.png")
 
 
@@ -145,9 +166,14 @@ def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_moves(tmp_path / "figure.png", [])
     images, classes, predictions = classified()
-    with pytest.raises(ArgumentError, match=r"at least one image, and two names for each, but there are 0 images, 0"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"at least one image, and two names for each, but there are 0 images, 0",
+    ):
         classified_images(tmp_path / "figure.png", images[:0], [], [])
-    with pytest.raises(ArgumentError, match=r"but there are 12 images, 11 classes and 12 predictions"):
+    with pytest.raises(
+        ArgumentError, match=r"but there are 12 images, 11 classes and 12 predictions"
+    ):
         classified_images(tmp_path / "figure.png", images, classes[1:], predictions)
     with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
         accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
@@ -174,12 +200,18 @@ def test_ways_start_and_end_where_the_heads_are(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Axes, "plot", spy)
     first = snapshots()[0]
-    last = dataclasses.replace(first, step=70, epoch=7, centres=first.centres + 1, precisions=3 * first.precisions)
+    last = dataclasses.replace(
+        first, step=70, epoch=7, centres=first.centres + 1, precisions=3 * first.precisions
+    )
     head_moves(tmp_path / "figure.svg", [last, first])
-    for (row, col), (line, ring) in zip(first.centres, zip(drawn[::2], drawn[1::2], strict=True), strict=True):
+    for (row, col), (line, ring) in zip(
+        first.centres, zip(drawn[::2], drawn[1::2], strict=True), strict=True
+    ):
         assert line == ([col, col + 1], [row, row + 1])
         assert ring == ([col], [row])
-    assert "<!-- layer 1: α 0–1 → 0–3 per pixel² -->" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "<!-- layer 1: α 0–1 → 0–3 per pixel² -->" in (tmp_path / "figure.svg").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_each_image_has_its_class_above_and_what_is_seen_below(tmp_path):

@@ -22,7 +22,9 @@ TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 @pytest.fixture(scope="module")
 def converted():
     torch.manual_seed(0)
-    conv = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1)).eval()
+    conv = nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1)
+    ).eval()
     network, _ = network_to_attention(conv, images=noise(2, 3, 7, 8))
     return analyze(network, noise(20, 3, 7, 8), progress=False)
 
@@ -33,7 +35,11 @@ def test_every_head_of_a_converted_network_is_hard(converted):
         for head in layer.heads:
             assert (head.hard_share.value, head.hard_share.error) == (1.0, 0.0)
             assert tuple(estimate.value for estimate in head.shift) == head.hard_shift
-            assert (head.spread.value, head.entropy.value, head.content_share.value) == (0.0, 0.0, 0.0)
+            assert (head.spread.value, head.entropy.value, head.content_share.value) == (
+                0.0,
+                0.0,
+                0.0,
+            )
             assert head.shift_invariance.value == 1.0
             assert head.hard
             assert head.convolutional
@@ -61,12 +67,23 @@ def truth_of(network, images):
     return [reference(maps[:, head], queries, keys) for head in range(3)]
 
 
-NAMES = ["spread", "entropy", "hard_share", "shift_invariance", "content_share", "distance", "non_locality"]
+NAMES = [
+    "spread",
+    "entropy",
+    "hard_share",
+    "shift_invariance",
+    "content_share",
+    "distance",
+    "non_locality",
+]
 
 
 def test_heads_of_pure_content_are_no_convolutions():
     report = analyze(gated(0.0), noise(100, 6, 5, 6), progress=False)
-    for measured in (report.layers[0].measured, *(item.measured for item in report.layers[0].controls)):
+    for measured in (
+        report.layers[0].measured,
+        *(item.measured for item in report.layers[0].controls),
+    ):
         assert measured.hard_tap_coverage.value == 0.0
         for head in measured.heads:
             assert head.shift_invariance.value < 0.05
@@ -103,7 +120,9 @@ def test_numbers_are_right_within_their_standard_errors(share):
     truth = truth_of(network, noise(1000, 6, 5, 6, seed=99))
     squares = {name: [] for name in NAMES}
     for seed in range(60):
-        layer = analyze(network, noise(40, 6, 5, 6, seed=seed), controls=(), progress=False).layers[0]
+        layer = analyze(network, noise(40, 6, 5, 6, seed=seed), controls=(), progress=False).layers[
+            0
+        ]
         for head, hi in zip(layer.heads, truth, strict=True):
             for name in NAMES:
                 estimate = getattr(head, name)
@@ -133,8 +152,13 @@ def planted():
         qkv.bias.zero_()
         qkv.weight[:72] = 0
         for head, (row, col) in enumerate(TAPS):
-            query, key = qkv.weight[4 * head : 4 * head + 4], qkv.weight[36 + 4 * head : 40 + 4 * head]
-            query[0, 0] = query[1, 1] = 60.0  # α = 15, and a factor 2 that the scale of width 4 takes away
+            query, key = (
+                qkv.weight[4 * head : 4 * head + 4],
+                qkv.weight[36 + 4 * head : 40 + 4 * head],
+            )
+            query[0, 0] = query[1, 1] = (
+                60.0  # α = 15, and a factor 2 that the scale of width 4 takes away
+            )
             query[0, 3], query[1, 3], query[2, 3] = 60.0 * row, 60.0 * col, -30.0
             key[:3, :3] = torch.eye(3)
     return vit
@@ -146,7 +170,9 @@ def test_planted_heads_are_found_and_controls_do_not_light_up():
     assert layer.measured.tap_coverage.value == layer.measured.hard_tap_coverage.value == 1.0
     for head, tap in zip(layer.heads, TAPS, strict=True):
         assert head.hard_shift == tap
-        assert head.hard_share.value > 1 - 5 * exp(-15)  # α = 15, and four patches at a distance of 1
+        assert head.hard_share.value > 1 - 5 * exp(
+            -15
+        )  # α = 15, and four patches at a distance of 1
         assert head.convolutional
         assert head.position_score.value > 1 - 1e-4
         if tap != (0, 0):  # at the border another patch takes the place of one outside
@@ -196,8 +222,12 @@ def test_heads_that_find_neighbours_by_content_lose_them_on_shuffled_images():
     smooth = nn.functional.interpolate(noise(60, 6, 2, 2), size=(8, 8), mode="bilinear")
     network = gated(0.0, sharpness=4.0)
     with torch.no_grad():
-        network.content.key.weight.copy_(network.content.query.weight)  # a pixel looks for those that are like it
+        network.content.key.weight.copy_(
+            network.content.query.weight
+        )  # a pixel looks for those that are like it
     report = analyze(network, smooth, progress=False)
     (layer,) = report.layers
     for head, other in zip(layer.heads, layer.control(SHUFFLED).heads, strict=True):
-        assert other.distance.value - head.distance.value > 5 * (head.distance.error + other.distance.error)
+        assert other.distance.value - head.distance.value > 5 * (
+            head.distance.error + other.distance.error
+        )

@@ -26,12 +26,19 @@ def record(folder, encoding="quadratic"):
 def test_heads_come_back_by_time_and_layer(tmp_path):
     network = record(tmp_path)
     snapshots = read_heads(tmp_path)
-    assert [(item.epoch, item.step, item.layer) for item in snapshots] == [(0, 0, 0), (0, 0, 1), (1, 11, 0), (1, 11, 1)]
+    assert [(item.epoch, item.step, item.layer) for item in snapshots] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (1, 11, 0),
+        (1, 11, 1),
+    ]
     for layer in (0, 1):
         encoding = network.blocks[layer].mixer.encoding
         assert snapshots[2 + layer].centres.tolist() == encoding.centres.double().tolist()
         assert snapshots[2 + layer].precisions.shape == (3, 2, 2)
-        for precision, sharpness in zip(snapshots[2 + layer].precisions, encoding.sharpness.tolist(), strict=True):
+        for precision, sharpness in zip(
+            snapshots[2 + layer].precisions, encoding.sharpness.tolist(), strict=True
+        ):
             assert precision.tolist() == [[2 * sharpness, 0], [0, 2 * sharpness]]
     moved = torch.from_numpy(snapshots[3].centres - snapshots[1].centres)
     assert (moved - 1).abs().max() < 1e-6
@@ -45,7 +52,9 @@ def test_shapes_of_generalised_heads_come_back(tmp_path):
 
 
 def test_missing_file_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"cannot read heads from .*heads\.parquet: FileNotFoundError"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot read heads from .*heads\.parquet: FileNotFoundError"
+    ):
         read_heads(tmp_path)
 
 
@@ -76,7 +85,9 @@ def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
             found += 1
             continue
         assert [shot.centres.tolist() for shot in read] == [shot.centres.tolist() for shot in whole]
-        assert [shot.precisions.tolist() for shot in read] == [shot.precisions.tolist() for shot in whole]
+        assert [shot.precisions.tolist() for shot in read] == [
+            shot.precisions.tolist() for shot in whole
+        ]
     assert found > 100
 
 
@@ -95,7 +106,9 @@ def test_a_changed_byte_is_found_or_changes_nothing(tmp_path):
 )
 def test_numbers_that_make_no_sense_are_refused(tmp_path, changes, message):
     record(tmp_path)
-    rows = [{**row, **changes} for row in parquet.read_table(tmp_path / "heads.parquet").to_pylist()]
+    rows = [
+        {**row, **changes} for row in parquet.read_table(tmp_path / "heads.parquet").to_pylist()
+    ]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "heads.parquet")
     with pytest.raises(CheckpointError, match=rf"cannot read heads from .*{message}"):
         read_heads(tmp_path)

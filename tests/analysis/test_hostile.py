@@ -75,7 +75,9 @@ def cut(content, draw):
 
 def picture(kind="PNG"):
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, kind)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+        file, kind
+    )
     return file.getvalue()
 
 
@@ -99,7 +101,10 @@ FILES = {
     "cut array": ("b.npy", lambda draw: cut(array(), draw)),
     "text for an array": ("b.npy", lambda _: b"no array"),
     "cut table": ("b.parquet", lambda draw: cut(table([picture()]), draw)),
-    "cut picture in a table": ("b.parquet", lambda draw: table([{"bytes": cut(picture(), draw)}] * 2)),
+    "cut picture in a table": (
+        "b.parquet",
+        lambda draw: table([{"bytes": cut(picture(), draw)}] * 2),
+    ),
     "nothing in a table": ("b.parquet", lambda _: table([None, None])),
     "another ending": ("b.txt", lambda _: b"text"),
 }
@@ -136,7 +141,11 @@ def draw_call(draw):
     """Draws a call with at least one mistake."""
     network = draw.choice(["vit", "own", "raising", *NETWORKS])
     images = draw.choice([*IMAGES, *FILES, "right"])
-    option = draw.choice(OPTIONS) if images == "right" and network in ("vit", "own") else draw.choice([{}, *OPTIONS])
+    option = (
+        draw.choice(OPTIONS)
+        if images == "right" and network in ("vit", "own")
+        else draw.choice([{}, *OPTIONS])
+    )
     return network, images, option
 
 
@@ -148,8 +157,15 @@ def accepted(network, images, option):
 def state(network):
     """Returns everything that a call must leave as it is."""
     modules = list(network.modules()) if isinstance(network, nn.Module) else []
-    flags = [(module.training, len(module._forward_hooks), len(module._forward_pre_hooks)) for module in modules]
-    wanted = [parameter.requires_grad for module in modules for parameter in module.parameters(recurse=False)]
+    flags = [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks))
+        for module in modules
+    ]
+    wanted = [
+        parameter.requires_grad
+        for module in modules
+        for parameter in module.parameters(recurse=False)
+    ]
     return flags, wanted, torch.is_grad_enabled(), torch.get_rng_state().tolist(), random.getstate()
 
 

@@ -62,7 +62,9 @@ def test_what_changes_between_batches_is_refused_and_nothing_is_added(change, er
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_only_the_same_layout_fits_or_one_with_a_mask_beside(name):
     pairs = make_pairs(LAYOUTS[name], "layer")
-    assert {other for other, layout in LAYOUTS.items() if pairs.fits(layout)} - {f"{name} and a mask"} == {name}
+    assert {other for other, layout in LAYOUTS.items() if pairs.fits(layout)} - {
+        f"{name} and a mask"
+    } == {name}
     again = replace(LAYOUTS[name], keys=LAYOUTS[name].keys.clone(), source="seen again")
     assert pairs.fits(again)
 

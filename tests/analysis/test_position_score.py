@@ -18,18 +18,30 @@ def by_position(layout, images=8, seed=0, dtype=torch.float64):
     draw = torch.Generator().manual_seed(seed)
     table = 2 * torch.randn(2, len(pairs.counts) + 1, generator=draw, dtype=torch.float64)
     table[:, -1] = -torch.inf
-    made = torch.zeros(layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1], dtype=torch.float64)
+    made = torch.zeros(
+        layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1], dtype=torch.float64
+    )
     scores = table[:, pairs.bins].movedim(0, 1)
     weights = scores.softmax(-1).nan_to_num(0.0)
     made[:, :, pairs.rows[:, None], pairs.cols[None]] = weights
     call = AttentionCall(
-        "layer", "Layer", layout, made.to(dtype).expand(images, -1, -1, -1, -1), None, None, True, 0, 0
+        "layer",
+        "Layer",
+        layout,
+        made.to(dtype).expand(images, -1, -1, -1, -1),
+        None,
+        None,
+        True,
+        0,
+        0,
     )
     return call, pairs, table[:, :-1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("rounds", [likelihood._ROUNDS_OF_LIKELIHOOD, 0], ids=["rounds", "steps"])
-@pytest.mark.parametrize("name", ["global", "sequence", "windows", "keys outside", "one class token"])
+@pytest.mark.parametrize(
+    "name", ["global", "sequence", "windows", "keys outside", "one class token"]
+)
 def test_weights_by_position_are_found_again(name, rounds, monkeypatch):
     """Their shares are those of softmax, which the mean weight of each displacement is not."""
     monkeypatch.setattr(likelihood, "_ROUNDS_OF_LIKELIHOOD", rounds)
@@ -74,7 +86,11 @@ def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
     """At the last column such a head falls back on its own position, which its kernel must not take for a habit."""
     layout = global_layout((6, 7))
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
-    weights = (-15 * (delta - torch.tensor([0.0, 1.0])).square().sum(-1)).softmax(-1).expand(4, 1, 1, -1, -1)
+    weights = (
+        (-15 * (delta - torch.tensor([0.0, 1.0])).square().sum(-1))
+        .softmax(-1)
+        .expand(4, 1, 1, -1, -1)
+    )
     call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
     sums, pairs = added(call, [slice(0, 4)], 4)
     fit = KernelFit()
@@ -90,13 +106,22 @@ def test_a_hard_head_at_the_border_leaves_no_weight_in_the_middle():
 def quadratic(grid, centre, sharpness):
     layout = global_layout(grid)
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
-    weights = (-sharpness * (delta - torch.tensor(centre)).square().sum(-1)).softmax(-1).expand(4, 1, 1, -1, -1)
+    weights = (
+        (-sharpness * (delta - torch.tensor(centre)).square().sum(-1))
+        .softmax(-1)
+        .expand(4, 1, 1, -1, -1)
+    )
     return AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("grid", "centre", "sharpness"),
-    [((61,), [-300.0], 0.01), ((211,), [-300.0], 0.01), ((13, 11), [0.0, 13.0], 0.3), ((11, 13), [20.0, 20.0], 0.3)],
+    [
+        ((61,), [-300.0], 0.01),
+        ((211,), [-300.0], 0.01),
+        ((13, 11), [0.0, 13.0], 0.3),
+        ((11, 13), [20.0, 20.0], 0.3),
+    ],
 )
 def test_heads_that_look_beyond_the_border_are_position_alone(grid, centre, sharpness):
     """Of 211 positions, the weight of the step that the first one takes is 1e-355 times the largest."""
@@ -108,7 +133,9 @@ def test_heads_that_look_beyond_the_border_are_position_alone(grid, centre, shar
     assert fit.estimate(0, 4).value > 1 - 1e-5
 
 
-@pytest.mark.parametrize(("name", "told"), [("_STEPS", True), ("_LARGEST", True), ("_SETTLED", False)])
+@pytest.mark.parametrize(
+    ("name", "told"), [("_STEPS", True), ("_LARGEST", True), ("_SETTLED", False)]
+)
 def test_heads_whose_fit_does_not_end_are_named(name, told, monkeypatch):
     monkeypatch.setattr(likelihood, "_ROUNDS_OF_LIKELIHOOD", 0)
     monkeypatch.setattr(likelihood, name, int(not told))

@@ -55,7 +55,9 @@ def of(drawn, name):
 def of_layers(report, count):
     """The report with as many layers, alike but for their names."""
     (layer,) = report.layers
-    return replace(report, layers=tuple(replace(layer, name=f"layer {number}") for number in range(count)))
+    return replace(
+        report, layers=tuple(replace(layer, name=f"layer {number}") for number in range(count))
+    )
 
 
 def test_panels_without_a_layer_are_hidden(image, monkeypatch, tmp_path):
@@ -67,18 +69,29 @@ def test_panels_without_a_layer_are_hidden(image, monkeypatch, tmp_path):
 
 def with_spreads(report, *values):
     (layer,) = report.layers
-    heads = tuple(replace(head, spread=Estimate(value, 0.0)) for head, value in zip(layer.heads, values, strict=True))
+    heads = tuple(
+        replace(head, spread=Estimate(value, 0.0))
+        for head, value in zip(layer.heads, values, strict=True)
+    )
     return replace(report, layers=(replace(layer, measured=replace(layer.measured, heads=heads)),))
 
 
 def test_only_heads_with_a_spread_have_a_circle(image, drawn, monkeypatch, tmp_path):
     sizes = []
-    monkeypatch.setattr(figures, "add_ellipse", lambda _panel, centre, size, **_: sizes.append((centre, size)))
+    monkeypatch.setattr(
+        figures, "add_ellipse", lambda _panel, centre, size, **_: sizes.append((centre, size))
+    )
     figures.head_map(tmp_path / "figure.png", with_spreads(image, 0.0, 2.0, math.nan))
     shift = [one.value for one in image.layers[0].heads[1].shift]
     assert sizes == [((shift[1], shift[0]), (4.0, 4.0))]
-    numbers = {arguments[2]: (arguments[1], arguments[0]) for arguments, _ in of(drawn, "text") if len(arguments) == 3}
-    places = {str(head.head + 1): tuple(one.value for one in head.shift) for head in image.layers[0].heads}
+    numbers = {
+        arguments[2]: (arguments[1], arguments[0])
+        for arguments, _ in of(drawn, "text")
+        if len(arguments) == 3
+    }
+    places = {
+        str(head.head + 1): tuple(one.value for one in head.shift) for head in image.layers[0].heads
+    }
     assert {name: numbers[name] for name in places} == places
 
 
@@ -92,7 +105,9 @@ def with_kernels(report, step):
 
 def test_kernels_of_sequences_are_bars(sequence, drawn, tmp_path):
     kernel_gallery(tmp_path / "figure.png", with_kernels(sequence, (2.0,)))
-    assert [arguments[1].tolist() for arguments, _ in of(drawn, "bar")] == [[0.0, 0.0, 0.0, 0.0, 1.0]] * 3
+    assert [arguments[1].tolist() for arguments, _ in of(drawn, "bar")] == [
+        [0.0, 0.0, 0.0, 0.0, 1.0]
+    ] * 3
     assert not of(drawn, "imshow")
 
 
@@ -106,7 +121,10 @@ def test_kernels_of_images_are_cut_to_what_heads_look_at(image, drawn, tmp_path)
 
 
 def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence):
-    for report, step, size, place in ((image, (0.0, 3.0), (7, 7), (6, 3)), (sequence, (2.0,), (5, 1), (4, 0))):
+    for report, step, size, place in (
+        (image, (0.0, 3.0), (7, 7), (6, 3)),
+        (sequence, (2.0,), (5, 1), (4, 0)),
+    ):
         (layer,) = with_kernels(report, step).layers
         with Image.open(io.BytesIO(figures.head_picture(layer, layer.heads[0]))) as picture:
             assert picture.size == size
@@ -117,5 +135,10 @@ def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence
 def test_two_reports_are_drawn_over_each_other(image, tmp_path):
     figures.comparison_figure(tmp_path / "figure.svg", image, replace(image, model="Another"))
     written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    for text in ("first: GatedRelativeAttention2d", "second: Another", "hard share", "distance (cells)"):
+    for text in (
+        "first: GatedRelativeAttention2d",
+        "second: Another",
+        "hard share",
+        "distance (cells)",
+    ):
         assert f"<!-- {text} -->" in written

@@ -139,7 +139,9 @@ def test_learned_attention_is_the_networks(made, runs):
 @pytest.mark.parametrize("target", IMAGES)
 def test_attention_of_each_head_and_query_sums_to_one(made, target):
     table = parquet.read_table(made[1] / f"{target}.parquet")
-    sums = table.group_by(["layer", "head", "query_row", "query_col"]).aggregate([("attention", "sum")])
+    sums = table.group_by(["layer", "head", "query_row", "query_col"]).aggregate(
+        [("attention", "sum")]
+    )
     queries = 2 if target == "fig7" else 1
     assert len(sums) == 2 * 3 * queries
     assert all(abs(total - 1) < 16 * 2**-23 for total in sums["attention_sum"].to_pylist())
@@ -153,7 +155,9 @@ def test_single_images_are_three_different_ones_and_named(made, runs):
     assert f"(class {int(digits.test.labels[index])})" in named[0]
     shown = normalise(digits.test.images[index][None], digits.mean, digits.std)
     features = network.embed(network.patches(shown).movedim(1, -1)).movedim(-1, 1)
-    expected = network.blocks[0].mixer.attention(features)[0, :, 2, 2].detach().double().flatten().tolist()
+    expected = (
+        network.blocks[0].mixer.attention(features)[0, :, 2, 2].detach().double().flatten().tolist()
+    )
     rows = parquet.read_table(made[1] / "fig8.parquet").to_pylist()
     assert [row["attention"] for row in rows if row["layer"] == 0] == expected
 
@@ -171,7 +175,10 @@ def test_nothing_to_make_leaves_no_folder_and_says_what_makes_it(tmp_path):
     data = f"--scale small --set data.folder={tmp_path}"
     start = f"--set 'start.folder={runs}/sa-quadratic-generalized-0'"
     assert learned == f"convattn train sa-learned {data} -o '{runs}/sa-learned-0'"
-    assert whole == f"convattn train sa-quadratic-generalized {data} -o '{runs}/sa-quadratic-generalized-0'"
+    assert (
+        whole
+        == f"convattn train sa-quadratic-generalized {data} -o '{runs}/sa-quadratic-generalized-0'"
+    )
     assert pruned == (
         f"convattn train sa-quadratic-generalized-pruned {data} {start} -o '{runs}/sa-quadratic-generalized-pruned-0'"
     )
@@ -184,7 +191,9 @@ def test_rows_without_runs_say_so(tmp_path):
     make_run(tmp_path / "runs" / "one", "sa-learned", scale="small")
     result = reproduce(["table1", "fig2"], tmp_path / "runs", tmp_path / "out", scale="small")
     assert not result.complete
-    assert [item.missing for item in result.targets] == [tuple(name for name in RECIPES if name != "sa-learned")] * 2
+    assert [item.missing for item in result.targets] == [
+        tuple(name for name in RECIPES if name != "sa-learned")
+    ] * 2
     text = (tmp_path / "out" / "table1.md").read_text()
     assert text.count("not yet measured") == len(RECIPES) - 1
     assert "only the rows measured here compare with each other" in text
@@ -196,7 +205,10 @@ def test_command_names_a_folder_that_is_free(runs, tmp_path):
     (unfinished / "record.json").unlink()
     result = reproduce(["fig5"], tmp_path, tmp_path / "out")
     assert result.unfinished == (str(unfinished),)
-    assert result.missing[0].command == f"convattn train sa-learned --scale paper -o {tmp_path}/sa-learned-0-2"
+    assert (
+        result.missing[0].command
+        == f"convattn train sa-learned --scale paper -o {tmp_path}/sa-learned-0-2"
+    )
     assert f"unfinished: {unfinished}" in result.summary()
 
 
@@ -214,7 +226,9 @@ def test_damaged_runs_stop_only_what_needs_them(runs, tmp_path):
     assert (ways.files, learned.files) == ((), ())
     assert before.complete
     assert any("operations of" in note and "sa-learned-0" in note for note in table.notes)
-    assert any("left out: cannot read metrics" in note and "convnet-0" in note for note in curves.notes)
+    assert any(
+        "left out: cannot read metrics" in note and "convnet-0" in note for note in curves.notes
+    )
     assert not table.complete
     assert not curves.complete
     assert [item.partition(": ")[0] for item in result.unreadable] == [str(copied / "resnet18-0")]
@@ -234,20 +248,34 @@ def test_a_figure_that_fails_midway_leaves_nothing(runs, tmp_path, monkeypatch):
 
 def test_runs_left_out_are_named(runs, tmp_path):
     run = copy_run(runs, "sa-quadratic-0", tmp_path / "runs")
-    again, other = (shutil.copytree(run, tmp_path / "runs" / name) for name in ("z-again", "z-other"))
-    change_record(other, recipe={**json.loads((run / "record.json").read_text())["recipe"], "training": {"epochs": 9}})
+    again, other = (
+        shutil.copytree(run, tmp_path / "runs" / name) for name in ("z-again", "z-other")
+    )
+    change_record(
+        other,
+        recipe={
+            **json.loads((run / "record.json").read_text())["recipe"],
+            "training": {"epochs": 9},
+        },
+    )
     result = reproduce(["table1", "fig4"], tmp_path / "runs", tmp_path / "out")
     assert f"left out, because another run has the same seed: {again}" in result.notes
     assert f"not in figures, because settings or data differ: {other}" in result.notes or (
         f"not in figures, because settings or data differ: {run}" in result.notes
     )
-    rows = [row for row in rows_of(tmp_path / "out" / "table1.json") if row["recipe"] == "sa-quadratic"]
+    rows = [
+        row for row in rows_of(tmp_path / "out" / "table1.json") if row["recipe"] == "sa-quadratic"
+    ]
     assert [row["n"] for row in rows] == [1, 1]
 
 
 def test_images_that_cannot_be_had_are_said(runs, tmp_path):
     run = copy_run(runs, "sa-learned-content-0", tmp_path / "runs")
-    recipe = (run / "recipe.toml").read_text().replace('name = "digits"', 'name = "cifar10"\nfolder = "no/such"')
+    recipe = (
+        (run / "recipe.toml")
+        .read_text()
+        .replace('name = "digits"', 'name = "cifar10"\nfolder = "no/such"')
+    )
     (run / "recipe.toml").write_text(recipe)
     result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out")
     assert result.targets[0].problem == "CIFAR-10: there is no folder no/such"
@@ -262,13 +290,19 @@ def test_images_of_another_copy_are_said(runs, tmp_path):
     data = json.loads((run / "record.json").read_text())["data"]
     change_record(run, data={**data, "name": "digits (another copy)", "hashes": {"train": "0"}})
     result = reproduce(["fig9"], tmp_path / "runs", tmp_path / "out")
-    assert any(note.endswith("was trained on digits (another copy)") for note in result.targets[0].notes)
+    assert any(
+        note.endswith("was trained on digits (another copy)") for note in result.targets[0].notes
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"targets": ["fig1"]}, UnknownNameError, "unknown target 'fig1': did you mean 'fig1[0-9]'"),
+        (
+            {"targets": ["fig1"]},
+            UnknownNameError,
+            "unknown target 'fig1': did you mean 'fig1[0-9]'",
+        ),
         ({"scale": "papr"}, UnknownNameError, "unknown scale 'papr': did you mean 'paper'"),
         ({"runs": "nowhere"}, ArgumentError, "runs must be a folder that exists, but is 'nowhere'"),
         ({"data": "nowhere"}, ArgumentError, "data must be a folder that exists, but is 'nowhere'"),

@@ -18,7 +18,9 @@ def test_curves_without_any_metrics_say_why(runs, tmp_path):
     run = copy_run(runs, "convnet-0", tmp_path / "runs")
     (run / "metrics.jsonl").unlink()
     (result,) = reproduce(["fig2"], tmp_path / "runs", tmp_path / "out").targets
-    assert str(result.problem).startswith(f"left out: cannot read metrics from {run / 'metrics.jsonl'}: ")
+    assert str(result.problem).startswith(
+        f"left out: cannot read metrics from {run / 'metrics.jsonl'}: "
+    )
     assert result.files == ()
 
 
@@ -35,7 +37,10 @@ def test_a_run_of_another_kind_of_network_is_told(runs, tmp_path):
     change_record(run, name="sa-learned-content")
     (result,) = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out").targets
     kind = f"a {type(load_network(run)).__name__} on {record['data']['name']}"
-    assert result.problem == f"{run} must hold an AttentionNet on images of a known size, but holds {kind}"
+    assert (
+        result.problem
+        == f"{run} must hold an AttentionNet on images of a known size, but holds {kind}"
+    )
 
 
 def test_an_image_that_there_is_not_is_told(runs, tmp_path):

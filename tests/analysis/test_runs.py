@@ -38,7 +38,10 @@ def test_runs_without_a_record_are_unfinished(run):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("{", "the text is not JSON"), ('{"record": "Certificate", "schema_version": 1}', "not a RunRecord of schema")],
+    [
+        ("{", "the text is not JSON"),
+        ('{"record": "Certificate", "schema_version": 1}', "not a RunRecord of schema"),
+    ],
 )
 def test_damaged_records_are_unreadable_with_the_reason(run, content, reason):
     (run / "record.json").write_text(content)
@@ -54,7 +57,9 @@ def test_record_without_accuracy_is_unreadable(run):
 
 
 def test_missing_folder_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"runs must be a folder that exists, but is '.*nowhere'"):
+    with pytest.raises(
+        ArgumentError, match=r"runs must be a folder that exists, but is '.*nowhere'"
+    ):
         find_runs(tmp_path / "nowhere")
 
 
@@ -76,7 +81,10 @@ def test_scale_is_taken_from_the_recipe(run):
 def test_the_same_seed_counts_once(run):
     shutil.copytree(run, run.parent / "again")
     (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
-    assert ([item.folder.name for item in group.runs], [item.folder.name for item in group.repeats]) == (
+    assert (
+        [item.folder.name for item in group.runs],
+        [item.folder.name for item in group.repeats],
+    ) == (
         ["again"],
         ["sa-quadratic-0"],
     )
@@ -89,19 +97,28 @@ def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
         change(other, training={"epochs": 99})
     else:
         record = RunRecord.load(other / "record.json")
-        dataclasses.replace(record, data=dataclasses.replace(record.data, hashes={"train": "0"})).save(
-            other / "record.json"
-        )
+        dataclasses.replace(
+            record, data=dataclasses.replace(record.data, hashes={"train": "0"})
+        ).save(other / "record.json")
     change_record(other, command="convattn train sa-quadratic --set seed=1", seed=1)
     first, second = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
-    assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == ([other], [run])
+    assert ([item.folder for item in first.runs], [item.folder for item in second.runs]) == (
+        [other],
+        [run],
+    )
 
 
 def test_folders_claims_and_a_key_of_earlier_versions_make_no_difference(run):
     other = shutil.copytree(run, run.parent / "other")
     recipe = RunRecord.load(run / "record.json").recipe
     earlier = {**recipe["training"], "reinitialise": []}
-    change(other, claim="another", seed=1, data={**recipe["data"], "folder": "elsewhere"}, training=earlier)
+    change(
+        other,
+        claim="another",
+        seed=1,
+        data={**recipe["data"], "folder": "elsewhere"},
+        training=earlier,
+    )
     change_record(other, seed=1)
     (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
     assert len(group.runs) == 2
@@ -110,8 +127,14 @@ def test_folders_claims_and_a_key_of_earlier_versions_make_no_difference(run):
 @pytest.mark.parametrize(
     ("command", "changes"),
     [
-        ("convattn train x --set seed=1 --set data.folder=f --set 'claim=a b' --set start.folder=g", ()),
-        ("convattn train x --scale small --set seed=1 --set training.epochs=2", ("training.epochs=2",)),
+        (
+            "convattn train x --set seed=1 --set data.folder=f --set 'claim=a b' --set start.folder=g",
+            (),
+        ),
+        (
+            "convattn train x --scale small --set seed=1 --set training.epochs=2",
+            ("training.epochs=2",),
+        ),
         ("convattn train recipe.toml", ("by its own recipe.toml",)),
     ],
 )
@@ -137,5 +160,7 @@ def test_damaged_metrics_are_refused(run, content, reason):
     if content is not None:
         (run / "metrics.jsonl").write_text(content)
     (found,) = find_runs(run).finished
-    with pytest.raises(CheckpointError, match=rf"cannot read metrics from .*metrics\.jsonl: {reason}"):
+    with pytest.raises(
+        CheckpointError, match=rf"cannot read metrics from .*metrics\.jsonl: {reason}"
+    ):
         read_metrics(found)

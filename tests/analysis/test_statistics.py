@@ -15,7 +15,15 @@ from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
 from convattn.layers import RelativeAttention2d
 
-NUMBERS = ["spread", "entropy", "effective_positions", "hard_share", "shift_invariance", "content_share", "distance"]
+NUMBERS = [
+    "spread",
+    "entropy",
+    "effective_positions",
+    "hard_share",
+    "shift_invariance",
+    "content_share",
+    "distance",
+]
 
 
 NUMBERS += ["non_locality", "prefix_share"]
@@ -40,7 +48,9 @@ def test_every_number_is_that_of_whole_maps(layout, signed):
             within(estimate.value, hi["shift"][axis], terms)
         assert np.abs(np.subtract(head.hard_shift, hi["hard_shift"])).max() < 1e-3
         steps = pairs.displacements[pairs.within(2)].numpy().round(6)
-        assert len(steps) == len(head.kernel) == sum(max(map(abs, step)) <= 2 for step in hi["kernel"])
+        assert (
+            len(steps) == len(head.kernel) == sum(max(map(abs, step)) <= 2 for step in hi["kernel"])
+        )
         for step, weight in zip(steps, head.kernel, strict=True):
             within(weight, hi["kernel"][tuple(step)], terms)
         for found, expected in zip(head.prefix_weights, hi["prefix_weights"], strict=True):
@@ -54,13 +64,24 @@ def test_standard_errors_are_those_of_whole_maps_without_each_group(layout):
     (head,) = statistics(sums, pairs, 2).heads
     maps, *places = whole_maps(call, 0)
     hard = reference(maps, *places)["hard_shift"]
-    others = [reference(np.delete(maps, [2 * left, 2 * left + 1], axis=0), *places) for left in range(3)]
+    others = [
+        reference(np.delete(maps, [2 * left, 2 * left + 1], axis=0), *places) for left in range(3)
+    ]
     for name in set(NUMBERS) - {"content_share", "hard_share"}:
         hi = reference_jackknife([float(other[name]) for other in others])
         within(getattr(head, name).error, hi, maps.size)
-    bias = 2 * (np.mean([other["shift_invariance"] for other in others]) - reference(maps, *places)["shift_invariance"])
-    within(head.shift_invariance.value, reference(maps, *places)["shift_invariance"] - bias, maps.size)
-    within(head.hard_share.error, reference_jackknife([float(other["kernel"][hard]) for other in others]), maps.size)
+    bias = 2 * (
+        np.mean([other["shift_invariance"] for other in others])
+        - reference(maps, *places)["shift_invariance"]
+    )
+    within(
+        head.shift_invariance.value, reference(maps, *places)["shift_invariance"] - bias, maps.size
+    )
+    within(
+        head.hard_share.error,
+        reference_jackknife([float(other["kernel"][hard]) for other in others]),
+        maps.size,
+    )
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS["one class token"], LAYOUTS["windows"]])
@@ -69,7 +90,15 @@ def test_batches_add_up(layout):
     whole, _ = added(call, [slice(0, 8)], 4)
     parts, _ = added(call, [slice(0, 3), slice(3, 5), slice(5, 8)], 4)
     terms = call.weights[:, :, 0].numel()
-    for name in ("by_displacement", "absolute", "squares", "entropies", "prefix", "prefix_maps", "prefix_size"):
+    for name in (
+        "by_displacement",
+        "absolute",
+        "squares",
+        "entropies",
+        "prefix",
+        "prefix_maps",
+        "prefix_size",
+    ):
         hi, found = getattr(whole, name), getattr(parts, name)
         if hi.numel():
             assert (found - hi).abs().max() <= terms * EPS * hi.abs().max()
@@ -106,7 +135,9 @@ def test_an_image_alone_in_its_batch_says_nothing_of_variance_over_images():
     hi = maps[:5].var(axis=0, ddof=1).mean() / np.square(maps - maps.mean()).mean()
     (head, *_) = statistics(*added(call, [slice(0, 5), slice(5, 6)], 3), None).heads
     within(head.content_share.value, hi, maps.size)
-    (head, *_) = statistics(*added(call, [slice(number, number + 1) for number in range(6)], 3), None).heads
+    (head, *_) = statistics(
+        *added(call, [slice(number, number + 1) for number in range(6)], 3), None
+    ).heads
     assert np.isnan(head.content_share.value)
 
 
@@ -114,10 +145,14 @@ def test_float32_weights_lose_only_their_rounding():
     layout = LAYOUTS["one class token"]
     narrow, wide = make_call(layout, dtype=torch.float32), make_call(layout)
     (found, pairs), (hi, _) = added(narrow, [slice(0, 6)], 3), added(wide, [slice(0, 6)], 3)
-    for one, other in zip(statistics(found, pairs, 2).heads, statistics(hi, pairs, 2).heads, strict=True):
+    for one, other in zip(
+        statistics(found, pairs, 2).heads, statistics(hi, pairs, 2).heads, strict=True
+    ):
         for name in NUMBERS:
             apart = abs(getattr(one, name).value - getattr(other, name).value)
-            assert apart <= 64 * torch.finfo(torch.float32).eps * max(1.0, abs(getattr(other, name).value))
+            assert apart <= 64 * torch.finfo(torch.float32).eps * max(
+                1.0, abs(getattr(other, name).value)
+            )
 
 
 def test_hard_heads_are_exact():
@@ -129,10 +164,22 @@ def test_hard_heads_are_exact():
     found = statistics(sums, pairs, 1)
     (head,) = found.heads
     assert [estimate.value for estimate in head.shift] == [1.0, -1.0]
-    assert (head.hard_share.value, head.hard_share.error, head.hard_shift) == (1.0, 0.0, (1.0, -1.0))
-    assert (head.spread.value, head.entropy.value, head.effective_positions.value) == (0.0, 0.0, 1.0)
+    assert (head.hard_share.value, head.hard_share.error, head.hard_shift) == (
+        1.0,
+        0.0,
+        (1.0, -1.0),
+    )
+    assert (head.spread.value, head.entropy.value, head.effective_positions.value) == (
+        0.0,
+        0.0,
+        1.0,
+    )
     assert head.distance.value == head.non_locality.value == pytest.approx(2**0.5, abs=4 * EPS)
-    assert (head.shift_invariance.value, head.content_share.value, head.prefix_share.value) == (1.0, 0.0, 0.0)
+    assert (head.shift_invariance.value, head.content_share.value, head.prefix_share.value) == (
+        1.0,
+        0.0,
+        0.0,
+    )
     assert sorted(head.kernel) == [0.0] * 8 + [1.0]
     assert [found.tap_coverage.value, found.hard_tap_coverage.value] == [1 / 9, 1 / 9]
 
@@ -153,7 +200,8 @@ def test_weights_in_half_precision_are_summed_as_they_are(dtype):
     layout = LAYOUTS["one class token"]
     half = make_call(layout, dtype=dtype)
     found, expected = (
-        added(replace(half, weights=weights), [slice(0, 6)], 3)[0] for weights in (half.weights, half.weights.float())
+        added(replace(half, weights=weights), [slice(0, 6)], 3)[0]
+        for weights in (half.weights, half.weights.float())
     )
     for item in fields(found):
         assert torch.equal(getattr(found, item.name), getattr(expected, item.name)), item.name
@@ -205,8 +253,17 @@ def test_maps_of_prefix_queries_are_means():
 
 
 def test_layouts_without_positions_are_refused():
-    layout = Layout("none", (2,), torch.tensor([[-1, OUTSIDE]]), torch.zeros(1, 2, 1), torch.tensor([True, True]), None)
-    with pytest.raises(UnsupportedModelError, match=r"^blocks\.0: none of its queries, or none of its keys, has"):
+    layout = Layout(
+        "none",
+        (2,),
+        torch.tensor([[-1, OUTSIDE]]),
+        torch.zeros(1, 2, 1),
+        torch.tensor([True, True]),
+        None,
+    )
+    with pytest.raises(
+        UnsupportedModelError, match=r"^blocks\.0: none of its queries, or none of its keys, has"
+    ):
         make_pairs(layout, "blocks.0")
 
 
@@ -215,10 +272,12 @@ def test_layouts_without_positions_are_refused():
 def test_coverage_is_that_of_linear_assignment(axes, kernel_size):
     draw = torch.Generator().manual_seed(axes)
     for _ in range(50):
-        shifts = (4 * torch.rand(7, axes, generator=draw, dtype=torch.float64) - 2) * torch.tensor([1.0, 0.3]).repeat(
-            4
-        )[:7, None]
-        assert covered(shifts, kernel_size).item() == reference_coverage(shifts.numpy(), kernel_size)
+        shifts = (4 * torch.rand(7, axes, generator=draw, dtype=torch.float64) - 2) * torch.tensor(
+            [1.0, 0.3]
+        ).repeat(4)[:7, None]
+        assert covered(shifts, kernel_size).item() == reference_coverage(
+            shifts.numpy(), kernel_size
+        )
 
 
 def test_a_shift_half_way_between_two_taps_covers_one():

@@ -25,14 +25,22 @@ def test_exact_borders_change_no_decision_and_paddings_are_beside_them(rows):
 
 def test_a_changed_decision_is_counted_with_its_gap():
     attention = torch.tensor([[1.0, 0.5, 0.0], [0.0, 2.0, 1.0]])
-    found = compared(attention, torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 1]))
+    found = compared(
+        attention, torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 1])
+    )
     assert found["changed"] == 1
     assert found["largest_gap_of_changed"] == 1.0
     assert (found["accuracy_of_attention"], found["accuracy"]) == (1.0, 0.5)
 
 
 def test_the_page_has_a_row_for_each(rows):
-    runtime = {**rows["exact"], "run": "attention, torch", "seconds": 0.1, "ratio": 1.0, "bytes": None}
+    runtime = {
+        **rows["exact"],
+        "run": "attention, torch",
+        "seconds": 0.1,
+        "ratio": 1.0,
+        "bytes": None,
+    }
     text = page(
         {
             "data": "some",

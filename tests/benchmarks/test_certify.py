@@ -36,8 +36,14 @@ def test_a_fault_changes_the_layer_that_it_names_and_no_other(case, fault):
     damaged = copy.deepcopy(case[0])
     layer = FAULTS[fault](damaged, random.Random(7))
     before, after = case[0].state_dict(), damaged.state_dict()
-    changed = {name.rpartition(".")[0] for name in before if not torch.equal(before[name], after[name])}
-    padded = {name for name, part in damaged.named_modules() if getattr(part, "padding_mode", "zeros") != "zeros"}
+    changed = {
+        name.rpartition(".")[0] for name in before if not torch.equal(before[name], after[name])
+    }
+    padded = {
+        name
+        for name, part in damaged.named_modules()
+        if getattr(part, "padding_mode", "zeros") != "zeros"
+    }
     assert changed | padded == {layer}
 
 
@@ -51,7 +57,9 @@ def test_a_right_conversion_changes_little_in_float64(case, kind):
 
 
 def test_folding_leaves_no_normalisation_behind_a_convolution():
-    network = filled(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4)))
+    network = filled(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    )
     made = CONVERSIONS["folded"](copy.deepcopy(network), torch.randn(2, 3, 8, 8))
     assert [type(part) for part in made] == [nn.Conv2d, nn.Identity, nn.ReLU, nn.BatchNorm2d]
 
@@ -64,12 +72,20 @@ def test_tolerances_are_those_of_allclose():
 
 
 def planted(verdict, effect, first="a"):
-    return Case("net", "folded", "dropped bias", "a", verdict, first, 1e-6, 1e-6, 2.0, effect, (True, False))
+    return Case(
+        "net", "folded", "dropped bias", "a", verdict, first, 1e-6, 1e-6, 2.0, effect, (True, False)
+    )
 
 
 def test_the_page_counts_what_was_found_hidden_and_missed():
     right = Case("net", "folded", None, None, "exact", None, 1e-7, 1e-6, 2.0, None, (True, True))
-    cases = [right, planted("close", 1e-4), planted("close", 1e-4, "b"), planted("exact", 1e-8), planted("exact", 5e-7)]
+    cases = [
+        right,
+        planted("close", 1e-4),
+        planted("close", 1e-4, "b"),
+        planted("exact", 1e-8),
+        planted("exact", 5e-7),
+    ]
     setting = {
         "command": "x",
         "hardware": {"processor": "p", "threads": "1"},

@@ -27,7 +27,9 @@ def bench(*arguments, suite="layers"):
     return main([suite, "--quick", *map(str, arguments)])
 
 
-@pytest.fixture(scope="module", params=[PART, pytest.param((), marks=pytest.mark.slow)], ids=["part", "whole"])
+@pytest.fixture(
+    scope="module", params=[PART, pytest.param((), marks=pytest.mark.slow)], ids=["part", "whole"]
+)
 def chosen(request):
     """Names of cases; none at all stands for the whole quick suite."""
     return request.param
@@ -47,7 +49,10 @@ def made(chosen, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if chosen:
             patch.setattr(runner, "in_a_process_of_its_own", measured_here)
-        assert bench("-o", folder, "--json", *(word for name in chosen for word in ("--case", name))) == 0
+        assert (
+            bench("-o", folder, "--json", *(word for name in chosen for word in ("--case", name)))
+            == 0
+        )
     return folder, BenchmarkRecord.load(folder / "layers.json")
 
 
@@ -68,7 +73,10 @@ def test_record_holds_raw_times_and_where_they_are_from(made, chosen):
     assert {"python", "torch", "convattn", "timm"} <= set(record.versions)
     assert record.started.endswith("+00:00")
     words = "".join(f" --case {name}" for name in chosen)
-    assert record.command == f"python -m benchmarks layers --quick{words} --repeats 3 --dtype float32 --device cpu"
+    assert (
+        record.command
+        == f"python -m benchmarks layers --quick{words} --repeats 3 --dtype float32 --device cpu"
+    )
     assert [case.name for case in record.cases] == [
         case.name for case in choose(find_suite("layers").cases(True), chosen)
     ]
@@ -80,7 +88,12 @@ def test_record_holds_raw_times_and_where_they_are_from(made, chosen):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
 def test_memory_is_measured(made):
-    measured = [item for case in made[1].cases for item in case.measurements if item.extra_memory is not None]
+    measured = [
+        item
+        for case in made[1].cases
+        for item in case.measurements
+        if item.extra_memory is not None
+    ]
     assert [item.contender for item in measured] == ["convattn", "reference", "published"]
 
 
@@ -90,7 +103,12 @@ def test_page_says_what_the_record_says(made):
     for case in record.cases:
         assert f"## {case.group}\n" in page
         assert case.title[1:] in page
-    for words in (record.command, record.hardware["processor"], *record.not_covered, "Every check passed."):
+    for words in (
+        record.command,
+        record.hardware["processor"],
+        *record.not_covered,
+        "Every check passed.",
+    ):
         assert words in page
     assert "the times say nothing about speed" in page
     assert "(scaling.png)" in page
@@ -110,15 +128,26 @@ def test_table_is_printed_and_a_case_alone_draws_nothing(tmp_path, monkeypatch, 
     assert err == ""
     assert "distance-8: distance, 3 heads, 16 channels" in out
     assert "÷ reference" in out
-    assert "every check passed\nwrote bench-layers-2; look at bench-layers-2/layers-tables.md\n" in out
+    assert (
+        "every check passed\nwrote bench-layers-2; look at bench-layers-2/layers-tables.md\n" in out
+    )
 
 
 def test_group_of_sizes_is_printed_and_drawn(tmp_path, capsys):
     group = "sequences-forward"
     assert bench("--case", group, "--repeats", 1, "-o", tmp_path / "made", suite="sequences") == 0
-    assert contents(tmp_path / "made") == [f"{group}.png", f"{group}.svg", "sequences-tables.md", "sequences.json"]
+    assert contents(tmp_path / "made") == [
+        f"{group}.png",
+        f"{group}.svg",
+        "sequences-tables.md",
+        "sequences.json",
+    ]
     out = capsys.readouterr().out
-    assert all(f"{case.name}: " in out for case in find_suite("sequences").cases(True) if case.group == group)
+    assert all(
+        f"{case.name}: " in out
+        for case in find_suite("sequences").cases(True)
+        if case.group == group
+    )
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -145,7 +174,16 @@ def test_wrong_contender_is_told_with_exit_code_1(tmp_path, monkeypatch, capsys,
 
 
 def test_bfloat16_runs(tmp_path):
-    arguments = ["--case", "quadratic-8-forward", "--dtype", "bfloat16", "--repeats", 1, "-o", tmp_path / "made"]
+    arguments = [
+        "--case",
+        "quadratic-8-forward",
+        "--dtype",
+        "bfloat16",
+        "--repeats",
+        1,
+        "-o",
+        tmp_path / "made",
+    ]
     assert bench(*arguments) == 0
     record = BenchmarkRecord.load(tmp_path / "made" / "layers.json")
     assert record.dtype == "bfloat16"
@@ -154,7 +192,10 @@ def test_bfloat16_runs(tmp_path):
 MISTAKES = {
     "case": (["--case", "hard-9"], "unknown case 'hard-9': did you mean 'hard-8'"),
     "repeats": (["--repeats", "0"], "--repeats must be an integer of at least 1, but is 0"),
-    "fraction": (["--repeats", "1.5"], "Invalid value for --repeats: must be an integer, but is '1.5'"),
+    "fraction": (
+        ["--repeats", "1.5"],
+        "Invalid value for --repeats: must be an integer, but is '1.5'",
+    ),
     "dtype": (["--dtype", "float8"], "unknown dtype 'float8'"),
     "device": (["--device", "toaster"], "device must be cpu, cuda or cuda:N, but is 'toaster'"),
     "absent device": (["--device", "cuda:99"], "device 'cuda:99' is not there"),
@@ -202,7 +243,8 @@ def test_missing_matplotlib_is_told_before_anything_is_measured(tmp_path, monkey
     monkeypatch.setattr(runner, "run_suite", None)
     assert bench() == 2
     assert (
-        'this needs matplotlib, which is not installed; run: pip install "convattn[bench]"' in capsys.readouterr().err
+        'this needs matplotlib, which is not installed; run: pip install "convattn[bench]"'
+        in capsys.readouterr().err
     )
     assert contents(tmp_path) == []
 

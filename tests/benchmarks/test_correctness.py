@@ -19,13 +19,18 @@ KINDS = ("quadratic", "generalized_quadratic", "distance", "hard", "content")
 
 
 def tiny(kind="quadratic", **changes):
-    case = LayerCase(name="tiny", kind=kind, channels=10, heads=9 if kind == "hard" else 3, size=11, batch=3)
+    case = LayerCase(
+        name="tiny", kind=kind, channels=10, heads=9 if kind == "hard" else 3, size=11, batch=3
+    )
     return replace(case, **changes)
 
 
 def checked(case, form, setting=SETTING):
     """Holds a form against the definition, on fewer images than the case has."""
-    layer, images = setting.place(build_layer(case), training=case.training), setting.draw((2, 10, 11, 11), seed=0)
+    layer, images = (
+        setting.place(build_layer(case), training=case.training),
+        setting.draw((2, 10, 11, 11), seed=0),
+    )
     truth = Truth(layer, images, some_queries(case.size**2, CPU), gradients=case.training)
     return truth.check(form, form.layer)
 

@@ -37,7 +37,14 @@ def table(tmp_path_factory):
     held_out = {**TINY, "data.held_out": "100"}
     rates = {"optim.learning_rate": ("1e-30", "3e-3")}
     study(RECIPES, output=place / "search", seeds=(0,), grid=rates, overrides=held_out, **settings)
-    study(RECIPES, output=place / "table", seeds=(0, 1), chosen=place / "search", overrides=TINY, **settings)
+    study(
+        RECIPES,
+        output=place / "table",
+        seeds=(0, 1),
+        chosen=place / "search",
+        overrides=TINY,
+        **settings,
+    )
     return place / "table"
 
 
@@ -45,7 +52,12 @@ def table(tmp_path_factory):
 def page(table, tmp_path_factory):
     out = tmp_path_factory.mktemp("docs")
     main(["--runs", str(table), "--output", str(out), "--images", "5"])
-    for figure in ("encodings.png", "encodings/fig3.png", "encodings/fig4.png", "encodings/fig5.png"):
+    for figure in (
+        "encodings.png",
+        "encodings/fig3.png",
+        "encodings/fig4.png",
+        "encodings/fig5.png",
+    ):
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
     return (out / "encodings-tables.md").read_text(encoding="utf-8")
 
@@ -58,12 +70,17 @@ def test_accuracies_are_those_of_the_runs_and_sorted(page, table):
     places = []
     for label, values in found.items():
         seeds = ", ".join(f"{value:.2%}" for value in values)
-        places.append((page.index(f"| `{label}` | 2 | **{spread(values)}** | {seeds} |"), -sum(values)))
+        places.append(
+            (page.index(f"| `{label}` | 2 | **{spread(values)}** | {seeds} |"), -sum(values))
+        )
     assert sorted(places) == sorted(places, key=lambda place: (place[1], place[0]))
 
 
 def test_the_question_is_answered_seed_by_seed(page, table):
-    runs = {(run.label, run.record["seed"]): run.results["test_accuracy"] for run in read_study(table)[1]}
+    runs = {
+        (run.label, run.record["seed"]): run.results["test_accuracy"]
+        for run in read_study(table)[1]
+    }
     values = [100 * (runs["sa-learned", seed] - runs["sa-distance", seed]) for seed in (0, 1)]
     shown = ", ".join(f"{value:+.2f}" for value in values)
     mean = f"{sum(values) / 2:+.2f} points, n = 2: too few for an interval"
@@ -90,25 +107,41 @@ def test_networks_without_heads_have_no_row_of_pixels(page):
 
 def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path):
     assert "What decides" not in page
-    study(["sa-learned-content"], output=tmp_path / "runs", seeds=(0,), scale="tiny", overrides=TINY, engine=Here())
+    study(
+        ["sa-learned-content"],
+        output=tmp_path / "runs",
+        seeds=(0,),
+        scale="tiny",
+        overrides=TINY,
+        engine=Here(),
+    )
     main(["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "docs"), "--images", "5"])
     text = (tmp_path / "docs" / "encodings-tables.md").read_text(encoding="utf-8")
-    rows = [line for line in text.partition("## What decides")[2].splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in text.partition("## What decides")[2].splitlines() if line.startswith("| `")
+    ]
     (run,), data = read_study(tmp_path / "runs")[1], load_digits()
     images, found = normalise(data.test.images[:5], data.mean, data.std), []
     for network in (drawn(run, data), load_network(run.folder)):
         (layer,) = analyze(network, images, controls=(), progress=False).layers
         found.append(
-            [[getattr(head, name).value for head in layer.heads] for name in ("position_score", "content_share")]
+            [
+                [getattr(head, name).value for head in layer.heads]
+                for name in ("position_score", "content_share")
+            ]
         )
     (start, before), (end, after) = found
     means = [sum(values) / len(values) for values in (start, end, before, after)]
     numbers = [f"{value:.2f}" for value in (*means[:2], max(end), *means[2:])]
-    assert rows == [f"| `sa-learned-content` | 0 | 1 | {' | '.join(numbers)} | {layer.measured.convolution_score} |"]
+    assert rows == [
+        f"| `sa-learned-content` | 0 | 1 | {' | '.join(numbers)} | {layer.measured.convolution_score} |"
+    ]
 
 
 def test_figures_are_on_the_page_as_far_as_their_runs_are_there(page):
-    shown = [line.rpartition("(encodings/")[2] for line in page.splitlines() if "(encodings/" in line]
+    shown = [
+        line.rpartition("(encodings/")[2] for line in page.splitlines() if "(encodings/" in line
+    ]
     assert shown == ["fig5.png)", "fig4.png)", "fig3.png)"]  # figure 6 needs a network with content
 
 

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from benchmarks import large_kernels
-from benchmarks.large_kernels import Case, channels_last, grid, measure, network_memory, page, tables
+from benchmarks.large_kernels import (
+    Case,
+    channels_last,
+    grid,
+    measure,
+    network_memory,
+    page,
+    tables,
+)
 
 CASES = [Case(1, 4, 4, (11, 13), 5), Case(2, 4, 1, (31,), 9), Case(1, 4, 2, (5, 6, 7), 3)]
 
@@ -35,9 +43,21 @@ def test_a_wrong_contender_gets_no_time(monkeypatch):
 def test_the_page_has_a_row_for_each_measurement():
     seconds = {"planned": 0.002, "default": 0.004, "channels-last": 0.001}
     row = {"name": CASES[0].name, "training": False, "paths": ["fft"] * 3, "seconds": seconds}
-    record = {"cases": [row, {**row, "training": True}], "networks": [], "rounds": 1, "note": "", "revision": "a"}
+    record = {
+        "cases": [row, {**row, "training": True}],
+        "networks": [],
+        "rounds": 1,
+        "note": "",
+        "revision": "a",
+    }
     record |= {"hardware": {"processor": "P", "threads": "1"}, "instructions": "AVX2"}
-    network = {"name": "N", "training": True, "verdict": "exact", "seconds": seconds, "bytes": {"planned": 3_000_000}}
+    network = {
+        "name": "N",
+        "training": True,
+        "verdict": "exact",
+        "seconds": seconds,
+        "bytes": {"planned": 3_000_000},
+    }
     record["networks"] = [network]
     text = page(record, [])
     assert "In 0 of 2 rows the planned layer is at most 5 % slower" in text
@@ -50,5 +70,7 @@ def test_the_page_has_a_row_for_each_measurement():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
 def test_the_memory_of_a_network_holds_its_output(monkeypatch):
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1))
-    monkeypatch.setattr(large_kernels, "networks", lambda: [("small", network, torch.zeros(3, 3, 256, 256))])
+    monkeypatch.setattr(
+        large_kernels, "networks", lambda: [("small", network, torch.zeros(3, 3, 256, 256))]
+    )
     assert network_memory(0, "default", False, 1) >= 3 * 64 * 256 * 256 * 4

@@ -20,10 +20,21 @@ def test_every_window_there_and_back_and_a_fit(rows):
     assert len(rows) == len(KERNELS) + 3
     assert {row["verdict"] for row in rows if not row["exact"]} == {"different"}
     assert {row["verdict"] for row in rows if row["exact"]} == {"exact"}
-    assert [row["refinement"] is not None for row in rows] == [False, False, False, True, False, False]
+    assert [row["refinement"] is not None for row in rows] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert rows[1]["exact"]
     assert rows[1]["top1_changed"] == 0
-    leaks = [row["leak"] for row in rows if row["refinement"] is None and "again" not in row["conversion"]]
+    leaks = [
+        row["leak"]
+        for row in rows
+        if row["refinement"] is None and "again" not in row["conversion"]
+    ]
     assert leaks[-1] < leaks[-2] < leaks[-3]
 
 

@@ -33,7 +33,9 @@ def test_exponent_of_noisy_times_is_that_of_least_squares():
     numbers = np.array([16, 64, 128, 256, 1024, 4096, 16384])
     times = 1e-5 * numbers**1.25 * np.exp(noise)
     slope = np.polynomial.polynomial.polyfit(np.log(numbers), np.log(times), 1)[1]
-    assert fit_exponent(list(zip(numbers.tolist(), times.tolist(), strict=True))) == pytest.approx(slope, rel=1e-9)
+    assert fit_exponent(list(zip(numbers.tolist(), times.tolist(), strict=True))) == pytest.approx(
+        slope, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("points", [[], [(16, 1.0)], [(16, 1.0), (16, 2.0)]])
@@ -43,7 +45,11 @@ def test_no_line_goes_through_one_size(points):
 
 def test_exponents_are_of_the_medians_and_of_the_memory():
     sizes = [
-        result(measurement("a", (n / 8, n / 4, n), memory=n**2), measurement("b", check=WRONG), pixels=n)
+        result(
+            measurement("a", (n / 8, n / 4, n), memory=n**2),
+            measurement("b", check=WRONG),
+            pixels=n,
+        )
         for n in (64, 256)
     ]
     assert exponents(sizes) == ["a: time ∝ N^1.00, memory ∝ N^2.00"]
@@ -58,7 +64,9 @@ def test_ratios_are_of_the_same_round():
 
 def test_memory_is_compared_with_weights_and_only_where_both_are_known():
     found = result(
-        measurement("planned", memory=30, weights=20), measurement("original", memory=15, weights=10), measurement("x")
+        measurement("planned", memory=30, weights=20),
+        measurement("original", memory=15, weights=10),
+        measurement("x"),
     )
     assert found.memory_ratio("planned", "original") == 2
     assert found.memory_ratio("planned", "x") is None
@@ -71,7 +79,12 @@ def test_wrong_and_absent_contenders_have_no_numbers():
         measurement("gpsa", check=None, skipped=MISSING),
     )
     ours, wrong, absent = columns([found], ("convattn",))
-    assert (ours["check"], ours["ms"], ours["min – max"], ours["ms/image"]) == ("passed", "6", "4 – 10", "3")
+    assert (ours["check"], ours["ms"], ours["min – max"], ours["ms/image"]) == (
+        "passed",
+        "6",
+        "4 – 10",
+        "3",
+    )
     assert (ours["call, MiB"], ours["÷ convattn"]) == ("3", "1")
     assert wrong["check"] == "FAILED: output is off by 3e-05, allowed 2e-07"
     assert absent["check"] == MISSING

@@ -93,7 +93,9 @@ def test_peer_that_cannot_run_is_said_to_and_ours_raises(monkeypatch):
 
 def test_peer_that_is_not_installed_is_listed(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm.models.convit", None)
-    record = run_suite(LAYERS, [replace(CASE, forms=("convattn", "gpsa", "flex"))], SETTING, rounds=1)
+    record = run_suite(
+        LAYERS, [replace(CASE, forms=("convattn", "gpsa", "flex"))], SETTING, rounds=1
+    )
     line = 'timm is not installed: pip install "convattn[bench]"'
     found = by_name(record.cases[0])
     assert found["gpsa"].skipped == line
@@ -104,7 +106,9 @@ def test_peer_that_is_not_installed_is_listed(monkeypatch):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gated_attention_of_timm_is_timed(training):
-    result = run_case(replace(CASE, forms=("convattn", "gpsa"), training=training), SETTING, rounds=1)
+    result = run_case(
+        replace(CASE, forms=("convattn", "gpsa"), training=training), SETTING, rounds=1
+    )
     item = by_name(result)["gpsa"]
     assert item.check is None
     assert len(item.seconds) == 1
@@ -123,7 +127,9 @@ def test_why_there_is_no_memory_is_said(monkeypatch):
 
     monkeypatch.setattr(runner, "in_a_process_of_its_own", fail)
     heads, rows = table([run_case(case, SETTING, rounds=1)], ())
-    assert [row[heads.index("call, MiB")] for row in rows] == ["not measured: the process was killed"] * 2
+    assert [row[heads.index("call, MiB")] for row in rows] == [
+        "not measured: the process was killed"
+    ] * 2
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")

@@ -10,7 +10,14 @@ from benchmarks.small_vits import Run, batches, load_small_vit, rate_at, train
 from convattn.data import ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 
-SMALL = {"img_size": 32, "patch_size": 16, "num_classes": 10, "embed_dim": 8, "depth": 1, "num_heads": 2}
+SMALL = {
+    "img_size": 32,
+    "patch_size": 16,
+    "num_classes": 10,
+    "embed_dim": 8,
+    "depth": 1,
+    "num_heads": 2,
+}
 KINDS = [("vit", False), ("vit", True), ("convit", False)]
 
 
@@ -19,7 +26,9 @@ def data(monkeypatch):
     monkeypatch.setattr(small_vits, "SIZES", dict.fromkeys(small_vits.SIZES, SMALL))
     torch.manual_seed(0)
     splits = [
-        ImageSplit(torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (count,)))
+        ImageSplit(
+            torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (count,))
+        )
         for count in (24, 10)
     ]
     record = DataRecord("noise", "drawn", {}, {"train": 24, "test": 10}, "as drawn")

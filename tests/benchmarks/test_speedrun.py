@@ -5,7 +5,13 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from benchmarks.speedrun import attention_on_taps, away_from_pixels, by_chance, petaflops, taps_of_all
+from benchmarks.speedrun import (
+    attention_on_taps,
+    away_from_pixels,
+    by_chance,
+    petaflops,
+    taps_of_all,
+)
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention2d
 from convattn.models import SpeedNet
@@ -24,7 +30,9 @@ def test_share_on_the_taps_is_that_of_the_layer():
 def test_operations_are_those_of_the_products():
     recipe = {"model": {"mixing": "conv", "widths": [4, 6]}, "training": {"epochs": 2}}
     images = 3 * 50_000 * 2 / 1e15
-    assert petaflops(recipe) == pytest.approx(images * SpeedNet("conv", widths=[4, 6]).flops().total)
+    assert petaflops(recipe) == pytest.approx(
+        images * SpeedNet("conv", widths=[4, 6]).flops().total
+    )
     soft = {**recipe, "model": {"mixing": "attention", "widths": [4, 6]}}
     inputs = {31: 24, 15: 4 + 4, 7: 6}
     means = sum(2 * 2 * side**3 * 9 * channels for side, channels in inputs.items())
@@ -60,4 +68,6 @@ def test_spread_centres_are_as_far_from_pixels_as_random_places() -> None:
     mean, low, high = by_chance([centres] * 4, away_from_pixels)
     expected = (2**0.5 + np.arcsinh(1)) / 6
     assert low < expected < high
-    assert mean == pytest.approx(expected, abs=4 * 0.5**0.5 / np.sqrt(1000 * 36))  # a distance is at most √½
+    assert mean == pytest.approx(
+        expected, abs=4 * 0.5**0.5 / np.sqrt(1000 * 36)
+    )  # a distance is at most √½

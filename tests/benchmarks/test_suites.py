@@ -36,14 +36,22 @@ def test_cases_are_of_what_there_is(cases):
 @pytest.mark.parametrize("suite", SUITES)
 def test_quick_suite_has_every_kind_of_the_full_one(suite):
     def kinds(cases):
-        return {(type(case), getattr(case, "kind", None), getattr(case, "training", None)) for case in cases}
+        return {
+            (type(case), getattr(case, "kind", None), getattr(case, "training", None))
+            for case in cases
+        }
 
     assert kinds(CASES[f"{suite}, quick"]) == kinds(CASES[f"{suite}, full"])
 
 
 def test_networks_and_lengths_are_those_promised():
     networks = find_suite("networks").cases(False)
-    assert {case.network for case in networks} == {"resnet18", "resnet50", "convnext_tiny", "efficientnet_b0"}
+    assert {case.network for case in networks} == {
+        "resnet18",
+        "resnet50",
+        "convnext_tiny",
+        "efficientnet_b0",
+    }
     assert {case.shape for case in networks} == {(1, 3, 224, 224), (16, 3, 224, 224)}
     assert {case.shape for case in find_suite("sequences").cases(False)} == {
         (1, 16, length) for length in (1024, 4096, 16384, 65536)
@@ -52,7 +60,10 @@ def test_networks_and_lengths_are_those_promised():
 
 def test_cases_are_chosen_in_their_own_order_and_by_group():
     cases = CASES["layers, full"]
-    assert [case.name for case in choose(cases, ["scaling-16", "hard-32"])] == ["hard-32", "scaling-16"]
+    assert [case.name for case in choose(cases, ["scaling-16", "hard-32"])] == [
+        "hard-32",
+        "scaling-16",
+    ]
     assert len(choose(cases, ["scaling"])) == 5
     assert choose(cases, []) == cases
 

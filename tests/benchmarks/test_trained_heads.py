@@ -32,7 +32,9 @@ def content(networks):
 def test_a_report_is_kept_and_read_again(measured):
     report, kept = measured
     assert report.to_json() == HeadReport.load(kept).to_json()
-    broken = Subject("small", torch.nn.Identity(), torch.randn(1), 3, {})  # cannot be measured, and is not
+    broken = Subject(
+        "small", torch.nn.Identity(), torch.randn(1), 3, {}
+    )  # cannot be measured, and is not
     assert report_of(broken, kept).to_json() == report.to_json()
 
 
@@ -56,14 +58,30 @@ def test_the_page_has_a_section_for_each_network_and_pairs_seeds(measured):
     assert "](trained-heads/small-kernels.png)" in page_of_one
     assert "](trained-heads/" not in page(content([{"network": "small", **one, "shown": False}]))
     assert "CutMix" not in page_of_one
-    pairs = [{"network": f"{n}", **one, "kind": "vit", "seed": n // 2, "cutmix": bool(n % 2)} for n in range(4)]
-    pairs[1] = {**pairs[1], "layers": [{**layer, "distance": layer["distance"] - 1} for layer in one["layers"]]}
+    pairs = [
+        {"network": f"{n}", **one, "kind": "vit", "seed": n // 2, "cutmix": bool(n % 2)}
+        for n in range(4)
+    ]
+    pairs[1] = {
+        **pairs[1],
+        "layers": [{**layer, "distance": layer["distance"] - 1} for layer in one["layers"]],
+    }
     text = page(content(pairs))
     assert "| 0 | 50.00% | 50.00% |" in text
     assert "| -1.000 |" in text
-    other = {"network": "other", **one, "kind": "convit", "seed": 0, "cutmix": False, "accuracy": 0.25}
+    other = {
+        "network": "other",
+        **one,
+        "kind": "convit",
+        "seed": 0,
+        "cutmix": False,
+        "accuracy": 0.25,
+    }
     assert (
-        "25.00%" not in page(content([*pairs, other])).partition("## With and without CutMix")[2].partition("\n## ")[0]
+        "25.00%"
+        not in page(content([*pairs, other]))
+        .partition("## With and without CutMix")[2]
+        .partition("\n## ")[0]
     )
 
 
@@ -71,8 +89,14 @@ def test_the_page_has_a_section_for_each_network_and_pairs_seeds(measured):
     ("gaps", "words"),
     [
         ([-0.1, -0.3], "-0.200 on average (n = 2: too few for an interval)."),
-        ([0.1, 0.2, 0.3], "No difference is resolved: +0.200 on average (n = 3; 95 % t interval -0.048 to +0.448)."),
-        ([0.1, 0.11, 0.12], "The difference is resolved: +0.110 on average (n = 3; 95 % t interval +0.085 to +0.135)."),
+        (
+            [0.1, 0.2, 0.3],
+            "No difference is resolved: +0.200 on average (n = 3; 95 % t interval -0.048 to +0.448).",
+        ),
+        (
+            [0.1, 0.11, 0.12],
+            "The difference is resolved: +0.110 on average (n = 3; 95 % t interval +0.085 to +0.135).",
+        ),
     ],
 )
 def test_the_verdict_names_the_interval(gaps, words):

@@ -23,7 +23,14 @@ from convattn.lab import report_figures as figures
 from convattn.lab.html_pages import write_report
 from convattn.networks.images import Pictures
 
-SOURCE = ["timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=2"]
+SOURCE = [
+    "timm:vit_tiny_patch16_224",
+    "--random-weights",
+    "--set",
+    "img_size=32",
+    "--set",
+    "depth=2",
+]
 FILES = [
     "distance.png",
     "head-map.png",
@@ -72,7 +79,9 @@ def test_folder_holds_numbers_figures_and_a_page(made):
     report = HeadReport.load(made / "report.json")
     assert [layer.name for layer in report.layers] == ["blocks.0.attn", "blocks.1.attn"]
     assert (report.images, report.control_images, report.image_shape) == (6, 6, (3, 32, 32))
-    assert [item.name for item in report.layers[0].controls] == ["shuffled images"]  # random weights have no other
+    assert [item.name for item in report.layers[0].controls] == [
+        "shuffled images"
+    ]  # random weights have no other
 
 
 def test_table_holds_the_whole_report(made, tmp_path):
@@ -123,11 +132,15 @@ def changed(report, **numbers):
         (math.nan, 0.2, "0 of 6 heads are convolutions", "unknown"),
     ],
 )
-def test_page_answers_in_a_line_and_gives_each_head_a_verdict(made, tmp_path, position, hard, answer, verdict):
+def test_page_answers_in_a_line_and_gives_each_head_a_verdict(
+    made, tmp_path, position, hard, answer, verdict
+):
     shutil.copytree(made, tmp_path / "copy")
     numbers = {"position_score": Estimate(position, 0.1), "hard_share": Estimate(hard, 0.1)}
     report = changed(HeadReport.load(made / "report.json"), **numbers)
-    text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(encoding="utf-8")
+    text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(
+        encoding="utf-8"
+    )
     words = " ".join(Page(text).words.split())
     assert f"{answer}, on 6 images (mine)." in words
     assert ("(mine). Of 6 it is not known." in words) == (verdict == "unknown")
@@ -152,17 +165,27 @@ def encoded(picture):
 
 
 def test_images_come_from_a_folder_a_table_or_an_array(images, made, tmp_path, capsys):
-    parquet.write_table(pa.table({"img": [{"bytes": encoded(one)} for one in pixels(6)]}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pa.table({"img": [{"bytes": encoded(one)} for one in pixels(6)]}), tmp_path / "a.parquet"
+    )
     np.save(tmp_path / "a.npy", pixels(6))
     for name in ("a.parquet", "a.npy"):
         folder = tmp_path / name.replace(".", "-")
-        assert main(["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(folder), "--json"]) == 0
+        assert (
+            main(
+                ["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(folder), "--json"]
+            )
+            == 0
+        )
         assert json.loads(capsys.readouterr().out) == json.loads((made / "report.json").read_text())
 
 
 def test_only_some_layers_and_no_controls(images, tmp_path):
     options = ["--layer", "blocks.1.attn", "--no-controls", "--limit", "3"]
-    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "few"), *options]) == 0
+    assert (
+        main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "few"), *options])
+        == 0
+    )
     report = HeadReport.load(tmp_path / "few" / "report.json")
     assert [(layer.name, layer.controls) for layer in report.layers] == [("blocks.1.attn", ())]
     assert (report.images, report.control_images) == (3, 0)
@@ -173,15 +196,34 @@ def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, c
     monkeypatch.setattr(Pictures, "__getitem__", lambda self, n: seen.setdefault(n, read(self, n)))
     options = ["--limit", "2", "--no-controls", "--layer", "stages.2.second"]
     assert (
-        main(["analyze", "convattn:cifar10-small", "--images", str(images), "-o", str(tmp_path / "a"), *options]) == 0
+        main(
+            [
+                "analyze",
+                "convattn:cifar10-small",
+                "--images",
+                str(images),
+                "-o",
+                str(tmp_path / "a"),
+                *options,
+            ]
+        )
+        == 0
     )
     first, *others = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\w+: \d+ of \d+ heads convolutional \(position score ≥ 0\.9\), \d+ hard, on 2 images", first)
+    assert re.fullmatch(
+        r"\w+: \d+ of \d+ heads convolutional \(position score ≥ 0\.9\), \d+ hard, on 2 images",
+        first,
+    )
     assert len(others) < 12
     assert not any("untrained" in line for line in others)
     assert HeadReport.load(tmp_path / "a" / "report.json").image_shape == (3, 32, 32)
-    small = [np.array(Image.fromarray(one).resize((32, 32), Image.Resampling.BICUBIC)) for one in pixels(2)]
-    prepared = normalise(torch.from_numpy(np.stack(small)).movedim(-1, 1), CIFAR10_MEAN, CIFAR10_STD)
+    small = [
+        np.array(Image.fromarray(one).resize((32, 32), Image.Resampling.BICUBIC))
+        for one in pixels(2)
+    ]
+    prepared = normalise(
+        torch.from_numpy(np.stack(small)).movedim(-1, 1), CIFAR10_MEAN, CIFAR10_STD
+    )
     assert seen.keys() == {0, 1}
     assert all(torch.equal(seen[number], prepared[number]) for number in seen)
 
@@ -191,7 +233,9 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(figures, "head_map", interrupt)
-    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
+    assert (
+        main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
+    )
     assert capsys.readouterr().err == "convattn: interrupted\n"
     assert not (tmp_path / "report").exists()
 
@@ -236,7 +280,12 @@ def mistakes(place):
 
 def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
     for name, message in mistakes(tmp_path).items():
-        assert main(["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 2, name
+        assert (
+            main(
+                ["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(tmp_path / "out")]
+            )
+            == 2
+        ), name
         out, err = capsys.readouterr()
         assert re.search(message, err), (name, err)
         assert (out, err.count("\n")) == ("", 1)
@@ -251,7 +300,10 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
         (*SOURCE, *folder, "--limit", "0"): "--limit must be at least 1",
         (*SOURCE, *folder, "--layer", "x"): "unknown layer 'x'",
         (*SOURCE, *folder, "--kernel-size", "2"): "kernel_size must be odd",
-        ("timm:vit_tiny_patch16_224", *folder): "exactly one of --weights FILE, --pretrained and --random-weights",
+        (
+            "timm:vit_tiny_patch16_224",
+            *folder,
+        ): "exactly one of --weights FILE, --pretrained and --random-weights",
     }.items():
         assert main(["analyze", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -261,16 +313,47 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
 def test_two_reports_are_compared(images, made, tmp_path, capsys):
     other = tmp_path / "other"
     np.save(tmp_path / "flat.npy", torch.zeros(6, 3, 32, 32).numpy())
-    assert main(["analyze", *SOURCE, "--images", str(tmp_path / "flat.npy"), "-o", str(other), "--no-controls"]) == 0
+    assert (
+        main(
+            [
+                "analyze",
+                *SOURCE,
+                "--images",
+                str(tmp_path / "flat.npy"),
+                "-o",
+                str(other),
+                "--no-controls",
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["compare", str(made), str(made)]) == 0
     assert "0 of more than 3 standard errors" in capsys.readouterr().out
-    assert main(["compare", str(made), str(other / "report.json"), "-o", str(tmp_path / "both"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                str(made),
+                str(other / "report.json"),
+                "-o",
+                str(tmp_path / "both"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     comparison = ReportComparison.from_json(capsys.readouterr().out)
     assert (comparison.layers, comparison.heads) == (2, 6)
     assert comparison.differences
-    assert "heads of VisionTransformer and VisionTransformer: 6 heads of 2 layers compared" in comparison.summary()
-    assert sorted(file.name for file in (tmp_path / "both").iterdir()) == ["comparison.json", "comparison.png"]
+    assert (
+        "heads of VisionTransformer and VisionTransformer: 6 heads of 2 layers compared"
+        in comparison.summary()
+    )
+    assert sorted(file.name for file in (tmp_path / "both").iterdir()) == [
+        "comparison.json",
+        "comparison.png",
+    ]
     assert main(["compare", str(made), str(tmp_path)]) == 2
     assert "cannot read HeadReport" in capsys.readouterr().err
     assert main(["compare", str(made), str(tmp_path / "none")]) == 2

@@ -22,7 +22,9 @@ MISTAKES = {
     "unknown command": (
         ["frobnicate"],
         'Unknown command "frobnicate". Available commands: '
-        + ", ".join(["demo", "convert", "certify", "analyze", "compare", "view", "train", "study", "..."]),
+        + ", ".join(
+            ["demo", "convert", "certify", "analyze", "compare", "view", "train", "study", "..."]
+        ),
     ),
     "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (
@@ -34,9 +36,15 @@ MISTAKES = {
         ["reproduce", "all"],
         "--runs must be given: the folder in which convattn train has made its runs",
     ),
-    "missing output": (["convert", "convolution"], "--output must be given, except with --dry-run$"),
+    "missing output": (
+        ["convert", "convolution"],
+        "--output must be given, except with --dry-run$",
+    ),
     "one too many": (["info", "extra"], "unexpected argument 'extra'"),
-    "not a number": (["convert", "x", "-o", "new", "--sharpness", "hard"], 'unable to convert "hard" into float'),
+    "not a number": (
+        ["convert", "x", "-o", "new", "--sharpness", "hard"],
+        'unable to convert "hard" into float',
+    ),
     "not an integer": (
         ["convert", "x", "-o", "new", "--kernel-size", "1.5"],
         "Invalid value for --kernel-size: must be an integer, but is '1.5'",
@@ -46,7 +54,10 @@ MISTAKES = {
         ["convert", "convolution", "-o", "new", "--sharpness", "0"],
         "sharpness must be a positive finite number",
     ),
-    "taken folder": (["convert", "convolution", "-o", "convolution"], "--output must be new or empty"),
+    "taken folder": (
+        ["convert", "convolution", "-o", "convolution"],
+        "--output must be new or empty",
+    ),
     "file for folder": (
         ["convert", "convolution", "-o", "note"],
         "--output must be a folder, but 'note' is a file",
@@ -62,13 +73,22 @@ MISTAKES = {
         "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
     ),
     "missing recipe": (["train", "mine.toml"], "mine.toml: cannot read the recipe"),
-    "unknown key": (["train", "digits-quadratic", "--set", "training.epohcs=3"], "did you mean 'epochs'"),
+    "unknown key": (
+        ["train", "digits-quadratic", "--set", "training.epohcs=3"],
+        "did you mean 'epochs'",
+    ),
     "wrong value": (
         ["train", "digits-quadratic", "--set", "training.epochs=many"],
         "training.epochs must be an integer",
     ),
-    "no value": (["train", "digits-quadratic", "--set", "training.epochs"], "--set must be of the form KEY=VALUE"),
-    "no key": (["train", "digits-quadratic", "--set", "=3"], "--set must be of the form KEY=VALUE, but is '=3'"),
+    "no value": (
+        ["train", "digits-quadratic", "--set", "training.epochs"],
+        "--set must be of the form KEY=VALUE",
+    ),
+    "no key": (
+        ["train", "digits-quadratic", "--set", "=3"],
+        "--set must be of the form KEY=VALUE, but is '=3'",
+    ),
     "missing data": (
         ["train", "digits-quadratic", "--set", "data.name=cifar10", "--set", "data.folder=none"],
         "there is no folder none",
@@ -102,7 +122,9 @@ def test_mistake_is_told_on_one_line_and_leaves_nothing(place, mistake, capsys):
 
 def test_mistake_in_a_process_of_its_own(place):
     arguments, message = MISTAKES["misspelt command"]
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=place)
+    done = subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=place
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert re.match(f"convattn: .*{message}", done.stderr)
 
@@ -123,7 +145,9 @@ def test_full_disk_is_a_mistake_and_leaves_only_the_folder_above(place, capsys):
 
 def test_reader_that_leaves_is_no_error(place):
     command = [COMMAND, "convert", "convolution", "-o", "new"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=place
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -148,10 +172,14 @@ def test_help_of_a_command_has_every_option(command, capsys):
     assert "--json" in out
 
 
-@pytest.mark.parametrize(("words", "letter"), [(["convert", "--help"], r"\u03b1"), (["info"], r"\xd7")])
+@pytest.mark.parametrize(
+    ("words", "letter"), [(["convert", "--help"], r"\u03b1"), (["info"], r"\xd7")]
+)
 def test_letters_that_a_terminal_lacks_are_escaped(words, letter):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [COMMAND, *words], capture_output=True, text=True, check=False, env=environment
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert letter in done.stdout
 
@@ -173,7 +201,11 @@ def raising(error):
     [
         (KeyboardInterrupt(), 130, "convattn: interrupted\n"),
         (KeyboardInterrupt("go on by that"), 130, "convattn: interrupted: go on by that\n"),
-        (PermissionError(13, "Permission denied", "there"), 2, "convattn: Permission denied: there\n"),
+        (
+            PermissionError(13, "Permission denied", "there"),
+            2,
+            "convattn: Permission denied: there\n",
+        ),
         (OSError(28, "No space left on device"), 2, "convattn: No space left on device\n"),
         (ValueError("two\nlines"), None, None),
         (OSError("no file"), None, None),
@@ -226,7 +258,9 @@ def test_error_is_told_where_output_cannot_be_written(output):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+        }
         done = subprocess.run(
             [*close, sys.executable, "-c", FAILS_LATE],
             stdout={"/dev/full": full}.get(output, pipe),

@@ -11,7 +11,9 @@ from torch import nn
 from convattn import AgreementCertificate, AttentionNet, load_network, save_network
 from convattn.cli import main
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 RANDOM = ["--shape", "3,32,32"]
 
 
@@ -32,7 +34,9 @@ def made(tmp_path_factory):
         save_network(network, folder / name)
         torch.onnx.export(network, images, folder / f"{name}.onnx", dynamo=True, verbose=False)
         with torch.no_grad():
-            next(module for module in network.modules() if isinstance(module, nn.Linear)).weight[0, 0] += 1
+            next(module for module in network.modules() if isinstance(module, nn.Linear)).weight[
+                0, 0
+            ] += 1
     return folder
 
 
@@ -61,13 +65,26 @@ def test_what_is_not_there_is_named(capsys):
 
 def test_two_folders_are_compared(network, capsys):
     assert main(["certify", "network", "network", *RANDOM]) == 0
-    assert capsys.readouterr().out.startswith("certify: exact\n  AttentionNet computes what AttentionNet computes")
+    assert capsys.readouterr().out.startswith(
+        "certify: exact\n  AttentionNet computes what AttentionNet computes"
+    )
     assert main(["certify", "network", "changed", *RANDOM]) == 3
 
 
 def test_options_reach_the_runtime(network, capsys):
     arguments = ["certify", "network", "network.onnx", "--runtime", "openvino", *RANDOM]
-    assert main([*arguments, "--option", "INFERENCE_PRECISION_HINT=f32", "--option", "INFERENCE_NUM_THREADS=1"]) == 0
+    assert (
+        main(
+            [
+                *arguments,
+                "--option",
+                "INFERENCE_PRECISION_HINT=f32",
+                "--option",
+                "INFERENCE_NUM_THREADS=1",
+            ]
+        )
+        == 0
+    )
     assert "(f32)" in capsys.readouterr().out
     assert main([*arguments, "--option", "NO_SUCH_PROPERTY=1"]) == 2
     assert "network.onnx cannot be loaded" in capsys.readouterr().err
@@ -76,16 +93,25 @@ def test_options_reach_the_runtime(network, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tolerance", "2"], "--tolerance must be a share in (0, 1), without --exact, but is 2.0"),
+        (
+            ["--tolerance", "2"],
+            "--tolerance must be a share in (0, 1), without --exact, but is 2.0",
+        ),
         (["--tolerance", "0.1", "--exact"], "without --exact"),
-        (["--tolerance", "0.1"], "--tolerance needs images: nothing is called close on random numbers"),
+        (
+            ["--tolerance", "0.1"],
+            "--tolerance needs images: nothing is called close on random numbers",
+        ),
         (["--option", "nothing"], "--option must be of the form KEY=VALUE, but is 'nothing'"),
         (["--runtime", "tensorrt"], "tensorrt"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, place, capsys):
     (place / "any.onnx").write_bytes(b"")
-    assert main(["certify", "timm:resnet10t", "any.onnx", "--random-weights", *arguments, *RANDOM]) == 2
+    assert (
+        main(["certify", "timm:resnet10t", "any.onnx", "--random-weights", *arguments, *RANDOM])
+        == 2
+    )
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

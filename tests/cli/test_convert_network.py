@@ -72,7 +72,17 @@ def test_a_network_of_timm_is_converted_with_the_weights_of_a_file(file, weights
 
 def test_there_and_back(weights, capsys):
     wanted = weights.state_dict()
-    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "-o", "made", *SHAPE, *STEM]
+    arguments = [
+        "convert",
+        "timm:resnet10t",
+        "--weights",
+        "weights.pth",
+        *TINY,
+        "-o",
+        "made",
+        *SHAPE,
+        *STEM,
+    ]
     assert main(arguments) == 0
     capsys.readouterr()
     assert main(["convert", "made", "--to", "conv", "-o", "back", *SHAPE, "--json"]) == 0
@@ -87,7 +97,17 @@ def test_images_are_read_and_counted(weights, capsys):
     Path("pictures").mkdir()
     for number in range(3):
         Image.new("RGB", (50, 40), (80 * number, 90, 100)).save(f"pictures/{number}.png")
-    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "--include", "conv1.0", "-o", "made"]
+    arguments = [
+        "convert",
+        "timm:resnet10t",
+        "--weights",
+        "weights.pth",
+        *TINY,
+        "--include",
+        "conv1.0",
+        "-o",
+        "made",
+    ]
     assert main([*arguments, "--images", "pictures", "--limit", "2"]) == 0
     certificate = NetworkCertificate.load("made/certificate.json")
     assert certificate.images == "2 images of pictures"
@@ -100,7 +120,16 @@ def test_images_are_read_and_counted(weights, capsys):
 def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
     Path("photos").mkdir()
     Image.new("RGB", (50, 40), (80, 90, 100)).save("photos/a.png")
-    arguments = ["convert", "convattn:cifar10-small", "--to", "conv", "--kernel-size", "7", "--images", "photos"]
+    arguments = [
+        "convert",
+        "convattn:cifar10-small",
+        "--to",
+        "conv",
+        "--kernel-size",
+        "7",
+        "--images",
+        "photos",
+    ]
     asked = ["--allow-difference", "-o"]
     assert main([*arguments, *asked, "made"]) in (0, 3)
     assert re.search(r"top-1 changed +[01] of 1\n", capsys.readouterr().out)
@@ -115,18 +144,47 @@ def test_a_network_trained_here_says_how_its_images_are_prepared(capsys):
 
 def test_a_trained_network_of_attention_becomes_convolutions(capsys):
     torch.manual_seed(0)
-    save_network(AttentionNet(width=8, depth=1, heads=9, ffn=8, centres="grid", image_size=8), "run")
-    assert main(["convert", "run", "--to", "conv", "-o", "made", "--kernel-size", "7", "--allow-difference"]) == 3
+    save_network(
+        AttentionNet(width=8, depth=1, heads=9, ffn=8, centres="grid", image_size=8), "run"
+    )
+    assert (
+        main(
+            [
+                "convert",
+                "run",
+                "--to",
+                "conv",
+                "-o",
+                "made",
+                "--kernel-size",
+                "7",
+                "--allow-difference",
+            ]
+        )
+        == 3
+    )
     assert isinstance(load_network("made").blocks[0].mixer, nn.Conv2d)
     assert isinstance(load_network("made").blocks[0].dense, nn.Linear)
-    assert main(["convert", "run", "--to", "conv", "-o", "folded", "--fold", "--allow-difference"]) == 3
+    assert (
+        main(["convert", "run", "--to", "conv", "-o", "folded", "--fold", "--allow-difference"])
+        == 3
+    )
     assert isinstance(load_network("folded").blocks[0].dense, nn.Identity)
     certificate = NetworkCertificate.load("folded/certificate.json")
     assert certificate.shapes == ((1, 3, 8, 8),)
 
 
 def test_fold_says_where_it_finds_nothing(weights, capsys):
-    arguments = ["convert", "timm:resnet10t", "--weights", "weights.pth", *TINY, "--include", "layer1.0.conv1", *SHAPE]
+    arguments = [
+        "convert",
+        "timm:resnet10t",
+        "--weights",
+        "weights.pth",
+        *TINY,
+        "--include",
+        "layer1.0.conv1",
+        *SHAPE,
+    ]
     assert main([*arguments, "-o", "made"]) == 0
     assert "folded" not in capsys.readouterr().out
     assert main(["convert", "made", "--to", "conv", "--fold", "-o", "back", *SHAPE]) == 0
@@ -156,7 +214,9 @@ def test_a_dry_run_writes_nothing_and_tells_the_cost(as_json, place, capsys):
 
 
 def test_a_dry_run_back(capsys):
-    made, _ = network_to_attention(ResNet(1, width=4).eval(), include="stem.*", images=torch.zeros(1, 3, 8, 8))
+    made, _ = network_to_attention(
+        ResNet(1, width=4).eval(), include="stem.*", images=torch.zeros(1, 3, 8, 8)
+    )
     save_network(made, "made")
     assert main(["convert", "made", "--to", "conv", "--dry-run", "--json"]) == 0
     (layer,) = ConversionForecast.from_json(capsys.readouterr().out).layers
@@ -171,7 +231,15 @@ def test_a_failed_certificate_writes_nothing(place, monkeypatch, capsys):
         return made, replace(certificate, verdict="failed")
 
     monkeypatch.setattr(convert, "network_to_attention", failing)
-    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    arguments = [
+        "convert",
+        "convattn:ResNet",
+        "--random-weights",
+        "--set",
+        "width=4",
+        "--include",
+        "stem.*",
+    ]
     assert main([*arguments, "-o", "made"]) == 1
     assert capsys.readouterr().out.endswith("wrote nothing\n")
     assert list(place.iterdir()) == []
@@ -182,7 +250,15 @@ OWN = ["convert", "convattn:ResNet", "--set", "width=4", "-o", "made"]
 
 def test_a_trained_network_of_the_package_is_converted(capsys):
     name = pretrained_names()[0]
-    arguments = ["convert", f"convattn:{name}", "--to", "conv", "--kernel-size", "3", "--allow-difference"]
+    arguments = [
+        "convert",
+        f"convattn:{name}",
+        "--to",
+        "conv",
+        "--kernel-size",
+        "3",
+        "--allow-difference",
+    ]
     assert main([*arguments, "-o", "made", "--json"]) == 3
     certificate = NetworkCertificate.from_json(capsys.readouterr().out)
     assert {layer.kernel_size for layer in certificate.layers} == {(3, 3)}
@@ -201,7 +277,16 @@ ASKED = {
 
 @pytest.mark.parametrize(("asked", "written"), ASKED.values(), ids=ASKED)
 def test_a_network_that_is_different_is_written_only_if_asked_for(asked, written, place, capsys):
-    arguments = ["convert", "convattn:cifar10-small", "--to", "conv", "--kernel-size", "3", "-o", "k3"]
+    arguments = [
+        "convert",
+        "convattn:cifar10-small",
+        "--to",
+        "conv",
+        "--kernel-size",
+        "3",
+        "-o",
+        "k3",
+    ]
     assert main([*arguments, *asked]) == 3
     out = capsys.readouterr().out
     assert out.startswith(
@@ -218,7 +303,15 @@ def test_a_network_that_is_different_is_written_only_if_asked_for(asked, written
 
 
 def test_a_network_that_is_close_is_written_and_only_on_images(capsys):
-    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    arguments = [
+        "convert",
+        "convattn:ResNet",
+        "--random-weights",
+        "--set",
+        "width=4",
+        "--include",
+        "stem.*",
+    ]
     arguments += ["--sharpness", "12", "-o", "made"]
     assert main([*arguments, "--shape", "3,32,32"]) == 3
     assert not Path("made").exists()
@@ -258,11 +351,26 @@ MISTAKES = {
         "exactly one of --weights FILE, .*, but --pretrained and --random-weights are given",
     ),
     "no weights to fetch": ([*OWN, "--pretrained"], "convattn:ResNet has no pretrained weights"),
-    "weights that do not fit": ([*OWN, "--weights", "other.pth"], "do not fit ResNet: .*missing: stem.0.weight.*: a"),
-    "no weights": ([*OWN, "--weights", "absent.pth"], "cannot read weights from absent.pth: FileNotFoundError"),
-    "unknown network": (["convert", "timm:resnt18", "-o", "made", "--random-weights"], "did you mean 'resnet18'"),
-    "unknown home": (["convert", "tim:resnet18", "-o", "made", "--random-weights"], "unknown source 'tim'"),
-    "unknown option": ([*OWN, "--random-weights", "--set", "widht=3"], "options must fit convattn:ResNet"),
+    "weights that do not fit": (
+        [*OWN, "--weights", "other.pth"],
+        "do not fit ResNet: .*missing: stem.0.weight.*: a",
+    ),
+    "no weights": (
+        [*OWN, "--weights", "absent.pth"],
+        "cannot read weights from absent.pth: FileNotFoundError",
+    ),
+    "unknown network": (
+        ["convert", "timm:resnt18", "-o", "made", "--random-weights"],
+        "did you mean 'resnet18'",
+    ),
+    "unknown home": (
+        ["convert", "tim:resnet18", "-o", "made", "--random-weights"],
+        "unknown source 'tim'",
+    ),
+    "unknown option": (
+        [*OWN, "--random-weights", "--set", "widht=3"],
+        "options must fit convattn:ResNet",
+    ),
     "weights of a folder": (
         ["convert", "run", "-o", "made", "--random-weights"],
         "--random-weights is for a network of",
@@ -271,21 +379,36 @@ MISTAKES = {
         ["convert", "run", "-o", "made", "--set", "width=4"],
         "--set is for a network of another",
     ),
-    "no images": ([*OWN, "--random-weights", "--images", "absent"], "--images must be a folder or a file that exists"),
+    "no images": (
+        [*OWN, "--random-weights", "--images", "absent"],
+        "--images must be a folder or a file that exists",
+    ),
     "images of our own": (
         [*OWN, "--random-weights", "--images", "photos"],
         "pictures cannot be prepared for this ResNet",
     ),
-    "images and a shape": ([*OWN, "--images", "run", *SHAPE], "--shape cannot be given with --images"),
-    "no limit": ([*OWN, "--random-weights", "--images", "run", "--limit", "0"], "--limit must be at least 1, but is 0"),
+    "images and a shape": (
+        [*OWN, "--images", "run", *SHAPE],
+        "--shape cannot be given with --images",
+    ),
+    "no limit": (
+        [*OWN, "--random-weights", "--images", "run", "--limit", "0"],
+        "--limit must be at least 1, but is 0",
+    ),
     "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit needs --images"),
-    "no colon": (["convert", "resnet18", "--dry-run"], "there is no folder 'resnet18'; did you mean timm:resnet18.$"),
+    "no colon": (
+        ["convert", "resnet18", "--dry-run"],
+        "there is no folder 'resnet18'; did you mean timm:resnet18.$",
+    ),
     "no colon, with a tag": (
         ["convert", "resnet18.a1_in1k", "--dry-run"],
         "did you mean timm:resnet18.a1_in1k.$",
     ),
     "a file": (["convert", "resnet18.pth", "--dry-run"], "there is no folder 'resnet18.pth'$"),
-    "no folder": (["convert", "absent", "-o", "made", "--random-weights"], "there is no folder 'absent'$"),
+    "no folder": (
+        ["convert", "absent", "-o", "made", "--random-weights"],
+        "there is no folder 'absent'$",
+    ),
     "all left out": (
         [*OWN, "--random-weights", "--exclude", "*"],
         r"no convolution to convert in ResNet: include and exclude leave out all of them \(stem\.0, .* more",
@@ -294,7 +417,10 @@ MISTAKES = {
         ["convert", "layer", "-o", "made", "--limit", "3"],
         "--limit is for a network, and layer holds a single layer",
     ),
-    "shape": ([*OWN, "--random-weights", "--shape", "3,x"], "--shape must be whole numbers separated by commas"),
+    "shape": (
+        [*OWN, "--random-weights", "--shape", "3,x"],
+        "--shape must be whole numbers separated by commas",
+    ),
     "shape of no image": (
         [*OWN, "--random-weights", "--shape", "3,1000000,1000000"],
         r"shape must be the shape of an image that fits into memory, but is \(3, 1000000, 1000000\)$",
@@ -311,11 +437,23 @@ MISTAKES = {
         [*OWN, "--random-weights", "--shape", "5,8,8"],
         "images must fit the network",
     ),
-    "option of attention": ([*OWN, "--to", "conv", "--sharpness", "0"], "--sharpness cannot be given with --to conv"),
+    "option of attention": (
+        [*OWN, "--to", "conv", "--sharpness", "0"],
+        "--sharpness cannot be given with --to conv",
+    ),
     "option of conv": ([*OWN, "--fold"], "--fold cannot be given with --to attention"),
-    "nothing to convert": ([*OWN, "--random-weights", "--to", "conv"], "no layer could be converted"),
-    "pattern": ([*OWN, "--random-weights", "--include", "x*"], "include must be a pattern that matches convolutions"),
-    "sharpness": ([*OWN, "--random-weights", "--sharpness", "0"], "sharpness must be a positive finite number"),
+    "nothing to convert": (
+        [*OWN, "--random-weights", "--to", "conv"],
+        "no layer could be converted",
+    ),
+    "pattern": (
+        [*OWN, "--random-weights", "--include", "x*"],
+        "include must be a pattern that matches convolutions",
+    ),
+    "sharpness": (
+        [*OWN, "--random-weights", "--sharpness", "0"],
+        "sharpness must be a positive finite number",
+    ),
     "taken": (["convert", "run", "-o", "run"], "--output must be new or empty"),
     "network's option for a layer": (
         ["convert", "layer", "-o", "made", "--dry-run"],
@@ -348,7 +486,15 @@ def test_mistakes_are_told_and_write_nothing(arguments, message, place, capsys):
 
 
 def test_gates_that_are_closed_are_saved_and_loaded(capsys):
-    arguments = ["convert", "convattn:ResNet", "--random-weights", "--set", "width=4", "--include", "stem.*"]
+    arguments = [
+        "convert",
+        "convattn:ResNet",
+        "--random-weights",
+        "--set",
+        "width=4",
+        "--include",
+        "stem.*",
+    ]
     assert main([*arguments, "--content", "-o", "made"]) == 0
     loaded, x = load_network("made"), torch.randn(2, 3, 8, 8)
     assert loaded.stem[0].gate_kind == "tanh"
@@ -359,7 +505,15 @@ def test_gates_that_are_closed_are_saved_and_loaded(capsys):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("[2, 5]", [2, 5]), ("true", True), ("null", None), ("avg", "avg"), ("3x", "3x"), ('"3"', "3")],
+    [
+        ("3", 3),
+        ("[2, 5]", [2, 5]),
+        ("true", True),
+        ("null", None),
+        ("avg", "avg"),
+        ("3x", "3x"),
+        ('"3"', "3"),
+    ],
 )
 def test_value_is_json_or_else_text(text, value):
     assert read_value(text) == value

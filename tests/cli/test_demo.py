@@ -19,7 +19,13 @@ from convattn.convert import load_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import MissingDependencyError
 from convattn.lab import demonstration as demo_module
-from convattn.lab.demonstration import KERNELS, Demonstration, NetworkConversion, demonstrate, filter_bank
+from convattn.lab.demonstration import (
+    KERNELS,
+    Demonstration,
+    NetworkConversion,
+    demonstrate,
+    filter_bank,
+)
 from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention2d
 from convattn.models import pretrained_card
@@ -61,7 +67,9 @@ class Page(HTMLParser):
 
 
 def contents(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +90,38 @@ def test_demo_leaves_what_later_commands_read(made, tmp_path, capsys):
     folder, shown = made
     assert contents(folder) == FILES
     assert Demonstration.load(folder / "demo.json") == shown
-    assert Certificate.load(folder / "attention" / "certificate.json") == shown.conversions[0].certificate
+    assert (
+        Certificate.load(folder / "attention" / "certificate.json")
+        == shown.conversions[0].certificate
+    )
     saved = NetworkCertificate.load(folder / "as-convolutions" / "certificate.json")
     assert saved == shown.network.conversions[0].certificate
-    assert not any(isinstance(part, RelativeAttention2d) for part in load_network(folder / "as-convolutions").modules())
+    assert not any(
+        isinstance(part, RelativeAttention2d)
+        for part in load_network(folder / "as-convolutions").modules()
+    )
     assert torch.equal(load_layer(folder / "convolution").weight, filter_bank().weight)
-    assert main(["convert", str(folder / "convolution"), "-o", str(tmp_path / "softer"), "--sharpness", "5"]) == 3
+    assert (
+        main(
+            [
+                "convert",
+                str(folder / "convolution"),
+                "-o",
+                str(tmp_path / "softer"),
+                "--sharpness",
+                "5",
+            ]
+        )
+        == 3
+    )
 
 
 def test_commands_to_try_hold_for_a_folder_with_a_space_in_its_name():
-    lines = [shlex.split(line) for line in _where_next(Path("to see/my demo")).splitlines() if "convattn con" in line]
+    lines = [
+        shlex.split(line)
+        for line in _where_next(Path("to see/my demo")).splitlines()
+        if "convattn con" in line
+    ]
     assert [words[2] for words in lines] == ["to see/my demo/convolution", "convattn:cifar10-small"]
     assert [words[words.index("-o") + 1] for words in lines] == ["my demo-softer", "my demo-narrow"]
 
@@ -104,7 +134,9 @@ def test_hard_heads_are_exact_and_soft_ones_are_within_their_bound(made):
     assert not soft.certificate.exact
     assert (hard.certificate.verdict, soft.certificate.verdict) == ("exact", "different")
     assert 1000 * hard.exact_difference < soft.exact_difference
-    assert soft.exact_difference <= soft.certificate.bound_per_unit + 2 * (soft.rounding + soft.unit)
+    assert soft.exact_difference <= soft.certificate.bound_per_unit + 2 * (
+        soft.rounding + soft.unit
+    )
 
 
 def test_trained_network_is_converted_both_ways(made):
@@ -116,7 +148,10 @@ def test_trained_network_is_converted_both_ways(made):
         sides = {taps for layer in item.certificate.layers for taps in layer.kernel_size}
         assert item.kernel is None or sides == {item.kernel}
         assert item.certificate.accuracy_before == network.right / 20
-    cut = {item.kernel: max(layer.leak for layer in item.certificate.layers) for item in network.conversions}
+    cut = {
+        item.kernel: max(layer.leak for layer in item.certificate.layers)
+        for item in network.conversions
+    }
     assert cut[3] > cut[5] > cut[7] >= cut[None]
     assert network.back.exact
     assert network.back.verdict == "exact"
@@ -128,7 +163,10 @@ def test_trained_network_is_converted_both_ways(made):
 def test_windows_are_worded(made):
     found = made[1].network.conversions[0].certificate
     narrow, wide = (replace(found.layers[0], kernel_size=(side, side)) for side in (3, 7))
-    one, several = (NetworkConversion(None, replace(found, layers=layers)) for layers in ((wide,), (wide, narrow)))
+    one, several = (
+        NetworkConversion(None, replace(found, layers=layers))
+        for layers in ((wide,), (wide, narrow))
+    )
     assert (one.words, several.words) == ("as needed, 7 × 7", "as needed, 3 × 3 to 7 × 7")
     assert replace(one, kernel=5).words == "5 × 5"
 
@@ -164,7 +202,9 @@ def test_network_that_is_not_as_on_its_card_is_told(made, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     assert (
         "NOT what its card says"
-        in Page(write_html("demo_page.html", tmp_path / "copy", shown=other).read_text("utf-8")).words
+        in Page(
+            write_html("demo_page.html", tmp_path / "copy", shown=other).read_text("utf-8")
+        ).words
     )
 
 
@@ -180,13 +220,23 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     assert not [tag for tag, _ in page.tags if tag in {"script", "link", "iframe"}]
     assert ("html", {"lang": "en"}) in page.tags
     assert [tag for tag, _ in page.tags if re.fullmatch(r"h\d", tag)] == ["h1", "h2", "h2", "h2"]
-    assert sum(tag == "caption" for tag, _ in page.tags) == sum(tag == "table" for tag, _ in page.tags) == 1
+    assert (
+        sum(tag == "caption" for tag, _ in page.tags)
+        == sum(tag == "table" for tag, _ in page.tags)
+        == 1
+    )
     assert "roundings" not in page.words
     assert not re.search(r"\de[+-]\d|Conv2d", page.words), "verdicts in words and plain numbers"
     for item in shown.conversions:
         assert f": {item.certificate.verdict}" in page.words
     card = shown.network.card
-    for word in (f"{card.accuracy:.2%}", card.run.command, shown.photograph, "CC BY 2.0", shown.network.credit):
+    for word in (
+        f"{card.accuracy:.2%}",
+        card.run.command,
+        shown.photograph,
+        "CC BY 2.0",
+        shown.network.credit,
+    ):
         assert word in page.words
     assert ("code", {}) in page.tags
     for item in shown.network.conversions:
@@ -230,10 +280,15 @@ def test_command_numbers_its_folder_and_says_that_it_failed(made, tmp_path, monk
     out, err = capsys.readouterr()
     assert err == ""
     assert "trained network    " in out
-    assert "wrote demo-2; look at demo-2/index.html, and touch the heads in demo-2/view/index.html" in out
+    assert (
+        "wrote demo-2; look at demo-2/index.html, and touch the heads in demo-2/view/index.html"
+        in out
+    )
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MissingDependencyError("matplotlib", "train")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, MissingDependencyError("matplotlib", "train")]
+)
 def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
     def stop(folder, network, *, tell):
         (folder / "half").write_text("half")
@@ -250,7 +305,9 @@ def test_demo_that_stops_leaves_nothing(tmp_path, monkeypatch, capsys, error):
 @pytest.mark.slow
 def test_full_demo_passes_with_the_network_of_the_package(tmp_path):
     command = Path(sys.executable).with_name("convattn")
-    done = subprocess.run([command, "demo", "--json"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [command, "demo", "--json"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     shown = Demonstration.from_json(done.stdout)
     assert shown.passed

@@ -14,12 +14,24 @@ from convattn.cli import main
 from convattn.provenance import RunRecord
 
 SHORT = ["--set", "training.epochs=3"]
-TRAIN = ["train", "sa-quadratic", "--scale", "tiny", *SHORT, "--checkpoint-every", "10", "-o", "runs/sa-quadratic-0"]
+TRAIN = [
+    "train",
+    "sa-quadratic",
+    "--scale",
+    "tiny",
+    *SHORT,
+    "--checkpoint-every",
+    "10",
+    "-o",
+    "runs/sa-quadratic-0",
+]
 
 
 def kill_under_way(words):
     """Starts a command and kills it once a few steps are safe in a checkpoint."""
-    run = subprocess.Popen([sys.executable, "-m", "convattn", *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    run = subprocess.Popen(
+        [sys.executable, "-m", "convattn", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     try:
         while not any(Path("runs/sa-quadratic-0/checkpoints").glob("step-0000002*")):
             assert run.poll() is None
@@ -44,8 +56,13 @@ def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch, capsys):
         assert min(image.size) > 300
 
     capsys.readouterr()
-    assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "table", "--json"]) == 1
-    missing = {item["recipe"]: item["command"] for item in json.loads(capsys.readouterr().out)["missing"]}
+    assert (
+        main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "table", "--json"])
+        == 1
+    )
+    missing = {
+        item["recipe"]: item["command"] for item in json.loads(capsys.readouterr().out)["missing"]
+    }
     assert missing["convnet"] == "convattn train convnet --scale tiny -o runs/convnet-0"
     assert main([*missing["convnet"].split()[1:], *SHORT]) == 0
     assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "again"]) == 1

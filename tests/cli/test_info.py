@@ -30,7 +30,10 @@ def test_info_names_the_instruction_set_and_its_limits(monkeypatch, capsys):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
     assert main(["info"]) == 0
-    assert f"{torch.backends.cpu.get_cpu_capability()} (ONEDNN_MAX_CPU_ISA=AVX2)\n" in capsys.readouterr().out
+    assert (
+        f"{torch.backends.cpu.get_cpu_capability()} (ONEDNN_MAX_CPU_ISA=AVX2)\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_json_is_the_same(capsys):
@@ -40,7 +43,9 @@ def test_json_is_the_same(capsys):
     assert printed.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert printed.memory > 2**28
     assert printed.encodings == tuple(ENCODINGS)
-    assert printed.networks == {name: pretrained_card(name).summary() for name in pretrained_names()}
+    assert printed.networks == {
+        name: pretrained_card(name).summary() for name in pretrained_names()
+    }
 
 
 def test_missing_package_comes_with_its_install_line(monkeypatch):

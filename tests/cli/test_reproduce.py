@@ -31,7 +31,10 @@ def place(tmp_path, monkeypatch):
 
 
 def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
-    assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "there/figure"]) == 0
+    assert (
+        main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "there/figure"])
+        == 0
+    )
     out, err = capsys.readouterr()
     assert err == ""
     assert "fig4: made\n" in out
@@ -47,7 +50,10 @@ def test_figures_link_to_what_they_show_on_the_page(runs, tmp_path):
     made = tmp_path / "made"
     scene = Scene.load(made / "view" / "sa-quadratic" / "scene.safetensors")
     (network,) = scene.header["networks"]
-    assert (network["name"], network["title"]) == ("sa-quadratic", "sa-quadratic, scale small, seed 0")
+    assert (network["name"], network["title"]) == (
+        "sa-quadratic",
+        "sa-quadratic, scale small, seed 0",
+    )
     assert len(network["layers"]) == 2
     epochs = network["timeline"]["epochs"]
     page = "view/sa-quadratic/index.html"
@@ -67,8 +73,25 @@ def _links(index, target):
 
 
 def test_pages_can_be_left_out(runs, tmp_path):
-    assert main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "made", "--no-view"]) == 0
-    assert not {"index.html", "view"}.intersection(item.name for item in (tmp_path / "made").iterdir())
+    assert (
+        main(
+            [
+                "reproduce",
+                "fig4",
+                "--runs",
+                str(runs),
+                "--scale",
+                "small",
+                "-o",
+                "made",
+                "--no-view",
+            ]
+        )
+        == 0
+    )
+    assert not {"index.html", "view"}.intersection(
+        item.name for item in (tmp_path / "made").iterdir()
+    )
 
 
 def test_a_page_that_is_too_large_is_left_out_and_said(runs, tmp_path, monkeypatch):
@@ -85,7 +108,9 @@ def cifar10_run(tmp_path):
     """A folder that says that its network was trained on CIFAR-10, whose files are not there."""
     torch.manual_seed(0)
     run = tmp_path / "run"
-    save_network(AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=32), run)
+    save_network(
+        AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=32), run
+    )
     RunRecord(
         name="tiny",
         claim="none",
@@ -110,7 +135,9 @@ def cifar10_run(tmp_path):
 
 
 def _reproduction(run, *targets):
-    made = tuple(TargetResult(target, (f"{target}.parquet",), (str(run),), ()) for target in targets)
+    made = tuple(
+        TargetResult(target, (f"{target}.parquet",), (str(run),), ()) for target in targets
+    )
     return Reproduction(str(run.parent), "paper", (str(run),), (), (), made, (), ())
 
 
@@ -120,16 +147,30 @@ def test_a_network_of_cifar10_is_shown_on_the_samples_of_the_package(cifar10_run
     assert index == tmp_path / "index.html"
     header = Scene.load(tmp_path / "view" / "tiny" / "scene.safetensors").header
     samples = load_samples()
-    assert [image["name"] for image in header["images"]] == [f"test image {row}" for row in samples.rows]
-    assert [image["label"] for image in header["images"]] == [samples.classes[n] for n in samples.split.labels.tolist()]
+    assert [image["name"] for image in header["images"]] == [
+        f"test image {row}" for row in samples.rows
+    ]
+    assert [image["label"] for image in header["images"]] == [
+        samples.classes[n] for n in samples.split.labels.tolist()
+    ]
     (network,) = header["networks"]
-    assert (network["title"], network["classes"]) == ("tiny, scale paper, seed 3", list(samples.classes))
-    assert network["input"] == {"rows": 32, "cols": 32, "mean": list(CIFAR10_MEAN), "std": list(CIFAR10_STD)}
+    assert (network["title"], network["classes"]) == (
+        "tiny, scale paper, seed 3",
+        list(samples.classes),
+    )
+    assert network["input"] == {
+        "rows": 32,
+        "cols": 32,
+        "mean": list(CIFAR10_MEAN),
+        "std": list(CIFAR10_STD),
+    }
     assert network["timeline"] is None
 
 
 def test_where_nothing_was_made_there_is_no_index(cifar10_run, tmp_path):
-    nothing = Reproduction("runs", "paper", (), (), (), (TargetResult("fig3", (), (), ("tiny",)),), (), ())
+    nothing = Reproduction(
+        "runs", "paper", (), (), (), (TargetResult("fig3", (), (), ("tiny",)),), (), ()
+    )
     assert write_views(nothing, tmp_path) is None
     assert not (tmp_path / "index.html").exists()
 
@@ -190,7 +231,9 @@ def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, ca
 def test_a_table_with_missing_rows_says_how_many_and_what_makes_each(runs, tmp_path, capsys):
     assert main(["reproduce", "table1", "--runs", str(runs), "--scale", "small", "--no-view"]) == 1
     printed = capsys.readouterr().out
-    assert re.search(r"^table1: made without 1\d of 14 recipes; missing resnet18, ", printed, flags=re.MULTILINE)
+    assert re.search(
+        r"^table1: made without 1\d of 14 recipes; missing resnet18, ", printed, flags=re.MULTILINE
+    )
     listed = printed.partition("missing runs; each of these makes a row:\n")[2].splitlines()
     assert listed[0].startswith("  convattn train resnet18 --scale small -o ")
 

@@ -13,9 +13,25 @@ from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_record import StudyRecord
 from convattn.provenance import RunRecord
 
-TINY = ("model.width=5", "model.depth=1", "model.ffn=7", "training.epochs=1", "training.batch_size=240")
+TINY = (
+    "model.width=5",
+    "model.depth=1",
+    "model.ffn=7",
+    "training.epochs=1",
+    "training.batch_size=240",
+)
 SET = [item for change in TINY for item in ("--set", change)]
-STUDY = ["study", "digits-quadratic", "--seeds", "3", "--grid", "model.heads=2,3", "--threads", "1", *SET]
+STUDY = [
+    "study",
+    "digits-quadratic",
+    "--seeds",
+    "3",
+    "--grid",
+    "model.heads=2,3",
+    "--threads",
+    "1",
+    *SET,
+]
 LABELS = ("digits-quadratic[model.heads=2]", "digits-quadratic[model.heads=3]")
 
 
@@ -29,10 +45,15 @@ def test_study_trains_compares_and_is_kept(capsys):
     record = StudyRecord.load("there/study.json")
     out, err = capsys.readouterr()
     assert tuple(group.label for group in record.groups) == LABELS
-    assert f"{LABELS[1]} less {LABELS[0]}: {100 * record.differences[0].mean:+.2f} points, n = 1: too few" in out
+    assert (
+        f"{LABELS[1]} less {LABELS[0]}: {100 * record.differences[0].mean:+.2f} points, n = 1: too few"
+        in out
+    )
     assert out.endswith("wrote there; look at there/study.md\n")
     assert err.count(": done in ") == 2
-    assert record.command.startswith("convattn study digits-quadratic --seeds 3 --set model.width=5")
+    assert record.command.startswith(
+        "convattn study digits-quadratic --seeds 3 --set model.width=5"
+    )
     for run in record.runs:
         folder = Path("there", run.folder)
         assert load_network(folder)
@@ -61,7 +82,9 @@ def test_failing_runs_are_named_with_their_last_line(capsys):
     assert main(["study", "digits-quadratic", *changes, "--json"]) == 1
     (failure,) = StudyRecord.from_json(capsys.readouterr().out).failures
     assert "training.batch_size must be from 1 (processes) to 1437" in failure.reason
-    assert failure.reason in json.loads(Path("study/study.json").read_text())["failures"][0]["reason"]
+    assert (
+        failure.reason in json.loads(Path("study/study.json").read_text())["failures"][0]["reason"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +108,9 @@ def test_mistakes_are_told_before_anything_runs(capsys, words, message):
     assert not Path("study").exists()
 
 
-@pytest.mark.parametrize(("name", "address", "kind"), [("ray", "auto", RayEngine), ("local", None, LocalEngine)])
+@pytest.mark.parametrize(
+    ("name", "address", "kind"), [("ray", "auto", RayEngine), ("local", None, LocalEngine)]
+)
 def test_engine_has_what_was_asked_for_and_reports_on_standard_error(capsys, name, address, kind):
     engine = _make_engine(name, 3, 5, address)
     assert type(engine) is kind

@@ -49,11 +49,20 @@ def test_small_work_takes_one_thread_and_gives_the_others_back():
 
 
 def planned(scale, tmp_path):
-    return PlannedRun("sa-quadratic", "sa-quadratic", scale, {}, load_recipe("sa-quadratic", scale=scale), tmp_path)
+    return PlannedRun(
+        "sa-quadratic",
+        "sa-quadratic",
+        scale,
+        {},
+        load_recipe("sa-quadratic", scale=scale),
+        tmp_path,
+    )
 
 
 def test_only_tiny_images_are_small_work():
-    assert [load_recipe("sa-quadratic", scale=scale).is_small for scale in ("tiny", "small", "paper")] == [
+    assert [
+        load_recipe("sa-quadratic", scale=scale).is_small for scale in ("tiny", "small", "paper")
+    ] == [
         True,
         False,
         False,
@@ -77,5 +86,7 @@ def test_threads_sleep_where_they_wait_unless_told_otherwise(given, kept):
     )
     bare = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     env = bare if given is None else {**bare, "OMP_WAIT_POLICY": given}
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env
+    )
     assert found.stdout.splitlines()[-1] == kept

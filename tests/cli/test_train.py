@@ -12,7 +12,14 @@ from convattn.lab import load_recipe, recipe_to_toml
 from convattn.provenance import RunRecord
 
 FEW_STEPS = "training.batch_size=240"
-TINY = ("model.width=5", "model.depth=1", "model.heads=2", "model.ffn=7", "training.epochs=1", FEW_STEPS)
+TINY = (
+    "model.width=5",
+    "model.depth=1",
+    "model.heads=2",
+    "model.ffn=7",
+    "training.epochs=1",
+    FEW_STEPS,
+)
 SET = [item for change in TINY for item in ("--set", change)]
 
 
@@ -24,7 +31,11 @@ def place(tmp_path, monkeypatch):
 def test_run_goes_where_it_is_told_and_is_summarised(capsys):
     assert main(["train", "digits-quadratic", "-o", "there/run", *SET, "--set", "seed=3"]) == 0
     record = RunRecord.load("there/run/record.json")
-    assert (record.seed, record.recipe["model"]["width"], record.recipe["training"]["epochs"]) == (3, 5, 1)
+    assert (record.seed, record.recipe["model"]["width"], record.recipe["training"]["epochs"]) == (
+        3,
+        5,
+        1,
+    )
     out, err = capsys.readouterr()
     assert err.startswith("epoch 1: loss ")
     assert err.count("\n") == 1
@@ -43,7 +54,10 @@ def test_default_folder_never_replaces_a_run(capsys):
 
 
 def test_of_two_values_the_later_counts_and_json_is_the_record(capsys):
-    assert main(["train", "digits-quadratic", *SET, "--set", "seed=1", "--set", "seed=2", "--json"]) == 0
+    assert (
+        main(["train", "digits-quadratic", *SET, "--set", "seed=1", "--set", "seed=2", "--json"])
+        == 0
+    )
     printed = RunRecord.from_json(capsys.readouterr().out)
     assert printed == RunRecord.load("runs/digits-quadratic-2/record.json")
 
@@ -58,14 +72,38 @@ def test_one_of_several_processes_speaks(monkeypatch, capsys):
 
 
 def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
-    assert main(["train", "convnet", "--scale", "tiny", "--set", "training.epochs=1", "--set", FEW_STEPS]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "convnet",
+                "--scale",
+                "tiny",
+                "--set",
+                "training.epochs=1",
+                "--set",
+                FEW_STEPS,
+            ]
+        )
+        == 0
+    )
     record = RunRecord.load("runs/convnet-tiny-0/record.json")
-    assert record.command == f"convattn train convnet --scale tiny --set training.epochs=1 --set {FEW_STEPS}"
+    assert (
+        record.command
+        == f"convattn train convnet --scale tiny --set training.epochs=1 --set {FEW_STEPS}"
+    )
     assert capsys.readouterr().out.startswith("convnet at scale tiny, seed 0\n")
 
 
 def test_accuracy_with_views_is_beside_that_without(capsys):
-    words = ["--set", "model.widths=4", "--set", "training.epochs=1", "--set", "training.test_views=mirror"]
+    words = [
+        "--set",
+        "model.widths=4",
+        "--set",
+        "training.epochs=1",
+        "--set",
+        "training.test_views=mirror",
+    ]
     assert main(["train", "speedrun", "--scale", "tiny", *words]) == 0
     results = RunRecord.load("runs/speedrun-tiny-0/record.json").results
     out = capsys.readouterr().out
@@ -73,7 +111,10 @@ def test_accuracy_with_views_is_beside_that_without(capsys):
     assert f"with views      {results['views_accuracy']:.2%} (mirror)\n" in out
     card = Path("runs/speedrun-tiny-0/README.md").read_text()
     assert f"| views_accuracy | {results['views_accuracy']:.6g} |" in card
-    assert "| measure of views | the same of the mean scores of several views of each image, see setup |" in card
+    assert (
+        "| measure of views | the same of the mean scores of several views of each image, see setup |"
+        in card
+    )
 
 
 def test_terminal_gets_the_bar_and_no_lines(monkeypatch):
@@ -113,7 +154,10 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     [
         (["--resume"], "runs/digits-quadratic-0 holds no run to resume"),
         (["--tracker", "tensorbord"], "unknown tracker 'tensorbord'"),
-        (["--checkpoint-every", "0"], "checkpoint_every must be an integer of at least 1, but is 0"),
+        (
+            ["--checkpoint-every", "0"],
+            "checkpoint_every must be an integer of at least 1, but is 0",
+        ),
         (["--scale", "small"], "digits-quadratic.toml: scale must be paper"),
     ],
 )
@@ -124,11 +168,17 @@ def test_mistakes_are_named_and_leave_nothing(capsys, words, message):
 
 
 def test_file_of_a_run_repeats_it():
-    recipe = load_recipe("sa-quadratic", scale="tiny", overrides={"training.epochs": "1", "training.batch_size": "240"})
+    recipe = load_recipe(
+        "sa-quadratic",
+        scale="tiny",
+        overrides={"training.epochs": "1", "training.batch_size": "240"},
+    )
     Path("mine.toml").write_text(recipe_to_toml(recipe))
     assert main(["train", "mine.toml", "-o", "first"]) == 0
     assert main(["train", "first/recipe.toml", "-o", "second"]) == 0
-    first, second = (json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second"))
+    first, second = (
+        json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second")
+    )
     assert first["test_loss"] == second["test_loss"]
 
 
@@ -140,7 +190,9 @@ def test_interruption_names_the_command_that_goes_on(monkeypatch, capsys):
         patch.setattr("convattn.lab.loop.Session.summary", interrupt)
         assert main(["train", "digits-quadratic", *SET, "-o", "my run"]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("convattn: interrupted: convattn train 'my run/recipe.toml' -o 'my run' --resume goes on")
+    assert said.startswith(
+        "convattn: interrupted: convattn train 'my run/recipe.toml' -o 'my run' --resume goes on"
+    )
     words = shlex.split(said.partition("interrupted: convattn ")[2].partition(" goes on")[0])
     assert main(words) == 0
     assert RunRecord.load("my run/record.json").resumed == 1
@@ -157,7 +209,14 @@ def test_interruption_before_the_first_checkpoint_names_nothing(monkeypatch, cap
 
 @pytest.mark.slow
 def test_of_several_processes_one_speaks():
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "convattn"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "-m",
+        "convattn",
+    ]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     words = [*launcher, "train", "digits-quadratic", *SET]
     done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)

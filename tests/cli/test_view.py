@@ -33,7 +33,10 @@ def _scene(folder) -> Scene:
 def small(tmp_path_factory):
     """The page of the package's network, beside others."""
     folder = tmp_path_factory.mktemp("view") / "page"
-    assert main(["view", SMALL, "--compare", "untrained", "--compare", "converted", "-o", str(folder)]) == 0
+    assert (
+        main(["view", SMALL, "--compare", "untrained", "--compare", "converted", "-o", str(folder)])
+        == 0
+    )
     return folder
 
 
@@ -42,12 +45,20 @@ def test_the_packaged_network_is_shown_on_its_samples(small):
     assert header["title"] == "cifar10-small"
     assert len(header["images"]) == 20
     assert header["images"][4]["label"] == "bird"
-    assert [network["name"] for network in header["networks"]] == ["trained", "untrained", "converted"]
+    assert [network["name"] for network in header["networks"]] == [
+        "trained",
+        "untrained",
+        "converted",
+    ]
     assert all(network["program"] and len(network["layers"]) == 6 for network in header["networks"])
     assert header["networks"][0]["classes"][9] == "truck"
     assert header["networks"][0]["timeline"]["layers"] == list(range(6))
-    assert re.search(r"one tap\. \d+ of 20 images get the same class", header["networks"][2]["note"])
-    heads = [network["layers"][0]["attention"]["heads"]["encoding"] for network in header["networks"]]
+    assert re.search(
+        r"one tap\. \d+ of 20 images get the same class", header["networks"][2]["note"]
+    )
+    heads = [
+        network["layers"][0]["attention"]["heads"]["encoding"] for network in header["networks"]
+    ]
     assert heads == ["quadratic", "quadratic", "shift"]
 
 
@@ -74,8 +85,22 @@ def test_a_folder_with_a_report_and_images_of_ones_own(tmp_path, capsys):
     images = torch.randn(3, 3, 32, 32)
     analyze(network, images, controls=(), progress=False).save(tmp_path / "report.json")
     np.save(tmp_path / "images.npy", images.numpy())
-    arguments = ["view", str(tmp_path / "network"), "--images", str(tmp_path / "images.npy"), "--limit", "2"]
-    arguments += ["--report", str(tmp_path / "report.json"), "--layer", "blocks.1.mixer", "-o", str(tmp_path / "page")]
+    arguments = [
+        "view",
+        str(tmp_path / "network"),
+        "--images",
+        str(tmp_path / "images.npy"),
+        "--limit",
+        "2",
+    ]
+    arguments += [
+        "--report",
+        str(tmp_path / "report.json"),
+        "--layer",
+        "blocks.1.mixer",
+        "-o",
+        str(tmp_path / "page"),
+    ]
     assert main(arguments) == 0
     assert re.search(r"wrote .*page \(\d\.\d MB\); open .*index\.html", capsys.readouterr().out)
     header = _scene(tmp_path / "page").header
@@ -90,8 +115,18 @@ def test_a_foreign_network_on_pictures(tmp_path):
     pytest.importorskip("timm")
     (tmp_path / "pictures").mkdir()
     for number in range(2):
-        Image.new("RGB", (50, 40), (number * 200, 80, 10)).save(tmp_path / "pictures" / f"{number}.png")
-    arguments = ["view", "timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32", "--set", "depth=1"]
+        Image.new("RGB", (50, 40), (number * 200, 80, 10)).save(
+            tmp_path / "pictures" / f"{number}.png"
+        )
+    arguments = [
+        "view",
+        "timm:vit_tiny_patch16_224",
+        "--random-weights",
+        "--set",
+        "img_size=32",
+        "--set",
+        "depth=1",
+    ]
     arguments += ["--images", str(tmp_path / "pictures"), "-o", str(tmp_path / "page")]
     assert main(arguments) == 0
     header = _scene(tmp_path / "page").header
@@ -105,9 +140,19 @@ def test_a_foreign_network_on_pictures(tmp_path):
 def test_a_vision_transformer_beside_its_converted_copy(tmp_path):
     """Its patch embedding, a convolution, becomes 256 heads of one pixel each, which stand beside nothing."""
     pytest.importorskip("timm")
-    np.save(tmp_path / "images.npy", np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32))
+    np.save(
+        tmp_path / "images.npy",
+        np.random.default_rng(0).standard_normal((1, 3, 32, 32), np.float32),
+    )
     arguments = ["view", "timm:vit_tiny_patch16_224", "--random-weights", "--set", "img_size=32"]
-    arguments += ["--set", "depth=2", "--images", str(tmp_path / "images.npy"), "--compare", "converted"]
+    arguments += [
+        "--set",
+        "depth=2",
+        "--images",
+        str(tmp_path / "images.npy"),
+        "--compare",
+        "converted",
+    ]
     assert main([*arguments, "-o", str(tmp_path / "page")]) == 0
     scene = _scene(tmp_path / "page")
     first, converted = scene.header["networks"]
@@ -119,14 +164,30 @@ def test_a_vision_transformer_beside_its_converted_copy(tmp_path):
     levels = [scene.tensors[f"maps/{network}/1/both/0/levels"].int() for network in (0, 1)]
     assert (levels[0] - levels[1]).abs().max() <= 1
     assert (
-        "Left out are those that have no counterpart to compare: patch_embed.proj. 1 of 1 images" in converted["note"]
+        "Left out are those that have no counterpart to compare: patch_embed.proj. 1 of 1 images"
+        in converted["note"]
     )
 
 
 def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((1, 3, 32, 32), np.float32))
-    arguments = ["view", "convattn:AttentionNet", "--random-weights", "--set", "width=18", "--set", "depth=1"]
-    arguments += ["--compare", "converted", "--images", str(tmp_path / "images.npy"), "-o", str(tmp_path / "page")]
+    arguments = [
+        "view",
+        "convattn:AttentionNet",
+        "--random-weights",
+        "--set",
+        "width=18",
+        "--set",
+        "depth=1",
+    ]
+    arguments += [
+        "--compare",
+        "converted",
+        "--images",
+        str(tmp_path / "images.npy"),
+        "-o",
+        str(tmp_path / "page"),
+    ]
     assert main(arguments) == 0
     note = _scene(tmp_path / "page").header["networks"][1]["note"]
     assert note.endswith("Its weights are random, drawn with seed 0.")
@@ -136,21 +197,36 @@ def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
     ("arguments", "message"),
     [
         ([SMALL, "--limit", "0", "-o", "page"], "--limit must be at least 1"),
-        ([SMALL, "--images", "missing", "-o", "page"], "--images must be a folder or a file that exists"),
+        (
+            [SMALL, "--images", "missing", "-o", "page"],
+            "--images must be a folder or a file that exists",
+        ),
         (
             [SMALL, "--host", "127.0.0.1", "-o", "page"],
             "--host and --port are of the server, which --output does without",
         ),
-        ([SMALL, "--port", "0", "-o", "page"], "--host and --port are of the server, which --output does without"),
+        (
+            [SMALL, "--port", "0", "-o", "page"],
+            "--host and --port are of the server, which --output does without",
+        ),
         ([SMALL, "--kernel-size", "5", "-o", "page"], "--kernel-size needs --compare converted"),
         ([SMALL, "--layer", "stages.9", "-o", "page"], "unknown layer 'stages.9'"),
-        ([SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"], "did you mean 'cifar10-small'"),
-        ([SMALL, "--compare", "untrain", "-o", "page"], "--compare must be untrained, converted, or a network"),
+        (
+            [SMALL, "--compare", "convattn:cifar10-smal", "-o", "page"],
+            "did you mean 'cifar10-small'",
+        ),
+        (
+            [SMALL, "--compare", "untrain", "-o", "page"],
+            "--compare must be untrained, converted, or a network",
+        ),
         (
             [SMALL, "--report", "missing.json", "-o", "page"],
             "head report (the folder that `convattn analyze -o` makes): cannot read a head report from missing.json",
         ),
-        ([SMALL, "--report", "full/mine", "-o", "page"], "full/mine: not a head report: the text is not JSON"),
+        (
+            [SMALL, "--report", "full/mine", "-o", "page"],
+            "full/mine: not a head report: the text is not JSON",
+        ),
         (
             ["convattn:AttentionNet", "--random-weights", "-o", "page"],
             "AttentionNet is not known to be trained on CIFAR-10 or digits",
@@ -158,7 +234,9 @@ def test_a_converted_copy_of_random_weights_says_so_too(tmp_path):
         ([SMALL, "-o", "full"], "--output must be new or empty"),
     ],
 )
-def test_mistakes_are_told_and_nothing_is_written(arguments, message, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_told_and_nothing_is_written(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("precious")
@@ -173,16 +251,22 @@ def test_the_run_of_a_network_of_heads_that_stay_is_shown(tmp_path):
     save_network(network, tmp_path / "network")
     np.save(tmp_path / "images.npy", np.zeros((1, 3, 8, 8), np.float32))
     images = str(tmp_path / "images.npy")
-    assert main(["view", str(tmp_path / "network"), "--images", images, "-o", str(tmp_path / "page")]) == 0
+    assert (
+        main(["view", str(tmp_path / "network"), "--images", images, "-o", str(tmp_path / "page")])
+        == 0
+    )
     assert _scene(tmp_path / "page").header["networks"][0]["timeline"] is None
 
 
 def test_a_report_of_another_network_is_refused(tmp_path, capsys):
     network = AttentionNet(width=8, depth=4, heads=4, ffn=8).eval()
-    analyze(network, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(tmp_path / "report.json")
+    analyze(network, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(
+        tmp_path / "report.json"
+    )
     assert main(["view", SMALL, "--report", str(tmp_path), "-o", str(tmp_path / "page")]) == 2
     message = (
-        "--report is of another network: cifar10-small has no layer blocks.0.mixer, blocks.1.mixer, blocks.2.mixer and"
+        "--report is of another network: cifar10-small has no layer "
+        "blocks.0.mixer, blocks.1.mixer, blocks.2.mixer and"
     )
     assert message in " ".join(capsys.readouterr().err.split())
 
@@ -190,8 +274,22 @@ def test_a_report_of_another_network_is_refused(tmp_path, capsys):
 def test_a_report_of_other_weights_is_refused(network, tmp_path, capsys):
     """As of another run of the same recipe, whose layers have the same names."""
     other = AttentionNet(width=8, depth=1, heads=4, ffn=8).eval()
-    analyze(other, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(tmp_path / "report.json")
-    assert main(["view", *network, "--report", str(tmp_path / "report.json"), "-o", str(tmp_path / "page")]) == 2
+    analyze(other, torch.randn(2, 3, 8, 8), controls=(), progress=False).save(
+        tmp_path / "report.json"
+    )
+    assert (
+        main(
+            [
+                "view",
+                *network,
+                "--report",
+                str(tmp_path / "report.json"),
+                "-o",
+                str(tmp_path / "page"),
+            ]
+        )
+        == 2
+    )
     message = "--report was measured with other weights than network has, of blocks.0.mixer"
     assert message in " ".join(capsys.readouterr().err.split())
 
@@ -226,7 +324,9 @@ class Served:
         raise KeyboardInterrupt
 
     async def ask(self, app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://127.0.0.1"
+        ) as client:
             return (await client.get("/scene")).content
 
 
@@ -272,7 +372,9 @@ def test_a_port_that_is_taken_is_told_before_the_network_is_loaded(served, capsy
     with listening("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert main(["view", "no network", "--port", str(port)]) == 2
-    message = f"cannot serve at 127.0.0.1, port {port} (Address already in use); give another port, or 0"
+    message = (
+        f"cannot serve at 127.0.0.1, port {port} (Address already in use); give another port, or 0"
+    )
     assert message in " ".join(capsys.readouterr().err.split())
     assert served.ports == []
 

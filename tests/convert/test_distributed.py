@@ -18,13 +18,17 @@ def images():
 
 
 def network():
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.ReLU()
+    )
 
 
 MADE = {
     "hard layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[0],
     "soft layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), sharpness=5.0)[0],
-    "layer of narrow heads": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), head_width=2)[0],
+    "layer of narrow heads": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), head_width=2)[
+        0
+    ],
     "transposed layer": lambda: conv_to_attention(nn.ConvTranspose2d(3, 5, 3, stride=2))[0],
     "network": lambda: network_to_attention(network(), images=images())[0],
     "soft network": lambda: network_to_attention(network(), sharpness=5.0, images=images())[0],
@@ -54,7 +58,9 @@ def step(module):
         for parameter in module.parameters():
             if parameter.grad is not None:
                 parameter.sub_(0.1 * parameter.grad)
-    return y.detach(), [getattr(one, "full_tensor", lambda one=one: one)().detach() for one in module.parameters()]
+    return y.detach(), [
+        getattr(one, "full_tensor", lambda one=one: one)().detach() for one in module.parameters()
+    ]
 
 
 def assert_same_step(module, wrapped):

@@ -59,7 +59,10 @@ def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
 @pytest.mark.parametrize("sharpness", [None, 1.0])
 def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
     """Hard heads become a convolution of torch, which has no geometry."""
-    layer, x = conv_to_attention(nn.Conv2d(4, 6, 3, stride=2), sharpness=sharpness)[0], images(2, 4, 9, 8)
+    layer, x = (
+        conv_to_attention(nn.Conv2d(4, 6, 3, stride=2), sharpness=sharpness)[0],
+        images(2, 4, 9, 8),
+    )
     padded = SamePaddedAttention(layer).eval()
     frozen = copy.deepcopy(freeze(nn.Sequential(padded), x))
     assert not isinstance(frozen[0].attention, RelativeAttention2d)
@@ -85,14 +88,26 @@ def test_gradients_of_the_images_are_right(make):
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_fixed_heads_at_the_taps_of_the_window_become_the_convolution_that_they_are(stored, bias):
     torch.manual_seed(0)
-    options = {"kernel_size": (3, 5), "padding": (1, 4), "stride": 2, "dilation": (1, 2), "groups": 2, "bias": bias}
-    encoding = Shift(15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)])
+    options = {
+        "kernel_size": (3, 5),
+        "padding": (1, 4),
+        "stride": 2,
+        "dilation": (1, 2),
+        "groups": 2,
+        "bias": bias,
+    }
+    encoding = Shift(
+        15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)]
+    )
     layer = RelativeAttention2d(4, 6, 15, encoding, kernel_values=stored, **options)
     frozen = freeze(layer, images(1, 4, 9, 11))
     assert type(frozen) is nn.Conv2d
     assert not frozen.training
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    expected = {name: getattr(layer.eval(), name) for name in ("kernel_size", "stride", "dilation", "groups")}
+    expected = {
+        name: getattr(layer.eval(), name)
+        for name in ("kernel_size", "stride", "dilation", "groups")
+    }
     assert {name: getattr(frozen, name) for name in expected} == expected
     with torch.no_grad():
         for shape in ((3, 4, 9, 11), (2, 4, 14, 12)):
@@ -129,21 +144,31 @@ def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
 def test_layers_that_look_at_content_stay_as_they_are():
     torch.manual_seed(0)
     network = nn.Sequential(
-        RelativeAttention2d(3, 4, 2, "quadratic"), RelativeAttention2d(4, 4, 2, "quadratic", content=True)
+        RelativeAttention2d(3, 4, 2, "quadratic"),
+        RelativeAttention2d(4, 4, 2, "quadratic", content=True),
     )
     frozen = freeze(network, images(1, 3, 5, 7))
     assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
-    with pytest.raises(ConversionError, match="cannot freeze: the images reach no attention layer without content"):
+    with pytest.raises(
+        ConversionError, match="cannot freeze: the images reach no attention layer without content"
+    ):
         freeze(network[1], images(1, 4, 5, 7))
 
 
 def test_what_a_frozen_layer_cannot_do_is_refused():
     frozen = freeze(RelativeAttention1d(3, 5, 2, "quadratic"), images(1, 3, 11))
-    with pytest.raises(ShapeError, match="x must have a size for which this layer was frozen, 11, but has 12: freeze"):
+    with pytest.raises(
+        ShapeError,
+        match="x must have a size for which this layer was frozen, 11, but has 12: freeze",
+    ):
         frozen(images(1, 3, 12))
-    with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 1 spatial sizes\), but is \(1, 4, 11\)"):
+    with pytest.raises(
+        ShapeError, match=r"x must be of shape \(batch, 3, 1 spatial sizes\), but is \(1, 4, 11\)"
+    ):
         frozen(images(1, 4, 11))
-    with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch\.float32, but is"):
+    with pytest.raises(
+        ArgumentError, match=r"x must be of the weights' dtype torch\.float32, but is"
+    ):
         frozen(images(1, 3, 11).double())
     with pytest.raises(ArgumentError, match="a frozen layer cannot be trained"):
         frozen.train()
@@ -158,7 +183,8 @@ def test_wrong_arguments_are_named(without_type_checks):
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         freeze(3, images(1, 3, 5, 7))
     with pytest.raises(
-        ArgumentError, match="images must be a tensor, a tuple of arguments or a mapping of them, but is"
+        ArgumentError,
+        match="images must be a tensor, a tuple of arguments or a mapping of them, but is",
     ):
         freeze(RelativeAttention2d(3, 5, 2, "quadratic"), None)
     with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
@@ -189,7 +215,11 @@ def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convo
 
 
 def test_layers_that_need_the_images_and_no_sizes_are_refused():
-    with pytest.raises(ArgumentError, match="layer must be one whose scores do not depend on content, but is 'Rel"):
+    with pytest.raises(
+        ArgumentError, match="layer must be one whose scores do not depend on content, but is 'Rel"
+    ):
         FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic", content=True), [(7, 5)])
-    with pytest.raises(ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"):
+    with pytest.raises(
+        ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"
+    ):
         FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic"), [])

@@ -14,7 +14,12 @@ from tests.convert.network.network_cases import filled
 from tests.testing.strategies import convolutions
 from torch import nn
 
-from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
+from convattn.convert import (
+    attention_to_conv,
+    conv_to_attention,
+    network_to_attention,
+    network_to_conv,
+)
 from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import ENCODINGS, create_encoding
 from convattn.grid import PADDING_MODES
@@ -24,7 +29,9 @@ from convattn.models import AttentionNet
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),  # the type check does
+    pytest.mark.filterwarnings(
+        "ignore:Do not use the `random` module inside strategies"
+    ),  # the type check does
 ]
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 SIZES = {1: (23,), 2: (7, 9), 3: (4, 5, 4)}
@@ -33,7 +40,9 @@ SIZES = {1: (23,), 2: (7, 9), 3: (4, 5, 4)}
 def right(conversion, *verdicts):
     """What was made, by a conversion that keeps its promise; one that loses something may say how much."""
     made, certificate = conversion
-    assert certificate.verdict in (verdicts or ("exact", "close", "different")), certificate.summary()
+    assert certificate.verdict in (verdicts or ("exact", "close", "different")), (
+        certificate.summary()
+    )
     return made
 
 
@@ -41,7 +50,9 @@ def loses_bias(conv):
     """Says whether torch leaves out the bias between taps: some processors do, of transposed ones in bfloat16."""
     if conv.bias is None or not isinstance(conv, TransposedConvolution):
         return False
-    sizes = {1: [30], 2: [15, 15], 3: [11, 11, 11]}[len(conv.kernel_size)]  # more than any padding takes away
+    sizes = {1: [30], 2: [15, 15], 3: [11, 11, 11]}[
+        len(conv.kernel_size)
+    ]  # more than any padding takes away
     with torch.no_grad():
         y = conv(torch.zeros(1, conv.in_channels, *sizes, dtype=conv.weight.dtype))
     return not torch.equal(y, conv.bias.view(-1, *(1,) * len(conv.kernel_size)).expand_as(y))
@@ -92,7 +103,9 @@ def encoding_of(name, heads, dims, draw):
     """From nearly uniform heads to hard ones."""
     options = {"extent": 30} if name.startswith("learned") else {}
     if name == "shift":
-        options["displacements"] = [[draw.randint(-2, 2) for _ in range(dims)] for _ in range(heads)]
+        options["displacements"] = [
+            [draw.randint(-2, 2) for _ in range(dims)] for _ in range(heads)
+        ]
     encoding, scale = create_encoding(name, heads, dims, **options), math.exp(draw.uniform(-1, 2))
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -105,9 +118,18 @@ def convolutional(draw):
     width, parts = 3, []
     for _ in range(draw.randint(1, 4)):
         groups, wide = draw.choice([1, width]), draw.randint(1, 3)
-        options = {"stride": draw.choice([1, 1, 2]), "padding": 1, "groups": groups, "bias": draw.random() < 0.5}
+        options = {
+            "stride": draw.choice([1, 1, 2]),
+            "padding": 1,
+            "groups": groups,
+            "bias": draw.random() < 0.5,
+        }
         mode = draw.choice(PADDING_MODES)
-        parts.append(nn.Conv2d(width, width * wide, draw.choice([1, 3, (3, 2)]), padding_mode=mode, **options))
+        parts.append(
+            nn.Conv2d(
+                width, width * wide, draw.choice([1, 3, (3, 2)]), padding_mode=mode, **options
+            )
+        )
         width *= wide
         parts.append(draw.choice([nn.BatchNorm2d(width), nn.GroupNorm(1, width), nn.Identity()]))
         parts.append(draw.choice([nn.ReLU(), nn.GELU(), nn.SiLU()]))
@@ -128,10 +150,19 @@ def test_networks_of_convolutions():
         right(network_to_attention(network, images=x, sharpness=draw.choice([5.0, 46.0])))
 
 
-@pytest.mark.parametrize("encoding", ["distance", "generalized_quadratic", "learned_table", "quadratic"])
+@pytest.mark.parametrize(
+    "encoding", ["distance", "generalized_quadratic", "learned_table", "quadratic"]
+)
 def test_networks_of_attention(encoding):
     draw = draws()
     for _ in range(2):
         sizes = {"width": 12, "depth": draw.randint(1, 3), "heads": 4, "ffn": 16, "image_size": 16}
-        network, x = filled(AttentionNet(encoding, **sizes)).eval(), torch.randn(draw.choice([1, 3]), 3, 16, 16)
-        right(network_to_conv(network, images=x, kernel_size=draw.choice([1, 3, 7]), fold=draw.random() < 0.5))
+        network, x = (
+            filled(AttentionNet(encoding, **sizes)).eval(),
+            torch.randn(draw.choice([1, 3]), 3, 16, 16),
+        )
+        right(
+            network_to_conv(
+                network, images=x, kernel_size=draw.choice([1, 3, 7]), fold=draw.random() < 0.5
+            )
+        )

@@ -16,7 +16,17 @@ from convattn.testing.budget import assert_within_budget, roundings
 
 CONVOLUTIONS = [
     nn.Conv1d(2, 3, 5),
-    nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 0), dilation=2, groups=2, padding_mode="reflect", bias=False),
+    nn.Conv2d(
+        4,
+        6,
+        (3, 2),
+        stride=(1, 2),
+        padding=(1, 0),
+        dilation=2,
+        groups=2,
+        padding_mode="reflect",
+        bias=False,
+    ),
     nn.Conv3d(2, 3, 3, padding="same", dtype=torch.float64),
     nn.ConvTranspose1d(2, 3, 5, stride=3, output_padding=2),
     nn.ConvTranspose2d(4, 6, 3, padding=1, groups=2, dtype=torch.bfloat16),
@@ -25,7 +35,9 @@ CONVOLUTIONS = [
 
 
 def images_for(layer):
-    return torch.randn(2, layer.in_channels, *(11, 7, 5)[: layer.dims]).to(next(layer.values.parameters()).dtype)
+    return torch.randn(2, layer.in_channels, *(11, 7, 5)[: layer.dims]).to(
+        next(layer.values.parameters()).dtype
+    )
 
 
 def assert_same_state(found, expected):
@@ -46,7 +58,9 @@ def test_convolutions_come_back(conv, tmp_path):
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_attention_layers_come_back(case, tmp_path):
     torch.manual_seed(0)
-    layer = case.create(3, 5, kernel_size=2, stride=2, padding=1, padding_mode="circular", bias=False, dropout=0.0)
+    layer = case.create(
+        3, 5, kernel_size=2, stride=2, padding=1, padding_mode="circular", bias=False, dropout=0.0
+    )
     loaded = load_layer(save_layer(layer, tmp_path / "layer"))
     assert type(loaded) is type(layer)
     assert repr(loaded) == repr(layer)
@@ -54,7 +68,9 @@ def test_attention_layers_come_back(case, tmp_path):
     assert loaded.impl == layer.impl
     assert_same_state(loaded.state_dict(), layer.state_dict())
     x = images_for(layer)
-    assert_within_budget(loaded(x), as_dtype(layer, torch.float64)(x.double()), roundings(call, layer, x))
+    assert_within_budget(
+        loaded(x), as_dtype(layer, torch.float64)(x.double()), roundings(call, layer, x)
+    )
     assert all(parameter.requires_grad for parameter in loaded.parameters())
 
 
@@ -66,7 +82,9 @@ def test_a_bfloat16_layer_keeps_its_float32_encoding(tmp_path):
     assert loaded.encoding.centres.dtype == torch.float32
     assert loaded.values.weight.dtype == torch.bfloat16
     x = images_for(layer)
-    assert_within_budget(loaded(x), as_dtype(layer, torch.float64)(x.double()), roundings(call, layer, x))
+    assert_within_budget(
+        loaded(x), as_dtype(layer, torch.float64)(x.double()), roundings(call, layer, x)
+    )
 
 
 def test_folder_holds_weights_and_config_and_nothing_else(tmp_path):
@@ -80,7 +98,9 @@ def test_an_empty_folder_may_be_filled_and_a_full_one_is_refused(tmp_path):
     (tmp_path / "layer").mkdir()
     save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer")
     before = {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()}
-    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but .*layer' is not empty"):
+    with pytest.raises(
+        ArgumentError, match=r"folder must be new or empty, but .*layer' is not empty"
+    ):
         save_layer(nn.Conv1d(2, 3, 7), tmp_path / "layer")
     assert {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()} == before
     (tmp_path / "file").write_text("")
@@ -102,9 +122,15 @@ class Wider(nn.Conv2d):
 
 
 UNSAVABLE = [
-    (lambda: nn.Linear(2, 3), "cannot save Linear as a layer: supported are RelativeAttention1d, .*ConvTranspose3d"),
+    (
+        lambda: nn.Linear(2, 3),
+        "cannot save Linear as a layer: supported are RelativeAttention1d, .*ConvTranspose3d",
+    ),
     (lambda: Wider(2, 3, 3), "cannot save Wider as a layer"),
-    (lambda: type("Sub", (RelativeAttention2d,), {})(2, 3, 2, "quadratic"), "cannot save Sub as a layer"),
+    (
+        lambda: type("Sub", (RelativeAttention2d,), {})(2, 3, 2, "quadratic"),
+        "cannot save Sub as a layer",
+    ),
     (
         lambda: RelativeAttention1d(2, 3, 2, Mine(2, 1)),
         r"cannot save the encoding Mine: .*_encoding\('mine', Mine\)",
@@ -113,11 +139,16 @@ UNSAVABLE = [
         lambda: prune.l1_unstructured(nn.Conv2d(2, 3, 3), "weight", 0.5),
         "cannot save Conv2d: it could not be loaded, because weight, weight_mask, weight_orig differ from those",
     ),
-    (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot save Conv2d: its tensors are on the meta device"),
+    (
+        lambda: nn.Conv2d(2, 3, 3, device="meta"),
+        "cannot save Conv2d: its tensors are on the meta device",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), UNSAVABLE, ids=[message[:40] for _, message in UNSAVABLE])
+@pytest.mark.parametrize(
+    ("make", "message"), UNSAVABLE, ids=[message[:40] for _, message in UNSAVABLE]
+)
 def test_what_would_not_load_is_not_saved(make, message, tmp_path):
     with pytest.raises(UnsupportedModelError, match=message):
         save_layer(make(), tmp_path / "layer")
@@ -150,12 +181,24 @@ def exchange(folder):
 
 
 DAMAGES = {
-    "no folder": (lambda folder: folder.rename(folder.parent / "away"), "config.json is not readable"),
+    "no folder": (
+        lambda folder: folder.rename(folder.parent / "away"),
+        "config.json is not readable",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is not readable"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "cannot read the weights in"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "cannot read the weights in",
+    ),
     "weights cut off": (truncate, "cannot read the weights in"),
-    "weights empty": (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot read the weights in"),
-    "config not JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not readable"),
+    "weights empty": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b""),
+        "cannot read the weights in",
+    ),
+    "config not JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        "config.json is not readable",
+    ),
     "config not UTF-8": (
         lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
         "config.json is not readable",
@@ -172,12 +215,19 @@ DAMAGES = {
         lambda folder: write_config(folder, kind="Linear"),
         "does not describe a layer of schema version 1",
     ),
-    "kind a list": (lambda folder: write_config(folder, kind=[]), "does not describe a layer of schema version 1"),
+    "kind a list": (
+        lambda folder: write_config(folder, kind=[]),
+        "does not describe a layer of schema version 1",
+    ),
     "no options": (lambda folder: write_config(folder, options=None), "do not fit together"),
-    "unknown option": (lambda folder: write_config(folder, options={"size": 3}), "do not fit together"),
+    "unknown option": (
+        lambda folder: write_config(folder, options={"size": 3}),
+        "do not fit together",
+    ),
     "a device, where sizes take memory before they are compared": (
         lambda folder: write_config(
-            folder, options={"in_channels": 2, "out_channels": 3, "kernel_size": [5], "device": "cpu"}
+            folder,
+            options={"in_channels": 2, "out_channels": 3, "kernel_size": [5], "device": "cpu"},
         ),
         "do not fit together: .*multiple values for keyword argument 'device'",
     ),
@@ -191,7 +241,9 @@ def test_damaged_and_missing_files_are_refused(damage, message, tmp_path, withou
     damage(folder)
     with pytest.raises(CheckpointError, match=message):
         load_layer(folder, verify=False)
-    with pytest.raises(CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"):
+    with pytest.raises(
+        CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"
+    ):
         load_layer(folder)
 
 
@@ -214,14 +266,19 @@ def test_damaged_attention_is_refused(changes, tmp_path, without_type_checks):
     with pytest.raises(CheckpointError, match="do not fit together"):
         load_layer(folder, verify=False)
     with pytest.raises(
-        CheckpointError, match=r"config\.json is not what was saved; if it was edited on purpose, load it"
+        CheckpointError,
+        match=r"config\.json is not what was saved; if it was edited on purpose, load it",
     ):
         load_layer(folder)
 
 
-def test_what_is_no_layer_and_no_certificate_is_refused_and_leaves_nothing(tmp_path, without_type_checks):
+def test_what_is_no_layer_and_no_certificate_is_refused_and_leaves_nothing(
+    tmp_path, without_type_checks
+):
     with pytest.raises(ArgumentError, match=r"^layer must be an nn\.Module, but is of type int$"):
         save_layer(3, tmp_path / "layer")
-    with pytest.raises(ArgumentError, match=r"^certificate must be what the conversion returned, but is 'passed'$"):
+    with pytest.raises(
+        ArgumentError, match=r"^certificate must be what the conversion returned, but is 'passed'$"
+    ):
         save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer", certificate="passed")
     assert not list(tmp_path.iterdir())

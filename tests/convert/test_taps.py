@@ -67,15 +67,36 @@ REFUSED = [
         "cannot convert Linear: supported convolutions are Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvT",
     ),
     (lambda: nn.Fold(2, 1), "cannot convert Fold: supported convolutions are Conv1d"),
-    (lambda: Special(2, 3, 3), "cannot convert Special: it is a subclass of Conv2d and may compute something else"),
-    (lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3), "cannot convert Conv2d: supported convolutions are Conv1d"),
-    (lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), "cannot convert ParametrizedConv2d: it is a subclass"),
-    (lambda: nn.LazyConv2d(3, 3), "cannot convert LazyConv2d: its weight is not initialised; run it once first"),
-    (lambda: nn.LazyConvTranspose1d(3, 3), "cannot convert LazyConvTranspose1d: its weight is not initialised"),
+    (
+        lambda: Special(2, 3, 3),
+        "cannot convert Special: it is a subclass of Conv2d and may compute something else",
+    ),
+    (
+        lambda: torch.ao.nn.quantized.Conv2d(2, 3, 3),
+        "cannot convert Conv2d: supported convolutions are Conv1d",
+    ),
+    (
+        lambda: parametrizations.weight_norm(nn.Conv2d(2, 3, 3)),
+        "cannot convert ParametrizedConv2d: it is a subclass",
+    ),
+    (
+        lambda: nn.LazyConv2d(3, 3),
+        "cannot convert LazyConv2d: its weight is not initialised; run it once first",
+    ),
+    (
+        lambda: nn.LazyConvTranspose1d(3, 3),
+        "cannot convert LazyConvTranspose1d: its weight is not initialised",
+    ),
     (uninitialised, "cannot convert Conv2d: its weight is not initialised; run it once first"),
-    (pruned, "cannot convert Conv2d: its weight is not a parameter; make it one first (what pruning computes with"),
+    (
+        pruned,
+        "cannot convert Conv2d: its weight is not a parameter; make it one first (what pruning computes with",
+    ),
     (without_weight, "cannot convert Conv2d: its weight is not a parameter; make it one first"),
-    (lambda: nn.Conv2d(2, 3, 3, device="meta"), "cannot convert Conv2d: its weight is on the meta device and has no"),
+    (
+        lambda: nn.Conv2d(2, 3, 3, device="meta"),
+        "cannot convert Conv2d: its weight is on the meta device and has no",
+    ),
     (
         lambda: nn.Conv1d(2, 3, 3, dtype=torch.complex64),
         "its weight must be float16, bfloat16, float32 or float64, but is torch.complex64",
@@ -114,7 +135,9 @@ def test_what_is_refused_can_be_made_convertible_as_the_message_says():
 
 
 @pytest.mark.parametrize(
-    ("kind", "dims"), SUPPORTED_CONVOLUTIONS.items(), ids=lambda value: getattr(value, "__name__", value)
+    ("kind", "dims"),
+    SUPPORTED_CONVOLUTIONS.items(),
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_supported_convolution_has_its_taps_in_row_major_order(kind, dims):
     taps = read_taps(kind(2, 3, (3, 2, 5)[:dims], dilation=2))

@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.convert import attention_to_conv, conv_to_attention, network_to_attention, network_to_conv
+from convattn.convert import (
+    attention_to_conv,
+    conv_to_attention,
+    network_to_attention,
+    network_to_conv,
+)
 from convattn.convert.certificate import Certificate, NetworkCertificate, certify_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, CheckpointError
@@ -80,8 +85,14 @@ def cifar_like(sharpness):
 
 
 EXACT = {
-    **{f"{name} to attention": lambda make=make: conv_to_attention(make())[1] for name, make in CONVOLUTIONS.items()},
-    **{f"{name} and back": lambda make=make: there_and_back(make()) for name, make in CONVOLUTIONS.items()},
+    **{
+        f"{name} to attention": lambda make=make: conv_to_attention(make())[1]
+        for name, make in CONVOLUTIONS.items()
+    },
+    **{
+        f"{name} and back": lambda make=make: there_and_back(make())
+        for name, make in CONVOLUTIONS.items()
+    },
     "softmax of hard heads": lambda: conv2d(impl="separable"),
     "closed gates": lambda: conv2d(content=True),
     "head width of full rank": lambda: conv2d(head_width=3),
@@ -95,12 +106,16 @@ EXACT = {
     "network with sharpness behind rounding": lambda: to_attention(sharpness=24.0),
     "network with closed gates": lambda: to_attention(content=True),
     "network and back": lambda: to_conv(network_to_attention(network())[0]),
-    "network and back without images": lambda: to_conv(network_to_attention(network())[0], images=None),
+    "network and back without images": lambda: to_conv(
+        network_to_attention(network())[0], images=None
+    ),
     "network that pads": lambda: to_conv(soft_network(2.25, padding=6)),
 }
 CLOSE = {
     **{
-        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(sharpness=sharpness)
+        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(
+            sharpness=sharpness
+        )
         for sharpness in (9.0, 10.0, 12.0, 15.0)
     },
     "maps, which have no decisions": lambda: to_attention("map", sharpness=10.0),
@@ -118,17 +133,25 @@ DIFFERENT = {
     },
     "narrow heads": lambda: conv2d(head_width=1),
     "borders": lambda: attention_to_conv(soft_layer(2.25), spatial=8)[1],
-    "narrow window": lambda: attention_to_conv(soft_layer(0.5, padding=9), spatial=8, kernel_size=3)[1],
-    "window of one pixel": lambda: attention_to_conv(soft_layer(2.0, padding=9), spatial=8, kernel_size=1)[1],
+    "narrow window": lambda: attention_to_conv(
+        soft_layer(0.5, padding=9), spatial=8, kernel_size=3
+    )[1],
+    "window of one pixel": lambda: attention_to_conv(
+        soft_layer(2.0, padding=9), spatial=8, kernel_size=1
+    )[1],
     **{
-        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(sharpness=sharpness)
+        f"network of sharpness {sharpness}": lambda sharpness=sharpness: to_attention(
+            sharpness=sharpness
+        )
         for sharpness in (1.0, 2.0, 3.0, 5.0)
     },
     "close but for the limit": lambda: to_attention(sharpness=10.0, tolerance=1e-5),
     "close without a limit": lambda: to_attention(sharpness=10.0, tolerance=None),
     "close, on random numbers alone": lambda: to_attention(sharpness=10.0, images=None),
     "back, without images": lambda: to_conv(cifar_like(10.0), images=None, kernel_size=3),
-    "within a wide limit, with decisions changed": lambda: to_attention("unsure", sharpness=1.0, tolerance=0.99),
+    "within a wide limit, with decisions changed": lambda: to_attention(
+        "unsure", sharpness=1.0, tolerance=0.99
+    ),
     "sure, but far": lambda: to_attention("sure", sharpness=2.0),
     "network with borders": lambda: to_conv(soft_network(2.25)),
     "network with narrow windows": lambda: to_conv(soft_network(0.5, padding=6), kernel_size=3),
@@ -174,7 +197,9 @@ FAILED = {
     "one weight": lambda: tampered(lambda layer: layer.values.weight[0, 0, 0].mul_(1.01)),
     "bias": lambda: tampered(lambda layer: layer.bias.add_(1e-4)),
     "a head turned off": lambda: tampered(lambda layer: layer.values.weight[4].zero_()),
-    "heads that became soft": lambda: tampered(lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0))),
+    "heads that became soft": lambda: tampered(
+        lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0))
+    ),
     "not a number": lambda: tampered(lambda layer: layer.bias[0].fill_(torch.nan)),
     "soft heads called exact": lambda: wrong_promise(0.0),
     "more leak than promised": lambda: wrong_promise(1e-3),
@@ -202,7 +227,9 @@ def test_a_conversion_of_known_kind_is_told_right(verdict, convert):
     summary = certificate.summary()
     assert summary.startswith(f"{name}: {verdict} (")
     assert ("made smaller" in summary) is (verdict in ("close", "different"))
-    assert repr(type(certificate).from_json(certificate.to_json())) == repr(certificate)  # also where it holds nan
+    assert repr(type(certificate).from_json(certificate.to_json())) == repr(
+        certificate
+    )  # also where it holds nan
 
 
 def test_there_are_enough_of_each_kind():
@@ -215,7 +242,9 @@ def test_a_difference_is_said_with_its_size_decisions_and_layers():
     first, *lines = certificate.summary().splitlines()
     assert certificate.top1_changed > 0
     size = f"by {certificate.measured_error / certificate.largest:.2g} of the largest output"
-    assert f"different ({size}, {certificate.top1_changed} of 16 decisions changed, 2 layers" in first
+    assert (
+        f"different ({size}, {certificate.top1_changed} of 16 decisions changed, 2 layers" in first
+    )
     told = [line for line in lines if line.startswith("  layer")]
     assert [line.split()[1:3] for line in told] == [["0:", "different,"], ["2:", "different,"]]
     assert certificate.difference == certificate.measured_error / certificate.largest
@@ -223,16 +252,26 @@ def test_a_difference_is_said_with_its_size_decisions_and_layers():
 
 def test_only_the_layers_in_which_a_difference_arises_are_named():
     torch.manual_seed(0)
-    soft, hard = conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=3.0)[0], conv_to_attention(nn.Conv2d(5, 7, 3))[0]
+    soft, hard = (
+        conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=3.0)[0],
+        conv_to_attention(nn.Conv2d(5, 7, 3))[0],
+    )
     certificate = to_conv(nn.Sequential(soft, hard), kernel_size=3)
-    assert [(layer.name, layer.verdict) for layer in certificate.layers] == [("0", "different"), ("1", "exact")]
-    assert [line.split()[1] for line in certificate.summary().splitlines() if line.startswith("  layer")] == ["0:"]
+    assert [(layer.name, layer.verdict) for layer in certificate.layers] == [
+        ("0", "different"),
+        ("1", "exact"),
+    ]
+    assert [
+        line.split()[1] for line in certificate.summary().splitlines() if line.startswith("  layer")
+    ] == ["0:"]
 
 
 @pytest.mark.parametrize("tolerance", [0, 1, -1.0, float("nan"), float("inf"), True])
 @pytest.mark.parametrize("convert", [network_to_attention, network_to_conv])
 def test_a_tolerance_is_a_share(convert, tolerance):
-    with pytest.raises(ArgumentError, match=r"tolerance must be a share in \(0, 1\), or None, but is"):
+    with pytest.raises(
+        ArgumentError, match=r"tolerance must be a share in \(0, 1\), or None, but is"
+    ):
         convert(network(), images=IMAGES, tolerance=tolerance)
 
 
@@ -243,7 +282,11 @@ def of_version_two(certificate, *, passed):
         del one["verdict"]
         one["passed"] = passed
         for field in ("largest", "tolerance"):
-            if one is not content or field == "tolerance" or certificate.direction.startswith(("conv", "attention")):
+            if (
+                one is not content
+                or field == "tolerance"
+                or certificate.direction.startswith(("conv", "attention"))
+            ):
                 one.pop(field, None)
     return json.dumps(content | {"schema_version": 2})
 
@@ -264,9 +307,14 @@ def test_certificates_of_before_are_read(sharpness, passed):
 
 
 def test_a_network_of_before_that_differed_by_more_than_its_output_is_different():
-    content = json.loads(of_version_two(to_attention(sharpness=1.0), passed=True)) | {"passed": False}
+    content = json.loads(of_version_two(to_attention(sharpness=1.0), passed=True)) | {
+        "passed": False
+    }
     assert NetworkCertificate.from_json(json.dumps(content)).verdict == "different"
-    assert NetworkCertificate.from_json(json.dumps(content | {"measured_error": "inf"})).verdict == "failed"
+    assert (
+        NetworkCertificate.from_json(json.dumps(content | {"measured_error": "inf"})).verdict
+        == "failed"
+    )
 
 
 @pytest.mark.parametrize(

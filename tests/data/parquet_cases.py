@@ -9,7 +9,9 @@ from PIL import Image
 from pyarrow import parquet
 
 FILES = ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet")
-SCHEMA = pa.schema([("img", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())])
+SCHEMA = pa.schema(
+    [("img", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("label", pa.int64())]
+)
 
 
 def png(rows: int = 32, cols: int = 32, seed: int = 0, mode: str = "RGB") -> bytes:
@@ -36,7 +38,9 @@ def table(images: list[bytes | None], labels: list[int | None]) -> pa.Table:
 
 def good(rows: int, seed: int = 0) -> pa.Table:
     """Builds rows that are right."""
-    return table([png(seed=seed + row) for row in range(rows)], [(3 * row) % 10 for row in range(rows)])
+    return table(
+        [png(seed=seed + row) for row in range(rows)], [(3 * row) % 10 for row in range(rows)]
+    )
 
 
 def write(folder: Path, train: pa.Table, test: pa.Table) -> Path:
@@ -52,7 +56,10 @@ WRONG_TABLES = {
         pa.table({"image": [b""], "label": [1]}),
         "expected the columns img: struct<bytes: binary, path: string> and label: int64, but found image: binary",
     ),
-    "image is not a struct": (pa.table({"img": [b""], "label": [1]}), "but found img: binary, label: int64"),
+    "image is not a struct": (
+        pa.table({"img": [b""], "label": [1]}),
+        "but found img: binary, label: int64",
+    ),
     "image without its bytes": (
         pa.table({"img": [{"path": "a.png"}], "label": [1]}),
         "but found img: struct<path: string>, label: int64",
@@ -68,13 +75,19 @@ WRONG_TABLES = {
     "no columns": (pa.table({}), "but found none"),
     "damaged image": (table([png(), b"\x89PNG broken"], [0, 1]), "row 1: cannot decode the image"),
     "truncated image": (table([png()[:200]], [0]), "row 0: cannot decode the image"),
-    "image that claims to be huge": (table([png(), of_size(60_000)], [0, 1]), "row 1: cannot decode the image"),
+    "image that claims to be huge": (
+        table([png(), of_size(60_000)], [0, 1]),
+        "row 1: cannot decode the image",
+    ),
     "no image": (table([None], [0]), "row 0: cannot decode the image"),
     "small image": (
         table([png(), png(), png(28, 30)], [0, 1, 2]),
         "row 2: the image must be 32 x 32 pixels, but is 28 x 30",
     ),
-    "label too large": (table([png(), png()], [9, 10]), "row 1: label must be from 0 to 9, but is 10"),
+    "label too large": (
+        table([png(), png()], [9, 10]),
+        "row 1: label must be from 0 to 9, but is 10",
+    ),
     "label negative": (table([png()], [-1]), "row 0: label must be from 0 to 9, but is -1"),
     "label missing": (table([png(), png()], [None, 3]), "1 rows have no label"),
 }

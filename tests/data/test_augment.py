@@ -28,8 +28,13 @@ def crop_by_slicing(image, padding, row, col):
 def test_every_crop_is_a_cut_of_its_own_padded_image(padding, seed):
     batch = images()
     cropped = random_crop(batch, padding=padding, generator=torch.Generator().manual_seed(seed))
-    shifts = torch.randint(0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed))
-    expected = [crop_by_slicing(image, padding, *shift) for image, shift in zip(batch, shifts.T.tolist(), strict=True)]
+    shifts = torch.randint(
+        0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed)
+    )
+    expected = [
+        crop_by_slicing(image, padding, *shift)
+        for image, shift in zip(batch, shifts.T.tolist(), strict=True)
+    ]
     assert torch.equal(cropped, torch.stack(expected))
 
 
@@ -39,14 +44,19 @@ def test_reflected_crop_is_a_cut_of_the_reflected_image(padding, seed):
     options = {"padding": padding, "border": "reflect"}
     cropped = random_crop(batch, generator=torch.Generator().manual_seed(seed), **options)
     canvas = nn.functional.pad(batch.double(), (padding,) * 4, mode="reflect").to(torch.uint8)
-    shifts = torch.randint(0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed))
+    shifts = torch.randint(
+        0, 2 * padding + 1, (2, len(batch)), generator=torch.Generator().manual_seed(seed)
+    )
     rows, cols = batch.shape[2:]
     for found, framed, (row, col) in zip(cropped, canvas, shifts.T.tolist(), strict=True):
         assert torch.equal(found, framed[:, row : row + rows, col : col + cols])
 
 
 def test_image_too_small_to_be_reflected_is_refused():
-    with pytest.raises(ArgumentError, match=r"padding must be below 5, the images' shorter side, to reflect, but is 5"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"padding must be below 5, the images' shorter side, to reflect, but is 5",
+    ):
         random_crop(images(), padding=5, generator=torch.Generator(), border="reflect")
 
 
@@ -61,7 +71,9 @@ def test_crops_take_every_shift_equally_often():
     image = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)
     image[..., 2, 2] = 1
     draws = 9000
-    cropped = random_crop(image.expand(draws, 1, 5, 5), padding=1, generator=torch.Generator().manual_seed(2))
+    cropped = random_crop(
+        image.expand(draws, 1, 5, 5), padding=1, generator=torch.Generator().manual_seed(2)
+    )
     counts = cropped.sum(dim=(0, 1), dtype=torch.int64)
     assert counts.sum() == draws
     inner = counts[1:4, 1:4].double()
@@ -89,7 +101,10 @@ def test_every_image_has_a_black_square_cut_at_the_border(size, seed):
     batch = images()
     cut = cutout(batch, size=size, generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(seed)
-    rows, cols = (torch.randint(pixels, (len(batch),), generator=generator).tolist() for pixels in batch.shape[2:])
+    rows, cols = (
+        torch.randint(pixels, (len(batch),), generator=generator).tolist()
+        for pixels in batch.shape[2:]
+    )
     for before, after, row, col in zip(batch, cut, rows, cols, strict=True):
         top, left = row - size // 2, col - size // 2
         expected = before.clone()
@@ -109,13 +124,17 @@ def test_squares_stand_everywhere_equally_often():
 
 @pytest.mark.parametrize("size", [-1, 6])
 def test_squares_that_do_not_fit_are_refused(size):
-    with pytest.raises(ArgumentError, match=f"size must be an integer from 0 to 5, .*shorter side, but is {size}"):
+    with pytest.raises(
+        ArgumentError, match=f"size must be an integer from 0 to 5, .*shorter side, but is {size}"
+    ):
         cutout(images(), size=size, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("size", [2.0, True, "2"])
 def test_squares_of_other_types_are_refused(size, without_type_checks):
-    with pytest.raises(ArgumentError, match=f"size must be an integer from 0 to 5, .* but is {size!r}"):
+    with pytest.raises(
+        ArgumentError, match=f"size must be an integer from 0 to 5, .* but is {size!r}"
+    ):
         cutout(images(), size=size, generator=torch.Generator())
 
 
@@ -145,5 +164,7 @@ def test_negative_padding_is_refused():
 
 
 def test_statistics_must_match_the_channels():
-    with pytest.raises(ShapeError, match="mean and std need one value for each of 3 channels: got 1 and 3"):
+    with pytest.raises(
+        ShapeError, match="mean and std need one value for each of 3 channels: got 1 and 3"
+    ):
         normalise(images(), (0.5,), (0.5, 0.5, 0.5))

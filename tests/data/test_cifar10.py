@@ -53,13 +53,18 @@ def test_missing_folder_and_missing_file(tmp_path):
     with pytest.raises(DataError, match="CIFAR-10: there is no folder"):
         load_cifar10(tmp_path / "absent")
     parquet.write_table(good(1), tmp_path / FILES[0])
-    with pytest.raises(DataError, match=f"has no file {FILES[1]}; expected {FILES[0]} and {FILES[1]}"):
+    with pytest.raises(
+        DataError, match=f"has no file {FILES[1]}; expected {FILES[0]} and {FILES[1]}"
+    ):
         load_cifar10(tmp_path)
 
 
 def test_file_that_is_not_parquet(tmp_path):
     write(tmp_path, good(1), good(1))
-    for content in (b"PAR1 but not really", (tmp_path / FILES[1]).read_bytes().replace(b"label", b"l\xffbel")):
+    for content in (
+        b"PAR1 but not really",
+        (tmp_path / FILES[1]).read_bytes().replace(b"label", b"l\xffbel"),
+    ):
         (tmp_path / FILES[1]).write_bytes(content)
         with pytest.raises(DataError, match="not a readable parquet file"):
             load_cifar10(tmp_path)
@@ -96,20 +101,29 @@ def source(tmp_path):
 
 
 def test_hub_copy_is_checked_and_its_revision_recorded(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source).download)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source).download
+    )
     dataset = load_cifar10()
     assert dataset.record.source == "Hugging Face Hub, uoft-cs/cifar10, revision 0123abcd"
     assert dataset.record.hashes == load_cifar10(source).record.hashes
 
 
 def test_hub_copy_with_other_content_is_refused(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source, damaged=FILES[1]).download)
-    with pytest.raises(DataError, match=r"the Hub states SHA-256 [0-9a-f]{64}, but the content has [0-9a-f]{64}"):
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download",
+        Cache(tmp_path / "cache", source, damaged=FILES[1]).download,
+    )
+    with pytest.raises(
+        DataError, match=r"the Hub states SHA-256 [0-9a-f]{64}, but the content has [0-9a-f]{64}"
+    ):
         load_cifar10()
 
 
 def test_hub_copy_that_cannot_be_checked_is_refused(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source, links=False).download)
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", Cache(tmp_path / "cache", source, links=False).download
+    )
     with pytest.raises(DataError, match="states no SHA-256 for it"):
         load_cifar10()
 
@@ -117,12 +131,16 @@ def test_hub_copy_that_cannot_be_checked_is_refused(tmp_path, source, monkeypatc
 def test_without_connection_the_message_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=f"give a local folder that holds {FILES[0]} and {FILES[1]} instead"):
+    with pytest.raises(
+        DataError, match=f"give a local folder that holds {FILES[0]} and {FILES[1]} instead"
+    ):
         load_cifar10()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL_COPY.is_dir(), reason="needs a local copy of CIFAR-10 beside the repository")
+@pytest.mark.skipif(
+    not REAL_COPY.is_dir(), reason="needs a local copy of CIFAR-10 beside the repository"
+)
 def test_real_copy_has_all_images_and_the_known_mean():
     dataset = load_cifar10(REAL_COPY)
     assert dataset.record.counts == {"train": 50_000, "test": 10_000}

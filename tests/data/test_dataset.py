@@ -12,7 +12,9 @@ RECORD = DataRecord("made", "here", {}, {}, "none")
 
 def split(labels, *, channels=3, rows=5, cols=7):
     images = torch.arange(len(labels) * channels * rows * cols).remainder(251).to(torch.uint8)
-    return ImageSplit(images.reshape(-1, channels, rows, cols), torch.tensor(labels, dtype=torch.int64))
+    return ImageSplit(
+        images.reshape(-1, channels, rows, cols), torch.tensor(labels, dtype=torch.int64)
+    )
 
 
 def test_hash_depends_on_pixels_and_on_labels():
@@ -24,7 +26,10 @@ def test_hash_depends_on_pixels_and_on_labels():
 
 
 def test_held_out_images_are_some_of_the_training_images_each_once():
-    train, record = split([0, 1, 2, 0, 1, 2, 0]), DataRecord("made", "here", {"file": "abc"}, {"train": 7}, "none")
+    train, record = (
+        split([0, 1, 2, 0, 1, 2, 0]),
+        DataRecord("made", "here", {"file": "abc"}, {"train": 7}, "none"),
+    )
     data = ImageDataset(train, split([2, 2]), 3, (0.0,) * 3, (1.0,) * 3, record)
     held = data.held_out(3)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
@@ -39,7 +44,9 @@ def test_held_out_images_are_some_of_the_training_images_each_once():
     assert data.held_out(3).test.sha256() == held.test.sha256()
     assert data.record is record
     for count in (-2, 0, 7):
-        with pytest.raises(ArgumentError, match=rf"^count must be from 1 to 6, .*, but is {count}$"):
+        with pytest.raises(
+            ArgumentError, match=rf"^count must be from 1 to 6, .*, but is {count}$"
+        ):
             data.held_out(count)
 
 
@@ -53,7 +60,9 @@ def test_hash_does_not_depend_on_memory_layout():
 @pytest.mark.parametrize(("images", "labels"), [(0, 0), (2, 3)])
 def test_split_needs_as_many_labels_as_images(images, labels):
     with pytest.raises(DataError, match=re.escape(f"it has {images} images and {labels} labels")):
-        ImageSplit(torch.zeros(images, 3, 5, 7, dtype=torch.uint8), torch.zeros(labels, dtype=torch.int64))
+        ImageSplit(
+            torch.zeros(images, 3, 5, 7, dtype=torch.uint8), torch.zeros(labels, dtype=torch.int64)
+        )
 
 
 def test_label_out_of_range_names_the_row():

@@ -41,5 +41,7 @@ def test_statistics_are_those_of_the_training_pixels():
 
 def test_missing_scikit_learn_says_how_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingDependencyError, match=r'needs scikit-learn.*pip install "convattn\[train\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs scikit-learn.*pip install "convattn\[train\]"'
+    ):
         load_digits()

@@ -22,7 +22,9 @@ def seeded(seed):
 
 def numbered(batch=11, rows=5, cols=7):
     """Images of one number each, their own place in the batch, and one-hot targets of just as many classes."""
-    return torch.arange(batch).float().view(-1, 1, 1, 1).expand(batch, 3, rows, cols), torch.eye(batch)
+    return torch.arange(batch).float().view(-1, 1, 1, 1).expand(batch, 3, rows, cols), torch.eye(
+        batch
+    )
 
 
 @given(alpha=st.sampled_from(ALPHAS), seed=SEEDS)
@@ -31,7 +33,9 @@ def test_targets_say_how_much_of_which_image_a_blend_holds(alpha, seed):
     blended, shares = mixup(images, torch.eye(11), alpha=alpha, generator=seeded(seed))
 
     def blend(shares, images):
-        return einsum(shares, images, "batch parts, parts channels rows cols -> batch channels rows cols")
+        return einsum(
+            shares, images, "batch parts, parts channels rows cols -> batch channels rows cols"
+        )
 
     assert_within_budget(blended, *references(blend, shares, images))
     # a share and its complement, each rounded once, are rounded once more in the sum
@@ -89,14 +93,20 @@ def test_shares_of_alpha_one_are_uniform():
     draws = 40_000
     ordered = _symmetric_beta(draws, 1.0, seeded(8)).sort().values
     distance = (ordered - (torch.arange(draws) + 0.5) / draws).abs().max() + 0.5 / draws
-    assert distance < 1.95 / math.sqrt(draws)  # Kolmogorov and Smirnov, p = 0.001; the seed is fixed
+    assert distance < 1.95 / math.sqrt(
+        draws
+    )  # Kolmogorov and Smirnov, p = 0.001; the seed is fixed
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e300])
 def test_extreme_alphas_leave_images_whole_or_blend_evenly(alpha):
     shares = _symmetric_beta(1000, alpha, seeded(9))
     assert torch.isfinite(shares).all()
-    assert torch.equal(shares, (shares > 0.5).double()) if alpha < 1 else (shares - 0.5).abs().max() < 1e-15
+    assert (
+        torch.equal(shares, (shares > 0.5).double())
+        if alpha < 1
+        else (shares - 0.5).abs().max() < 1e-15
+    )
 
 
 @pytest.mark.parametrize("mix", [mixup, cutmix])
@@ -153,22 +163,32 @@ def test_mixed_targets_are_what_the_loss_takes(mix):
 @pytest.mark.parametrize("mix", [mixup, cutmix])
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
 def test_alpha_out_of_range_is_refused(mix, alpha):
-    with pytest.raises(ArgumentError, match=f"alpha must be a positive finite number, but is {alpha}"):
+    with pytest.raises(
+        ArgumentError, match=f"alpha must be a positive finite number, but is {alpha}"
+    ):
         mix(*numbered(), alpha=alpha, generator=seeded(0))
 
 
 @pytest.mark.parametrize("mix", [mixup, cutmix])
 def test_targets_that_are_no_shares_are_refused(mix, without_type_checks):
     images, targets = numbered()
-    with pytest.raises(ShapeError, match=r"targets must be of shape \(11, classes\), .* but is \(11,\)"):
+    with pytest.raises(
+        ShapeError, match=r"targets must be of shape \(11, classes\), .* but is \(11,\)"
+    ):
         mix(images, torch.arange(11), alpha=1.0, generator=seeded(0))
-    with pytest.raises(ShapeError, match=r"targets must be of shape \(11, classes\), .* but is \(10, 11\)"):
+    with pytest.raises(
+        ShapeError, match=r"targets must be of shape \(11, classes\), .* but is \(10, 11\)"
+    ):
         mix(images, targets[1:], alpha=1.0, generator=seeded(0))
-    with pytest.raises(ArgumentError, match=r"targets must be shares of floating point, .* but is torch\.int64"):
+    with pytest.raises(
+        ArgumentError, match=r"targets must be shares of floating point, .* but is torch\.int64"
+    ):
         mix(images, targets.long(), alpha=1.0, generator=seeded(0))
 
 
 def test_bytes_are_not_blended(without_type_checks):
     images, targets = numbered()
-    with pytest.raises(ArgumentError, match=r"images must be of floating point, .* but is torch\.uint8"):
+    with pytest.raises(
+        ArgumentError, match=r"images must be of floating point, .* but is torch\.uint8"
+    ):
         mixup(images.byte(), targets, alpha=1.0, generator=seeded(0))

@@ -47,7 +47,9 @@ def gradients(layer, x):
     """Returns the result and the gradients of all that learns, as one vector."""
     y = layer(x)
     learning = [parameter for parameter in layer.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(y.square().sum(), learning, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(
+        y.square().sum(), learning, allow_unused=True, materialize_grads=True
+    )
     return torch.cat([part.flatten() for part in (y, *found)])
 
 
@@ -55,8 +57,16 @@ def numbers_of_heads(model, x):
     """Returns what the heads of a network look at, and in how far that is a convolution."""
     report = analyze(model, on_its_device(model, x), progress=False)
     heads = [head for layer in report.layers for head in layer.heads]
-    found = [[head.position_score.value, head.entropy.value, *(axis.value for axis in head.shift)] for head in heads]
-    controls = [head.entropy.value for layer in report.layers for one in layer.controls for head in one.measured.heads]
+    found = [
+        [head.position_score.value, head.entropy.value, *(axis.value for axis in head.shift)]
+        for head in heads
+    ]
+    controls = [
+        head.entropy.value
+        for layer in report.layers
+        for one in layer.controls
+        for head in one.measured.heads
+    ]
     return torch.tensor([*chain.from_iterable(found), *controls])
 
 
@@ -84,7 +94,9 @@ def shown(model, x):
 
 
 def vit():
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=3).eval()
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=3
+    ).eval()
 
 
 def net(**options):
@@ -99,12 +111,37 @@ def cases():
             yield f"{name}, {'window' if window else 'whole image'}", made, gradients, IMAGES
     content = Content(key_width=8)
     apart = Content(key_width=8, position=False)
-    yield "content", partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=content), gradients, IMAGES
-    yield "gate", partial(GatedRelativeAttention2d, 4, 6, 4, "quadratic", content=apart), gradients, IMAGES
+    yield (
+        "content",
+        partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=content),
+        gradients,
+        IMAGES,
+    )
+    yield (
+        "gate",
+        partial(GatedRelativeAttention2d, 4, 6, 4, "quadratic", content=apart),
+        gradients,
+        IMAGES,
+    )
     yield "sequence", partial(RelativeAttention1d, 4, 6, 4, "quadratic"), gradients, IMAGES[:, :, 0]
-    yield "volume", partial(RelativeAttention3d, 4, 6, 4, "quadratic"), gradients, IMAGES.unflatten(3, (3, 4))
-    yield "large kernel", partial(LargeKernelConv2d, 4, 4, 15, padding=7, groups=4), gradients, IMAGES
-    yield "to attention", partial(torch.nn.Conv2d, 4, 6, 3), lambda m, x: conv_to_attention(m)[0](x), IMAGES
+    yield (
+        "volume",
+        partial(RelativeAttention3d, 4, 6, 4, "quadratic"),
+        gradients,
+        IMAGES.unflatten(3, (3, 4)),
+    )
+    yield (
+        "large kernel",
+        partial(LargeKernelConv2d, 4, 4, 15, padding=7, groups=4),
+        gradients,
+        IMAGES,
+    )
+    yield (
+        "to attention",
+        partial(torch.nn.Conv2d, 4, 6, 3),
+        lambda m, x: conv_to_attention(m)[0](x),
+        IMAGES,
+    )
     layer = partial(RelativeAttention2d, 4, 6, 4, "quadratic")
     yield "to a convolution", layer, lambda m, x: attention_to_conv(m, spatial=12)[0](x), IMAGES
     exact = partial(attention_to_conv, borders="exact", spatial=12)

@@ -28,8 +28,14 @@ class There(Tensor):
 
     @staticmethod
     def __new__(cls, here):
-        options = {"strides": here.stride(), "storage_offset": here.storage_offset(), "dtype": here.dtype}
-        made = Tensor._make_wrapper_subclass(cls, here.shape, device=torch.device(NAME, 0), **options)
+        options = {
+            "strides": here.stride(),
+            "storage_offset": here.storage_offset(),
+            "dtype": here.dtype,
+        }
+        made = Tensor._make_wrapper_subclass(
+            cls, here.shape, device=torch.device(NAME, 0), **options
+        )
         made.here = here
         return made
 
@@ -48,7 +54,10 @@ class Device(TorchDispatchMode):
     """Inside it functions can make tensors of the device."""
 
     def __enter__(self):
-        self._tensor, torch.tensor = torch.tensor, _made  # which asks for memory before any mode sees it
+        self._tensor, torch.tensor = (
+            torch.tensor,
+            _made,
+        )  # which asks for memory before any mode sees it
         return super().__enter__()
 
     def __exit__(self, *raised):
@@ -75,10 +84,16 @@ def _run(func, args, kwargs):
     """Computes on the CPU; the result is on the device of what is given, or on the one that is asked for."""
     name, given = func.name().split(".")[0], tree_leaves((args, kwargs))
     there = any(isinstance(part, There) for part in given)
-    here = any(isinstance(part, Tensor) and not isinstance(part, There) and part.ndim for part in given)
-    mixing = name in ("aten::_to_copy", "aten::copy_") or (name == "aten::index" and isinstance(args[0], There))
+    here = any(
+        isinstance(part, Tensor) and not isinstance(part, There) and part.ndim for part in given
+    )
+    mixing = name in ("aten::_to_copy", "aten::copy_") or (
+        name == "aten::index" and isinstance(args[0], There)
+    )
     if there and here and not mixing:
-        raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found {NAME} and cpu")
+        raise RuntimeError(
+            f"{name}: expected all tensors to be on the same device, but found {NAME} and cpu"
+        )
     if kwargs.get("device") is not None:
         there = _is_there(kwargs["device"])
         kwargs = {**kwargs, "device": "cpu"}
@@ -99,7 +114,9 @@ def put_there(module):
     for one in module.modules():
         for name, value in one._parameters.items():
             if value is not None:
-                one._parameters[name] = nn.Parameter(There(value.detach()), requires_grad=value.requires_grad)
+                one._parameters[name] = nn.Parameter(
+                    There(value.detach()), requires_grad=value.requires_grad
+                )
         for name, value in one._buffers.items():
             if value is not None:
                 one._buffers[name] = There(value)

@@ -19,7 +19,12 @@ def lines():
     command = [sys.executable, "-W", "ignore", "-m", "tests.devices.cases"]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ran = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
@@ -27,7 +32,9 @@ def lines():
 
 def test_another_device_computes_the_same(lines):
     assert [line["case"] for line in lines][:: len(lines) - 1] == [FIRST, LAST]
-    budget = 64 * torch.finfo(torch.float32).eps  # other code may run there, in another order of sums
+    budget = (
+        64 * torch.finfo(torch.float32).eps
+    )  # other code may run there, in another order of sums
     assert [line for line in lines if line["difference"] > budget * max(1.0, line["size"])] == []
 
 
@@ -36,5 +43,10 @@ def test_a_tensor_on_the_wrong_device_is_found():
         "import torch\nfrom tests.devices.elsewhere import Device, There, register\n"
         "register()\nwith Device():\n    There(torch.ones(3)) + torch.ones(3)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "aten::add: expected all tensors to be on the same device, but found elsewhere and cpu" in ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (
+        "aten::add: expected all tensors to be on the same device, but found elsewhere and cpu"
+        in ran.stderr
+    )

@@ -25,7 +25,10 @@ def generalized_quadratic(encoding, displacement: Tensor) -> Tensor:
     kind, scores = displacement.dtype, []
     for centre, shape in zip(encoding.centres, encoding.shape, strict=True):
         offset = (displacement - centre.to(kind)).unbind(-1)
-        rows = [sum(entry * part for entry, part in zip(row.to(kind), offset, strict=True)) for row in shape]
+        rows = [
+            sum(entry * part for entry, part in zip(row.to(kind), offset, strict=True))
+            for row in shape
+        ]
         scores.append(-sum(row**2 for row in rows) / 2)
     return torch.stack(scores)
 
@@ -59,7 +62,9 @@ def learned_axial(encoding, displacement: Tensor) -> Tensor:
 
 
 def learned_table(encoding, displacement: Tensor) -> Tensor:
-    scores = encoding.scores.to(displacement.dtype)[:, None].expand(-1, len(displacement), *encoding.scores.shape[1:])
+    scores = encoding.scores.to(displacement.dtype)[:, None].expand(
+        -1, len(displacement), *encoding.scores.shape[1:]
+    )
     for axis in reversed(range(displacement.shape[-1])):
         weights = hats(displacement[:, axis], scores.shape[-1])
         scores = (scores * weights.view(1, len(weights), *(1,) * (scores.ndim - 3), -1)).sum(-1)
@@ -90,11 +95,16 @@ def distance(encoding, displacement: Tensor) -> Tensor:
 
 
 def axis_units(encoding, displacement: Tensor) -> Tensor:
-    return torch.cat([hidden_units(part, displacement[:, a, None]) for a, part in enumerate(encoding.axes)], dim=-1)
+    return torch.cat(
+        [hidden_units(part, displacement[:, a, None]) for a, part in enumerate(encoding.axes)],
+        dim=-1,
+    )
 
 
 def axial_distance(encoding, displacement: Tensor) -> Tensor:
-    weights = torch.cat([part.outer.weight for part in encoding.axes], dim=-1).to(displacement.dtype)
+    weights = torch.cat([part.outer.weight for part in encoding.axes], dim=-1).to(
+        displacement.dtype
+    )
     return weights @ axis_units(encoding, displacement).mT
 
 
@@ -137,5 +147,9 @@ SMALL = {
 
 def small_encoding(name: str, num_heads: int, dims: int, **options):
     if name == "shift" and not options:
-        options = {"displacements": [[(head + axis) % 3 - 1 for axis in range(dims)] for head in range(num_heads)]}
+        options = {
+            "displacements": [
+                [(head + axis) % 3 - 1 for axis in range(dims)] for head in range(num_heads)
+            ]
+        }
     return create_encoding(name, num_heads, dims, **{**SMALL.get(name, {}), **options})

@@ -26,23 +26,34 @@ def learned_axial_numbers(centres):
     table = torch.stack([steps**2, steps, *[torch.zeros(31)] * 3], dim=-1)
     vectors = torch.zeros(centres.shape[1], len(centres), 5)
     vectors[..., 0], vectors[..., 1] = -ALPHA, 2 * ALPHA * centres.mT
-    return {"head_vectors": vectors, **{f"tables.{axis}": table for axis in range(centres.shape[1])}}
+    return {
+        "head_vectors": vectors,
+        **{f"tables.{axis}": table for axis in range(centres.shape[1])},
+    }
 
 
 def sinusoidal_numbers(centres):
     """One wave, a cosine around the centre; its height leaves −α and more to the next pixel, and fits float16."""
     vectors = torch.zeros(centres.shape[1], len(centres), 6)
-    vectors[..., 1], vectors[..., 4] = 6e4 * torch.sin(WAVE * centres.mT), 6e4 * torch.cos(WAVE * centres.mT)
+    vectors[..., 1], vectors[..., 4] = (
+        6e4 * torch.sin(WAVE * centres.mT),
+        6e4 * torch.cos(WAVE * centres.mT),
+    )
     return {"head_vectors": vectors}
 
 
 def axial_distance_numbers(centres):
     """Two units per head and axis, relu(log δ − log Δ) and relu(log Δ − log δ), falling by more than α a pixel."""
     heads, axes = centres.shape
-    logs, signs = centres.sign() * torch.log1p(centres.abs()), torch.tensor([1.0, -1.0]).repeat(heads)
+    logs, signs = (
+        centres.sign() * torch.log1p(centres.abs()),
+        torch.tensor([1.0, -1.0]).repeat(heads),
+    )
     steep = torch.zeros(heads, 2 * heads)
     for head in range(heads):
-        steep[head, 2 * head : 2 * head + 2] = -1.5e4  # neighbours within 15 pixels differ by 0.06 or more
+        steep[
+            head, 2 * head : 2 * head + 2
+        ] = -1.5e4  # neighbours within 15 pixels differ by 0.06 or more
     numbers = {}
     for axis in range(axes):
         numbers[f"axes.{axis}.inner.weight"] = signs[:, None]

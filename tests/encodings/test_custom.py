@@ -54,7 +54,9 @@ class Slope(AxisAdditiveEncoding):
 def ring(encoding, displacement):
     radii = encoding.radii.to(displacement.dtype)
     lengths = torch.stack([(row @ row + 1e-3) ** 0.5 for row in displacement])
-    return torch.stack([2 * radius * lengths - lengths * lengths - radius * radius for radius in radii])
+    return torch.stack(
+        [2 * radius * lengths - lengths * lengths - radius * radius for radius in radii]
+    )
 
 
 def slope(encoding, displacement):
@@ -92,7 +94,9 @@ def test_a_function_is_an_encoding(impl):
     layer, x = RelativeAttention2d(3, 5, 2, near, impl=impl), torch.randn(2, 3, 7, 5)
     formula = Formula(lambda _, displacement: near(displacement))
     hi = dense_attention(as_dtype(layer, torch.float64), x.double(), formula)
-    assert_within_budget(layer(x), hi, roundings(partial(dense_attention, formula=formula), layer, x))
+    assert_within_budget(
+        layer(x), hi, roundings(partial(dense_attention, formula=formula), layer, x)
+    )
     assert repr(layer.encoding) == "ScoreFunction(num_heads=2, dims=2, function=near)"
 
 
@@ -147,9 +151,13 @@ def test_a_feature_width_without_features_is_said():
     class Along(Slope):
         feature_width = 3
 
-    with pytest.raises(NotImplementedError, match="Wide has a feature_width, so it must have feature_vectors"):
+    with pytest.raises(
+        NotImplementedError, match="Wide has a feature_width, so it must have feature_vectors"
+    ):
         Wide(2, 2).features(torch.zeros(1, 2))
-    with pytest.raises(NotImplementedError, match="Along has a feature_width, so it must have axis_feature_vectors"):
+    with pytest.raises(
+        NotImplementedError, match="Along has a feature_width, so it must have axis_feature_vectors"
+    ):
         Along(2, 2).features(torch.zeros(1, 2))
 
 
@@ -161,10 +169,16 @@ def registered(encodings_forgotten):
 
 
 def test_a_registered_encoding_is_built_by_name(registered):
-    assert repr(RelativeAttention2d(3, 5, 2, "slope").encoding) == "Slope(num_heads=2, dims=2, period=4.0)"
+    assert (
+        repr(RelativeAttention2d(3, 5, 2, "slope").encoding)
+        == "Slope(num_heads=2, dims=2, period=4.0)"
+    )
     assert create_encoding("slope", 2, 1, period=3.0).period == 3.0
     register_encoding("ring", Ring)
-    with pytest.raises(ArgumentError, match=r"option of encoding 'slope' must be one of \['period'\], but is 'perod'"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"option of encoding 'slope' must be one of \['period'\], but is 'perod'",
+    ):
         create_encoding("slope", 2, 1, perod=3.0)
 
 
@@ -186,10 +200,16 @@ def test_networks_come_back_bit_by_bit(registered, tmp_path):
 
 def test_loading_without_registering_says_what_to_do(registered, tmp_path):
     layer = RelativeAttention1d(3, 5, 2, "ring")
-    folder, whole = save_layer(layer, tmp_path / "layer"), save_network(nn.Sequential(layer), tmp_path / "network")
+    folder, whole = (
+        save_layer(layer, tmp_path / "layer"),
+        save_network(nn.Sequential(layer), tmp_path / "network"),
+    )
     del registry._known["ring"]
     message = "its encoding 'ring' is not registered: if it is your own, call convattn.register_encoding before"
-    for load in (lambda: load_layer(folder), lambda: load_network(whole, model=nn.Sequential(nn.Conv1d(3, 5, 1)))):
+    for load in (
+        lambda: load_layer(folder),
+        lambda: load_network(whole, model=nn.Sequential(nn.Conv1d(3, 5, 1))),
+    ):
         with pytest.raises(CheckpointError, match=message):
             load()
 
@@ -208,9 +228,15 @@ def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
     cases = {
         near: r"cannot save the encoding ScoreFunction\(.*\): a file holds no functions. Write it as a subclass",
         (lambda points: -points.movedim(-1, 0)): "a file holds no functions",
-        type("Mine", (Ring,), {})(2, 2): r"the encoding Mine: .* no name. .*register_encoding\('mine', Mine\)",
-        Period(2, 2): r"cannot save the encoding Period: its options\(\) must return its argument 'period'",
-        Odd(2, 2): r"cannot save the encoding Odd: its options\(\) must be JSON types, but are \{'period': tensor",
+        type("Mine", (Ring,), {})(
+            2, 2
+        ): r"the encoding Mine: .* no name. .*register_encoding\('mine', Mine\)",
+        Period(
+            2, 2
+        ): r"cannot save the encoding Period: its options\(\) must return its argument 'period'",
+        Odd(
+            2, 2
+        ): r"cannot save the encoding Odd: its options\(\) must be JSON types, but are \{'period': tensor",
     }
     for encoding, message in cases.items():
         layer = RelativeAttention2d(3, 5, 2, encoding)
@@ -226,9 +252,17 @@ def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
     [
         ("quadratic", Ring, "name must be new, but 'quadratic' is already the name of Quadratic"),
         ("ring", Slope, "name must be new, but 'ring' is already the name of Ring"),
-        ("two words", Ring, "name must be a name of letters, digits and underscores, but is 'two words'"),
+        (
+            "two words",
+            Ring,
+            "name must be a name of letters, digits and underscores, but is 'two words'",
+        ),
         (3, Ring, "name must be a name of letters"),
-        ("mine", near, "kind must be a subclass of Encoding that can be built, but is <function near"),
+        (
+            "mine",
+            near,
+            "kind must be a subclass of Encoding that can be built, but is <function near",
+        ),
         ("mine", Encoding, "kind must be a subclass of Encoding that can be built"),
         ("mine", nn.Linear, "kind must be a subclass of Encoding"),
     ],

@@ -14,27 +14,36 @@ class TestEveryEncoding(FullEncodingContract):
         self.formula = FORMULAS[self.name]
 
     def create(self, num_heads, dims):
-        extent = {"extent": self.reach + 1} if self.name in {"learned_axial", "learned_table"} else {}
+        extent = (
+            {"extent": self.reach + 1} if self.name in {"learned_axial", "learned_table"} else {}
+        )
         return small_encoding(self.name, num_heads, dims, **extent)
 
 
 def test_unknown_encoding_is_refused_with_the_nearest_name():
     with pytest.raises(
-        UnknownNameError, match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: axial"
+        UnknownNameError,
+        match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: axial",
     ):
         create_encoding("quadratik", 2, 2)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_unknown_option_is_refused_with_the_known_ones(name):
-    with pytest.raises(ArgumentError, match=f"option of encoding '{name}' must be one of .*, but is 'sharpnes'"):
+    with pytest.raises(
+        ArgumentError, match=f"option of encoding '{name}' must be one of .*, but is 'sharpnes'"
+    ):
         create_encoding(name, 2, 2, sharpnes=1.0)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-@pytest.mark.parametrize(("sizes", "argument"), [((0, 2), "num_heads"), ((2, 0), "dims"), ((True, 2), "num_heads")])
+@pytest.mark.parametrize(
+    ("sizes", "argument"), [((0, 2), "num_heads"), ((2, 0), "dims"), ((True, 2), "num_heads")]
+)
 def test_sizes_out_of_range_are_refused(name, sizes, argument):
-    with pytest.raises(ArgumentError, match=rf"{argument} must be an integer of at least 1, but is"):
+    with pytest.raises(
+        ArgumentError, match=rf"{argument} must be an integer of at least 1, but is"
+    ):
         create_encoding(name, *sizes)
 
 

@@ -101,14 +101,23 @@ def double(*_):
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("quadratic", ""), ("learned_axial", "tables"), ("distance", "outer"), ("axial_distance", "axes.1")],
+    [
+        ("quadratic", ""),
+        ("learned_axial", "tables"),
+        ("distance", "outer"),
+        ("axial_distance", "axes.1"),
+    ],
 )
 def test_other_hooks_are_refused_by_name(kind, name, place):
     encoding = small_encoding(name, 3, 2)
     layer, module = RelativeAttention2d(3, 5, 3, encoding), encoding.get_submodule(place)
     handle = REFUSED[kind](module, double)
     message = f"the {kind} double on {type(module).__name__} would be ignored, .*: put the hook on the layer"
-    for ask in (lambda: layer(torch.zeros(1, 3, 5, 3)), lambda: layer.attention((5, 3)), lambda: encoding.table(AXES)):
+    for ask in (
+        lambda: layer(torch.zeros(1, 3, 5, 3)),
+        lambda: layer.attention((5, 3)),
+        lambda: encoding.table(AXES),
+    ):
         with pytest.raises(ArgumentError, match=message):
             ask()
     handle.remove()

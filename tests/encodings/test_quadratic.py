@@ -12,7 +12,9 @@ def test_attention_of_a_quadratic_head_is_the_gaussian():
     """Over a wide grid: mean Δ and variance 1/(2α) per axis, by the moments of the weights (theory §2)."""
     encoding = Quadratic(1, 2, centres=[[2.0, -3.0]], sharpness=0.125).double()
     axes = (Axis(range(30, 31), 67), Axis(range(30, 31), 61))
-    weights = attention_weights(displacement_scores(encoding.table(axes, torch.float64), axes)).view(67, 61)
+    weights = attention_weights(
+        displacement_scores(encoding.table(axes, torch.float64), axes)
+    ).view(67, 61)
     rows, cols = torch.arange(67.0).double() - 30, torch.arange(61.0).double() - 30
     mean_row, mean_col = (weights.sum(1) * rows).sum(), (weights.sum(0) * cols).sum()
     variance = (weights.sum(1) * (rows - mean_row) ** 2).sum()
@@ -52,7 +54,9 @@ def test_given_centres_are_copied(kind):
 
 
 @pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
-@pytest.mark.parametrize("centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)])
+@pytest.mark.parametrize(
+    "centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)]
+)
 def test_centres_of_another_shape_are_refused(kind, centres, without_type_checks):
     with pytest.raises(ShapeError, match=r"centres must be of shape \(2, 2\), but is"):
         kind(2, 2, centres=centres)
@@ -67,12 +71,16 @@ def test_centres_that_are_not_finite_are_refused(kind):
 @pytest.mark.parametrize("side", [1, 3, 5])
 def test_grid_of_shifts_is_that_of_a_convolutions_taps(side):
     shifts = torch.tensor(grid_centres(side**2))
-    assert torch.equal(shifts, (torch.cartesian_prod(torch.arange(side), torch.arange(side)) - side // 2).float())
+    assert torch.equal(
+        shifts, (torch.cartesian_prod(torch.arange(side), torch.arange(side)) - side // 2).float()
+    )
 
 
 @pytest.mark.parametrize("heads", [-1, 0, 2, 4, 8, 10, 16])
 def test_grid_of_another_number_is_refused(heads):
-    with pytest.raises(ArgumentError, match=f"heads must be the square of an odd number .* but is {heads}"):
+    with pytest.raises(
+        ArgumentError, match=f"heads must be the square of an odd number .* but is {heads}"
+    ):
         grid_centres(heads)
 
 
@@ -84,7 +92,9 @@ def test_sharpness_out_of_range_is_refused(sharpness):
 
 @pytest.mark.parametrize("sharpness", [1e-50, 1e39, 1e77, 1e308])
 def test_sharpness_that_float32_cannot_hold_is_refused(sharpness):
-    with pytest.raises(ArgumentError, match=r"sharpness must be positive and finite in torch.float32, but is"):
+    with pytest.raises(
+        ArgumentError, match=r"sharpness must be positive and finite in torch.float32, but is"
+    ):
         Quadratic(2, 2, sharpness=sharpness)
 
 

@@ -10,7 +10,9 @@ from convattn.grid import Axis
 
 
 def test_the_default_is_the_taps_of_a_kernel_row_by_row():
-    assert Shift(9, 2).displacements == tuple((row, col) for row in (-1, 0, 1) for col in (-1, 0, 1))
+    assert Shift(9, 2).displacements == tuple(
+        (row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)
+    )
     assert Shift(27, 3).displacements[0] == (-1, -1, -1)
     assert Shift(5, 1).displacements == ((-2,), (-1,), (0,), (1,), (2,))
 
@@ -32,7 +34,8 @@ def test_there_is_nothing_to_learn_and_nothing_to_change():
         encoding.displacements = ((0,), (1,), (2,))
     for name in ("sharpness", "centres"):
         with pytest.raises(
-            ArgumentError, match=f"Shift has no {name} to assign, its heads are hard: soften them first"
+            ArgumentError,
+            match=f"Shift has no {name} to assign, its heads are hard: soften them first",
         ):
             setattr(encoding, name, 2.0)
 
@@ -72,4 +75,7 @@ def test_displacements_that_are_none_are_refused(given, kind, message, without_t
 
 def test_displacements_are_printed_where_they_are_not_the_default():
     assert repr(Shift(9, 2)) == "Shift(num_heads=9, dims=2)"
-    assert repr(Shift(1, 2, displacements=[[0, 4]])) == "Shift(num_heads=1, dims=2, displacements=[(0, 4)])"
+    assert (
+        repr(Shift(1, 2, displacements=[[0, 4]]))
+        == "Shift(num_heads=1, dims=2, displacements=[(0, 4)])"
+    )

@@ -27,7 +27,9 @@ def test_number_of_keys_is_that_of_a_layers_attention(kind):
     encoding = kind(HEADS, 2)
     found, hi = torch.tensor(attended_keys(encoding, SIZE)), keys_of_layer(encoding, torch.float64)
     lows = roundings(partial(keys_of_layer, dtype=torch.float32), encoding)
-    entropy = Sums(SIZE**2, hi * hi.log())  # moves by that share of the number, which is its exponential
+    entropy = Sums(
+        SIZE**2, hi * hi.log()
+    )  # moves by that share of the number, which is its exponential
     assert_within_budget(found, hi, lows, sums=entropy)
 
 
@@ -43,7 +45,9 @@ def test_start_of_a_table_has_the_entropy_of_that_table(kind):
         assert torch.equal(drawn.inner.weight, encoding.inner.weight)
     wanted = attended_keys(LearnedAxial(HEADS, 2, extent=SIZE, width=WIDTH), SIZE)
     # the factor is exact up to the rounding of the weights
-    found, *moved = roundings(lambda it: torch.tensor(attended_keys(it, SIZE), dtype=torch.float64), encoding)
+    found, *moved = roundings(
+        lambda it: torch.tensor(attended_keys(it, SIZE), dtype=torch.float64), encoding
+    )
     hi = torch.tensor(wanted, dtype=torch.float64)
     assert_within_budget(found, hi, [hi + other - found for other in moved])
     with pytest.raises(AssertionError, match="above the budget"):

@@ -9,12 +9,16 @@ from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAt
 
 @pytest.mark.parametrize("kind", [LearnedAxial, LearnedTable])
 @pytest.mark.parametrize(
-    ("displacement", "extent"), [([0.0, 3.0], 4), ([0.0, -3.0], 4), ([0.0, 2.25], 4), ([5.0, 2.0], 6)]
+    ("displacement", "extent"),
+    [([0.0, 3.0], 4), ([0.0, -3.0], 4), ([0.0, 2.25], 4), ([5.0, 2.0], 6)],
 )
-def test_displacements_outside_the_table_are_refused_with_the_extent_that_holds_them(kind, displacement, extent):
+def test_displacements_outside_the_table_are_refused_with_the_extent_that_holds_them(
+    kind, displacement, extent
+):
     encoding = kind(2, 2, extent=(5, 3))
     message = (
-        rf"{kind.__name__} holds displacements from -[24] to [24] along axis [01].*: build it with extent={extent}"
+        rf"{kind.__name__} holds displacements from -[24] to [24] along axis "
+        rf"[01].*: build it with extent={extent}"
     )
     with pytest.raises(EncodingRangeError, match=message):
         encoding(torch.tensor([displacement]))
@@ -33,7 +37,9 @@ def test_displacements_outside_the_table_are_refused_with_the_extent_that_holds_
 def test_grids_outside_the_table_are_refused(kind, ask):
     encoding = kind(2, 2, extent=(5, 3))
     ask(encoding, [Axis(range(5), 5), Axis(range(3), 3)])
-    message = f"{kind.__name__} holds displacements from -2 to 2 along axis 1, but -3 to 3 are asked"
+    message = (
+        f"{kind.__name__} holds displacements from -2 to 2 along axis 1, but -3 to 3 are asked"
+    )
     with pytest.raises(EncodingRangeError, match=message):
         ask(encoding, [Axis(range(5), 5), Axis(range(4), 4)])
     with pytest.raises(EncodingRangeError, match="but -4 to 6 are asked"):
@@ -54,13 +60,19 @@ def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
 def test_small_images_with_padding_need_no_extent(name):
-    assert RelativeAttention2d(3, 5, 2, name, kernel_size=3, padding=1)(torch.zeros(1, 3, 16, 16)).isfinite().all()
+    assert (
+        RelativeAttention2d(3, 5, 2, name, kernel_size=3, padding=1)(torch.zeros(1, 3, 16, 16))
+        .isfinite()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
 def test_the_error_says_what_to_build(name):
     layer = RelativeAttention2d(1, 1, 2, name, kernel_size=3, padding=1)
-    with pytest.raises(EncodingRangeError, match=r"as in encoding=\w+\(2, 2, extent=57\)") as caught:
+    with pytest.raises(
+        EncodingRangeError, match=r"as in encoding=\w+\(2, 2, extent=57\)"
+    ) as caught:
         layer(torch.zeros(1, 1, 41, 56))
     line = str(caught.value).rpartition("encoding=")[2]
     encoding = eval(line, {"LearnedAxial": LearnedAxial, "LearnedTable": LearnedTable})

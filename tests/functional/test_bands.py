@@ -29,7 +29,9 @@ def numbers(*shape, seed=0):
 
 def quadratic(*heads):
     """Scores −α(δ − Δ)² of heads (Δ, α)."""
-    centres, sharpness = (torch.tensor(column, dtype=torch.float64)[:, None] for column in zip(*heads, strict=True))
+    centres, sharpness = (
+        torch.tensor(column, dtype=torch.float64)[:, None] for column in zip(*heads, strict=True)
+    )
     return lambda delta: -sharpness * (delta - centres) ** 2
 
 
@@ -41,7 +43,9 @@ def linear(delta):
 def random_peak(delta):
     """A learned table: random scores at forty displacements, and nothing like them elsewhere."""
     near = (delta >= -11) & (delta < 29)
-    return torch.where(near, 9 * numbers(3, len(delta), seed=5), -80.0 + numbers(3, len(delta), seed=6))
+    return torch.where(
+        near, 9 * numbers(3, len(delta), seed=5), -80.0 + numbers(3, len(delta), seed=6)
+    )
 
 
 def causal(delta):
@@ -72,12 +76,34 @@ CASES = [
     Case("hard", quadratic((-2, 800.0), (0, 800.0), (3, 800.0))),
     Case("far apart", quadratic((0, 1.0), (60, 2.0), (-70, 1.0)), batch=3),
     Case("beyond the ends", quadratic((0, 1.0), (230, 1.0), (-220, 800.0), (105.5, 0.7))),
-    Case("narrow and wide", quadratic((0, 9.0), (1, 0.02), (2, 0.03)), size=503, channels=23, outputs=19),
-    Case("strided and padded", SOFT, geometry=Geometry.parse(1, kernel_size=3, stride=3, padding=4, dilation=5)),
-    Case("blocks strided", quadratic((0, 0.03), (5, 0.03)), 503, 1, 29, 7, geometry=Geometry.parse(1, stride=2)),
+    Case(
+        "narrow and wide",
+        quadratic((0, 9.0), (1, 0.02), (2, 0.03)),
+        size=503,
+        channels=23,
+        outputs=19,
+    ),
+    Case(
+        "strided and padded",
+        SOFT,
+        geometry=Geometry.parse(1, kernel_size=3, stride=3, padding=4, dilation=5),
+    ),
+    Case(
+        "blocks strided",
+        quadratic((0, 0.03), (5, 0.03)),
+        503,
+        1,
+        29,
+        7,
+        geometry=Geometry.parse(1, stride=2),
+    ),
     Case("reflected", SOFT, geometry=Geometry.parse(1, padding=[(7, 2)], padding_mode="reflect")),
     Case("circular", SOFT, geometry=Geometry.parse(1, padding=5, padding_mode="circular")),
-    Case("replicated and cropped", SOFT, geometry=Geometry.parse(1, padding=[(-3, 6)], padding_mode="replicate")),
+    Case(
+        "replicated and cropped",
+        SOFT,
+        geometry=Geometry.parse(1, padding=[(-3, 6)], padding_mode="replicate"),
+    ),
     Case("spread", SOFT, size=97, geometry=Geometry.parse(1, input_dilation=2, padding=1)),
     Case("groups", SOFT, channels=6, outputs=10, groups=2),
     Case("depthwise", SOFT, channels=7, outputs=7, groups=7),
@@ -93,7 +119,11 @@ def inputs(case, dtype):
     """Key images, W_h and the table of scores."""
     table = case.scores(case.axis.displacements().double()).to(dtype)
     keys = pad_keys(numbers(case.batch, case.channels, case.size), case.geometry).to(dtype)
-    return [keys, numbers(len(table), case.outputs, case.channels // case.groups, seed=1).to(dtype), table]
+    return [
+        keys,
+        numbers(len(table), case.outputs, case.channels // case.groups, seed=1).to(dtype),
+        table,
+    ]
 
 
 def in_bands(case, keys, maps, table):
@@ -103,12 +133,17 @@ def in_bands(case, keys, maps, table):
 
 
 def reference(case, keys, maps, table):
-    return attend(attention_weights(displacement_scores(table, (case.axis,))), keys, maps, case.groups)
+    return attend(
+        attention_weights(displacement_scores(table, (case.axis,))), keys, maps, case.groups
+    )
 
 
 def matrices_first(case, keys, maps, table):
     weights = attention_weights(displacement_scores(table, (case.axis,)))
-    return sum(combine_heads(keys[:, None], maps[h, None], case.groups) @ weights[h].mT for h in range(len(maps)))
+    return sum(
+        combine_heads(keys[:, None], maps[h, None], case.groups) @ weights[h].mT
+        for h in range(len(maps))
+    )
 
 
 def backwards(case, keys, maps, table):
@@ -119,7 +154,10 @@ def backwards(case, keys, maps, table):
 def one_softmax(case, keys, maps, table, *, kernel=False):
     """The definition with one softmax, or kernel, for queries that see the same: gradients are summed earlier."""
     axis, heads, inside_too = case.axis, torch.arange(len(maps)), 0.0
-    weights, shifted = attention_weights(displacement_scores(table, (axis,))), axis.index() + axis.lowest
+    weights, shifted = (
+        attention_weights(displacement_scores(table, (axis,))),
+        axis.index() + axis.lowest,
+    )
     rows, queries = torch.arange(len(shifted)), torch.tensor(list(axis.queries))
     for head, (low, high) in enumerate(displacements_that_matter(table, axis, keys.dtype)):
         shared = attention_weights(table[:, low - axis.lowest : high - axis.lowest + 1])[head]
@@ -129,11 +167,15 @@ def one_softmax(case, keys, maps, table, *, kernel=False):
         weights = torch.where(ours, shared[(shifted - low).clamp(0, high - low)] * held, weights)
         if kernel:
             matrices = torch.einsum("t,oc->toc", shared, maps[head])
-            margin = abs(low) + abs(high)  # torch's own convolutions, zeros around: they see all that is inside
+            margin = abs(low) + abs(
+                high
+            )  # torch's own convolutions, zeros around: they see all that is inside
             seen = nn.functional.pad(keys, (margin, margin))[..., margin + axis.queries[0] + low :]
             for first, piece in enumerate(matrices.permute(1, 2, 0).split(MOST_TAPS, -1)):
                 window = seen[..., first * MOST_TAPS :]
-                y = nn.functional.conv1d(window, piece, stride=axis.queries.step, groups=case.groups)
+                y = nn.functional.conv1d(
+                    window, piece, stride=axis.queries.step, groups=case.groups
+                )
                 inside_too = inside_too + y[..., : len(rows)] * inside
     return attend(weights, keys, maps, case.groups) + inside_too
 
@@ -156,7 +198,9 @@ ROADS_OF_GRADIENTS = (*ROADS, one_softmax, one_kernel)
 
 def lows(case, values, compute=lambda road, case, *values: road(case, *values), roads=ROADS):
     """What `compute` makes of each road, and of the definition from several last digits."""
-    return [compute(road, case, *values) for road in roads] + roundings(partial(compute, reference, case), *values)
+    return [compute(road, case, *values) for road in roads] + roundings(
+        partial(compute, reference, case), *values
+    )
 
 
 def gradients(compute, case, *values):
@@ -179,7 +223,9 @@ def test_output_and_gradients_are_those_of_the_definition(case):
     exact, *hi = gradients(reference, case, *(value.double() for value in values))
     assert_within_budget(y, exact, lows(case, values))
     roads = zip(*lows(case, values, gradients, ROADS_OF_GRADIENTS), strict=True)
-    for name, result, right, several in zip(["keys", "maps", "scores"], found, hi, list(roads)[1:], strict=True):
+    for name, result, right, several in zip(
+        ["keys", "maps", "scores"], found, hi, list(roads)[1:], strict=True
+    ):
         assert_within_budget(result, right, several, f"gradient of {name}")
 
 
@@ -208,7 +254,9 @@ def test_a_planted_fault_is_noticed(case, fault, monkeypatch):
 
 
 def test_second_derivatives_are_those_of_the_definition():
-    case = Case("small", quadratic((-1.0, 1.0), (1.5, 2.0)), size=61, batch=1, channels=2, outputs=2)
+    case = Case(
+        "small", quadratic((-1.0, 1.0), (1.5, 2.0)), size=61, batch=1, channels=2, outputs=2
+    )
     values = inputs(case, torch.float64)
 
     def second(compute, case, *values):
@@ -243,8 +291,12 @@ def test_what_is_left_out_is_less_than_was_promised():
         quadratic((0, 1e-4)),
         lambda delta: numbers(1, len(delta)),
         lambda delta: torch.full((1, len(delta)), torch.nan),
-        lambda delta: torch.where(delta > -3, -torch.inf, delta)[None],  # the first queries see no key
-        lambda delta: torch.where(delta == 5, 0.0, -50.0)[None],  # the last queries look at all keys alike
+        lambda delta: torch.where(delta > -3, -torch.inf, delta)[
+            None
+        ],  # the first queries see no key
+        lambda delta: torch.where(delta == 5, 0.0, -50.0)[
+            None
+        ],  # the last queries look at all keys alike
     ],
     ids=["flat", "random", "nan", "nothing seen", "wide at an end"],
 )

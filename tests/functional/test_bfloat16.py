@@ -20,7 +20,11 @@ def numbers(*shape, seed=0):
 
 def inputs(queries, keys, batch=7, channels=4, outputs=5):
     weights = [numbers(HEADS, q, k, seed=q).softmax(-1) for q, k in zip(queries, keys, strict=True)]
-    return [numbers(batch, channels, *keys, seed=1), numbers(HEADS, outputs, channels, seed=2), *weights]
+    return [
+        numbers(batch, channels, *keys, seed=1),
+        numbers(HEADS, outputs, channels, seed=2),
+        *weights,
+    ]
 
 
 SIZES = [((11,), (13,)), ((11, 7), (9, 8))]
@@ -38,7 +42,9 @@ def products(*factors, order=(0, 1, 2, 3), over=""):
     wanted = "boqp"[: len(factors)]
     for place, number in enumerate(rest, start=1):
         later = wanted + over + "".join(indices[other] for other in rest[place:])
-        kept = "".join(index for index in "bhocqpxy" if index in held + indices[number] and index in later)
+        kept = "".join(
+            index for index in "bhocqpxy" if index in held + indices[number] and index in later
+        )
         made, held = torch.einsum(f"{held},{indices[number]}->{kept}", made, factors[number]), kept
     return torch.einsum(f"{held}->{wanted}", made)
 
@@ -68,7 +74,9 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
     exact = gradients(products, [value.double() for value in values], autocast=False)
     lows = [gradients(road, values) for road in roads(len(keys))]
     assert [result.dtype for result in actual] == [torch.bfloat16, *[torch.float32] * len(values)]
-    for name, result, hi, *several in zip(["y", "keys", "maps", "rows", "cols"], actual, exact, *lows, strict=False):
+    for name, result, hi, *several in zip(
+        ["y", "keys", "maps", "rows", "cols"], actual, exact, *lows, strict=False
+    ):
         assert_within_budget(result.bfloat16(), hi, [low.bfloat16() for low in several], name)
 
 
@@ -126,7 +134,9 @@ def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("groups", "axes", "dtype"), [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)], ids=str
+    ("groups", "axes", "dtype"),
+    [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)],
+    ids=str,
 )
 def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
     monkeypatch.setattr(weights_first, "attention_of_all_heads", None)

@@ -72,21 +72,38 @@ PIECES = {
         {"content": Content(query_bias=True, content_bias=False)},
     ),
     "features of all axes at once": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
-    "no features": (RelativeAttention2d, "learned_axial", (5, 7), {"content": Content(position=False)}),
+    "no features": (
+        RelativeAttention2d,
+        "learned_axial",
+        (5, 7),
+        {"content": Content(position=False)},
+    ),
     "one row": (RelativeAttention2d, "learned_axial", (1, 9), {}),
     "one column": (RelativeAttention2d, "learned_axial", (9, 1), {}),
     "one pixel": (RelativeAttention2d, "learned_axial", (1, 1), {}),
     "a sequence": (RelativeAttention1d, "learned_axial", (11,), {}),
     "a volume": (RelativeAttention3d, "sinusoidal", (2, 3, 4), {}),
-    "strides": (RelativeAttention2d, "quadratic", (7, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "strides": (
+        RelativeAttention2d,
+        "quadratic",
+        (7, 9),
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+    ),
     "a gate": (GatedRelativeAttention2d, "quadratic", (5, 7), {}),
-    "a gate, scores of all axes at once": (GatedRelativeAttention2d, "generalized_quadratic", (5, 7), {}),
+    "a gate, scores of all axes at once": (
+        GatedRelativeAttention2d,
+        "generalized_quadratic",
+        (5, 7),
+        {},
+    ),
     "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
 }
 
 
 @pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), PIECES.values(), ids=PIECES)
-def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(kind, encoding, spatial, options, monkeypatch):
+def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
+    kind, encoding, spatial, options, monkeypatch
+):
     given = {"content": NARROW, **options}
     layers = {}
     for impl in ("content", "reference"):
@@ -122,9 +139,14 @@ class Largest(TorchDispatchMode):
         (RelativeAttention2d, (1, 256), LearnedAxial(2, 2, extent=256, width=3)),
     ],
 )
-def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(kind, spatial, encoding, gradients, monkeypatch):
+def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(
+    kind, spatial, encoding, gradients, monkeypatch
+):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
-    layer, x = kind(4, 5, 2, encoding, content=NARROW), torch.randn(1, 4, *spatial, requires_grad=gradients)
+    layer, x = (
+        kind(4, 5, 2, encoding, content=NARROW),
+        torch.randn(1, 4, *spatial, requires_grad=gradients),
+    )
     whole = 2 * 256 * 256 * 4
     with Largest() as met, torch.set_grad_enabled(gradients):
         y = layer(x)
@@ -141,7 +163,9 @@ def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
         check(made("content"), torch.randn(3, 4, 5, 7))
 
 
-@pytest.mark.parametrize("content", [Content(key_width=64, query_bias=True, key_bias=True), Content(key_width=1)])
+@pytest.mark.parametrize(
+    "content", [Content(key_width=64, query_bias=True, key_bias=True), Content(key_width=1)]
+)
 def test_heads_of_every_width_are_the_reference(content):
     check(made("content", content=content), torch.randn(3, 4, 5, 7))
 
@@ -170,7 +194,10 @@ def test_no_weights_are_kept_for_the_backward_pass():
 def test_dropout_is_the_same_again_in_the_backward_pass(budget, monkeypatch):
     """The output is linear in W_h, so W_h's gradient must give back the output that was computed."""
     monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
-    layer, x = made("content", dropout=0.5, bias=False).double().train(), torch.randn(3, 4, 5, 7).double()
+    layer, x = (
+        made("content", dropout=0.5, bias=False).double().train(),
+        torch.randn(3, 4, 5, 7).double(),
+    )
     y = layer(x)
     maps = layer.values.maps()
     (gradient,) = torch.autograd.grad(y, [maps], torch.ones_like(y))

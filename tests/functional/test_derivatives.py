@@ -10,7 +10,9 @@ from convattn.functional.plan import can_be_read
 from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
 from convattn.grid import Axis
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of forward mode
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # of forward mode
 
 AXES = [
     (Axis(range(0, 4, 3), 4),),
@@ -28,7 +30,10 @@ def numbers(*shape, seed):
 
 def attention(axes):
     """Weights along each axis: positive, as the products ask."""
-    drawn = (numbers(2, len(axis.queries), axis.keys, seed=2 + number) for number, axis in enumerate(axes))
+    drawn = (
+        numbers(2, len(axis.queries), axis.keys, seed=2 + number)
+        for number, axis in enumerate(axes)
+    )
     return [weights.detach().softmax(-1).requires_grad_() for weights in drawn]
 
 
@@ -46,7 +51,9 @@ def holds(compute, inputs):
 @every_group
 def test_products_have_second_derivatives(axes, groups):
     inputs = (*images_and_maps(axes, groups), *attention(axes))
-    assert holds(lambda keys, maps, *weights: separable_attention(weights, keys, maps, groups), inputs)
+    assert holds(
+        lambda keys, maps, *weights: separable_attention(weights, keys, maps, groups), inputs
+    )
 
 
 @every_grid
@@ -76,7 +83,9 @@ def test_a_gradient_that_follows_its_inputs_is_noticed(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "view_as", lambda tensor, _: tensor)
     keys = numbers(3, seed=0)
     made = keys * 2
-    found = backward_to_differentiate(lambda a, b: (a * b).sum(), [keys, made], [True, True], torch.ones(()).double())
+    found = backward_to_differentiate(
+        lambda a, b: (a * b).sum(), [keys, made], [True, True], torch.ones(()).double()
+    )
     assert not torch.equal(found[0], made)
 
 
@@ -107,6 +116,8 @@ def test_numbers_can_be_read_unless_they_are_mapped_over():
     torch.func.grad(lambda t: seen.append(can_be_read(t)) or t.sum())(x)
     torch.vmap(lambda t: seen.append(can_be_read(t)) or t)(x)
     torch.vmap(torch.func.grad(lambda t: seen.append(can_be_read(t)) or t.sum()))(x)
-    torch.vmap(torch.func.grad(lambda t, _: seen.append(can_be_read(t)) or t.sum()), in_dims=(None, 0))(x, x)
+    torch.vmap(
+        torch.func.grad(lambda t, _: seen.append(can_be_read(t)) or t.sum()), in_dims=(None, 0)
+    )(x, x)
     assert seen == [True, False, False, True]
     assert not can_be_read(x.to("meta"))

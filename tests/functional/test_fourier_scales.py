@@ -5,7 +5,13 @@ from functools import partial
 import pytest
 import torch
 
-from convattn.functional import attend, attention_weights, displacement_scores, fourier_attention, fourier_filters
+from convattn.functional import (
+    attend,
+    attention_weights,
+    displacement_scores,
+    fourier_attention,
+    fourier_filters,
+)
 from convattn.functional import fourier as module
 from convattn.functional.fourier import filter_images
 from convattn.grid import Axis
@@ -20,7 +26,10 @@ def inputs(scales):
     generator = torch.Generator().manual_seed(0)
     down, across = (axis.displacements().double() for axis in AXES)
     centres = torch.tensor([[0.0, 1.0], [-2.0, 0.5], [1.0, -1.0]]).double()
-    table = -0.1 * ((down[None, :, None] - centres[:, 0, None, None]) ** 2 + (across - centres[:, 1, None, None]) ** 2)
+    table = -0.1 * (
+        (down[None, :, None] - centres[:, 0, None, None]) ** 2
+        + (across - centres[:, 1, None, None]) ** 2
+    )
     keys = torch.randn(2, len(scales), *(axis.keys for axis in AXES), generator=generator)
     maps = torch.randn(HEADS, len(scales), len(scales) // GROUPS, generator=generator)
     return table.float(), keys * torch.tensor(scales)[:, None, None], maps
@@ -42,7 +51,9 @@ def gradients(compute, table, *leaves):
     weights = leaves[0].detach().abs().amax((0, 2, 3)).view(-1, 1, 1)
     return {
         "y": y.detach(),
-        **dict(zip(("x", "maps"), torch.autograd.grad((y / weights**2).sum(), leaves), strict=True)),
+        **dict(
+            zip(("x", "maps"), torch.autograd.grad((y / weights**2).sum(), leaves), strict=True)
+        ),
     }
 
 
@@ -50,11 +61,19 @@ def test_every_channel_is_within_its_own_budget():
     given = inputs([1e-3, 1e12, 1.0, 1e-9, 1e6, 1e3])
     found, lows = gradients(fourier, *given), roundings(partial(gradients, reference), *given)
     table, *others = (tensor.double() for tensor in given)
-    hi, absolute = (gradients(reference, table, *leaves) for leaves in (others, [leaf.abs() for leaf in others]))
-    counts = {"y": None, "x": None, "maps": len(others[0]) * found["y"][0, 0].numel()}  # a mean of an image per query
+    hi, absolute = (
+        gradients(reference, table, *leaves) for leaves in (others, [leaf.abs() for leaf in others])
+    )
+    counts = {
+        "y": None,
+        "x": None,
+        "maps": len(others[0]) * found["y"][0, 0].numel(),
+    }  # a mean of an image per query
     for channel in range(GROUPS):
         for name, count in counts.items():
-            mine, exact, terms, *several = (results[name][:, channel] for results in (found, hi, absolute, *lows))
+            mine, exact, terms, *several = (
+                results[name][:, channel] for results in (found, hi, absolute, *lows)
+            )
             sums = count and Sums(count, terms)
             assert_within_budget(mine, exact, several, f"{name} of channel {channel}", sums=sums)
 
@@ -67,7 +86,9 @@ def test_two_channels_in_one_transform_are_noticed():
     filters = fourier_filters(table, AXES)
     kernels = torch.fft.fftn(filters.kernels, dim=(1, 2))
     pairs = torch.complex(keys[:, 0::2].double(), keys[:, 1::2].double())
-    transforms = torch.fft.fftn(pairs, filters.kernels.shape[1:], (2, 3))[:, None] * kernels.conj()[:, None]
+    transforms = (
+        torch.fft.fftn(pairs, filters.kernels.shape[1:], (2, 3))[:, None] * kernels.conj()[:, None]
+    )
     means = torch.fft.ifftn(transforms, dim=(3, 4))[..., : AXES[0].keys : 2, : AXES[1].keys]
     means = torch.stack([means.real, means.imag], 3).flatten(2, 3) * filters.reciprocals[:, None]
     y = torch.einsum("bhc...,hc->bc...", means, maps[:, :, 0].double()).float()

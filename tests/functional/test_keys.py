@@ -67,13 +67,23 @@ def test_gradients_reach_the_image_through_padding():
 @pytest.mark.parametrize(
     ("mode", "pads", "message"),
     [
-        ("reflect", (0, 3), "x must have at least 4 pixels along axis 1 for reflect padding of 3, but has 3"),
-        ("circular", (4, 0), "x must have at least 4 pixels along axis 1 for circular padding of 4, but has 3"),
+        (
+            "reflect",
+            (0, 3),
+            "x must have at least 4 pixels along axis 1 for reflect padding of 3, but has 3",
+        ),
+        (
+            "circular",
+            (4, 0),
+            "x must have at least 4 pixels along axis 1 for circular padding of 4, but has 3",
+        ),
     ],
 )
 def test_more_padding_than_there_is_to_show_is_refused(mode, pads, message):
     with pytest.raises(ShapeError, match=message):
-        pad_keys(torch.zeros(1, 1, 9, 3), Geometry.parse(2, padding=[(0, 0), pads], padding_mode=mode))
+        pad_keys(
+            torch.zeros(1, 1, 9, 3), Geometry.parse(2, padding=[(0, 0), pads], padding_mode=mode)
+        )
 
 
 def test_queries_are_taken_where_they_stand():

@@ -22,7 +22,9 @@ def drawn(seed):
     draw = random.Random(seed)
     dims, groups = draw.choice([1, 1, 2, 2, 3]), draw.choice([1, 2, 3])
     image = tuple(draw.randint(5, LARGEST[dims]) for _ in range(dims))
-    padding, dilation = (tuple(draw.choice(some) for _ in range(dims)) for some in ((0, 1, 2, 5), (1, 1, 2)))
+    padding, dilation = (
+        tuple(draw.choice(some) for _ in range(dims)) for some in ((0, 1, 2, 5), (1, 1, 2))
+    )
     kernel = [
         draw.randint(1, max(1, (n + 2 * pad - 1) // step))
         for n, pad, step in zip(image, padding, dilation, strict=True)
@@ -47,7 +49,10 @@ def numbers_of(sizes, seed=0):
         (sizes.batch, sizes.channels, *sizes.image),
         (sizes.outputs, sizes.channels // sizes.groups, *sizes.kernel),
     )
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(sizes.dtype) for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(sizes.dtype)
+        for shape in shapes
+    ]
 
 
 def by_torch(sizes, x, kernel):
@@ -113,7 +118,9 @@ def test_transforms_are_the_convolution_and_its_gradients(seed, dtype):
         )
         assert_all_within_budget((y, None, by_kernel), sizes, x, kernel, upstream)
     for blocks in cuts(back) if min(back.padding) >= 0 else ():
-        by_x = large_kernel._input_gradient(upstream, x, kernel, sizes, Choice("fft", "", 0.0, blocks))
+        by_x = large_kernel._input_gradient(
+            upstream, x, kernel, sizes, Choice("fft", "", 0.0, blocks)
+        )
         assert_all_within_budget((None, by_x, None), sizes, x, kernel, upstream)
 
 
@@ -141,12 +148,28 @@ CASES = [
     Sizes(2, 8, 8, 8, (301,), (65,), (1,), (32,), (1,), torch.float32),
     Sizes(2, 8, 16, 1, (301,), (65,), (2,), (32,), (1,), torch.float32),
     Sizes(1, 8, 8, 8, (7, 11, 13), (3, 5, 9), (1, 1, 1), (1, 2, 4), (1, 1, 1), torch.float32),
-    Sizes(1, 8, 8, 8, (7, 11, 13), (3, 5, 9), (1, 1, 1), (1, 2, 4), (1, 1, 1), torch.float32, channels_last=True),
+    Sizes(
+        1,
+        8,
+        8,
+        8,
+        (7, 11, 13),
+        (3, 5, 9),
+        (1, 1, 1),
+        (1, 2, 4),
+        (1, 1, 1),
+        torch.float32,
+        channels_last=True,
+    ),
 ]
 
 
 def laid_out(t, sizes):
-    return t.contiguous(memory_format=large_kernel._CHANNELS_LAST[t.ndim - 2]) if sizes.channels_last else t
+    return (
+        t.contiguous(memory_format=large_kernel._CHANNELS_LAST[t.ndim - 2])
+        if sizes.channels_last
+        else t
+    )
 
 
 def plans(sizes):
@@ -157,7 +180,13 @@ def plans(sizes):
         yield "channels-last", planned(Choice("channels-last", "", 0.0))
     if min(sizes.backwards().padding) >= 0:
         by_x = Choice("fft", "", 0.0, next(large_kernel._cuts(sizes.backwards())))
-        yield "fft", replace(planned(Choice("fft", "", 0.0, next(large_kernel._cuts(sizes)))), input_gradient=by_x)
+        yield (
+            "fft",
+            replace(
+                planned(Choice("fft", "", 0.0, next(large_kernel._cuts(sizes)))),
+                input_gradient=by_x,
+            ),
+        )
         if sizes.depthwise and {*sizes.stride, *sizes.dilation} == {1}:
             yield "as convolution", planned(Choice("channels-last", "", 0.0, as_convolution=True))
 
@@ -181,7 +210,10 @@ def test_every_path_is_the_convolution_in_the_layout_of_torch(sizes, plan):
 
 @pytest.mark.parametrize(("kernel", "image", "own"), [(3, 56, False), (31, 56, True)])
 def test_what_the_plan_leaves_to_torch_altogether_is_torchs_in_training_too(kernel, image, own):
-    x, weight = torch.randn(1, 8, image, image), torch.randn(8, 1, kernel, kernel, requires_grad=True)
+    x, weight = (
+        torch.randn(1, 8, image, image),
+        torch.randn(8, 1, kernel, kernel, requires_grad=True),
+    )
     y = large_kernel.convolve_large(x, weight, None, ((1, 1), (kernel // 2,) * 2, (1, 1)), 8)
     assert y.grad_fn.name() == ("_ConvolutionBackward" if own else "ConvolutionBackward0")
 
@@ -195,7 +227,10 @@ def test_what_is_not_finite_reaches_what_it_reaches_in_torch(bad):
     """Found in every result that transforms make: an image, an upstream gradient, a kernel."""
     sizes = replace(DEPTHWISE, channels=3, outputs=3, groups=3)
     choice = Choice("fft", "", 0.0, next(large_kernel._cuts(sizes)))
-    plan = replace(planned(choice), input_gradient=replace(choice, blocks=next(large_kernel._cuts(sizes.backwards()))))
+    plan = replace(
+        planned(choice),
+        input_gradient=replace(choice, blocks=next(large_kernel._cuts(sizes.backwards()))),
+    )
     for place in range(3):
         x, kernel = numbers_of(sizes)
         given = [x, kernel, torch.randn_like(by_torch(sizes, x, kernel))]
@@ -222,7 +257,9 @@ def paths(sizes):
 
 
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
-def test_the_plan_leaves_the_slow_layout_and_takes_transforms_of_large_kernels(capability, monkeypatch):
+def test_the_plan_leaves_the_slow_layout_and_takes_transforms_of_large_kernels(
+    capability, monkeypatch
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert paths(wide(kernel=7))[:2] == ["default", "default"]
     assert paths(wide(kernel=15, image=(14, 14)))[0] == "channels-last"
@@ -230,33 +267,60 @@ def test_the_plan_leaves_the_slow_layout_and_takes_transforms_of_large_kernels(c
     assert paths(wide(kernel=51)) == ["fft", "fft", "fft"]
     line = Sizes(1, 64, 64, 64, (16000,), (255,), (1,), (127,), (1,), torch.float32)
     assert paths(replace(line, kernel=(8191,), padding=(4095,))) == ["fft"] * 3
-    assert paths(replace(line, batch=4, image=(64000,), kernel=(1023,), padding=(511,))) == ["overlap-add"] * 3
+    assert (
+        paths(replace(line, batch=4, image=(64000,), kernel=(1023,), padding=(511,)))
+        == ["overlap-add"] * 3
+    )
     assert paths(replace(line, kernel=(3,), padding=(1,))) == ["default"] * 3
 
 
 def test_the_border_of_the_fast_default_layout_depends_on_the_processor(monkeypatch):
     for capability, fast in (("AVX512", "default"), ("AVX2", "channels-last")):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(
+            torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability
+        )
         assert paths(wide(kernel=11))[0] == fast
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
-def test_convolutions_left_to_torch_without_a_plan_are_left_to_it_by_the_plan(capability, monkeypatch):
+def test_convolutions_left_to_torch_without_a_plan_are_left_to_it_by_the_plan(
+    capability, monkeypatch
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     draw, seen = random.Random(0), 0
     for _ in range(3000):
         dims, channels = draw.randint(1, 3), draw.choice([1, 2, 32, 256])
-        kernel, stride, dilation = (tuple(draw.choice([1, 2, 3, 5, 9, 81]) for _ in range(dims)) for _ in range(3))
+        kernel, stride, dilation = (
+            tuple(draw.choice([1, 2, 3, 5, 9, 81]) for _ in range(dims)) for _ in range(3)
+        )
         stride, dilation = tuple(min(s, 3) for s in stride), tuple(min(d, 3) for d in dilation)
         padding = tuple(draw.randint(0, 5) for _ in range(dims))
-        image = tuple(draw.choice([7, 56, 224 if dims < 3 else 28, 4000 if dims == 1 else 14]) for _ in range(dims))
-        weight = torch.empty(channels, 1, *kernel, device="meta", dtype=draw.choice([torch.float32, torch.float64]))
+        image = tuple(
+            draw.choice([7, 56, 224 if dims < 3 else 28, 4000 if dims == 1 else 14])
+            for _ in range(dims)
+        )
+        weight = torch.empty(
+            channels, 1, *kernel, device="meta", dtype=draw.choice([torch.float32, torch.float64])
+        )
         layout = {"channels_last": dims > 1 and draw.random() < 0.3, "dtype": weight.dtype}
-        shape = (draw.choice([1, 16]), channels, channels, channels, image, kernel, stride, padding, dilation)
+        shape = (
+            draw.choice([1, 16]),
+            channels,
+            channels,
+            channels,
+            image,
+            kernel,
+            stride,
+            padding,
+            dilation,
+        )
         sizes = Sizes(*shape, **layout)
         if min(sizes.dense) > 0 and few_taps(weight, padding[-1], channels):
             choice, seen = plan_convolution(sizes).forward, seen + 1
-            assert (choice.path, choice.blocks) == ("channels-last" if sizes.channels_last else "default", ())
+            assert (choice.path, choice.blocks) == (
+                "channels-last" if sizes.channels_last else "default",
+                (),
+            )
     assert seen > 100
 
 

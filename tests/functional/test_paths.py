@@ -66,11 +66,17 @@ def inputs(case, dtype):
         steps = axis.displacements().double()
         tables.append(-(SLOPES[:, None] * (steps - centres[:, None]) ** 2).to(dtype))
     keys = numbers(case.batch, case.channels, *(axis.keys for axis in case.axes)).to(dtype)
-    return [keys, numbers(HEADS, case.outputs, case.channels // case.groups, seed=1).to(dtype), *tables]
+    return [
+        keys,
+        numbers(HEADS, case.outputs, case.channels // case.groups, seed=1).to(dtype),
+        *tables,
+    ]
 
 
 def separable(case, keys, maps, *tables):
-    weights = [position_weights(table, (axis,)) for table, axis in zip(tables, case.axes, strict=True)]
+    weights = [
+        position_weights(table, (axis,)) for table, axis in zip(tables, case.axes, strict=True)
+    ]
     return separable_attention(weights, keys, maps, case.groups)
 
 
@@ -82,7 +88,9 @@ def full_table(tables):
 
 
 def dense(case, keys, maps, *tables):
-    y = separable_attention([position_weights(full_table(tables), case.axes)], keys.flatten(2), maps, case.groups)
+    y = separable_attention(
+        [position_weights(full_table(tables), case.axes)], keys.flatten(2), maps, case.groups
+    )
     return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
 
@@ -101,7 +109,10 @@ def matrices_first(case, keys, maps, *tables):
     """The same sum in another order: W_h first, then A_h."""
     weights = attention_weights(displacement_scores(full_table(tables), case.axes)).to(keys.dtype)
     pixels = keys.flatten(2)
-    y = sum(combine_heads(pixels[:, None], maps[h, None], case.groups) @ weights[h].mT for h in range(HEADS))
+    y = sum(
+        combine_heads(pixels[:, None], maps[h, None], case.groups) @ weights[h].mT
+        for h in range(HEADS)
+    )
     return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
 
@@ -110,7 +121,9 @@ def axis_by_axis(case, keys, maps, *tables):
     weights = torch.ones(HEADS, 1, 1, dtype=keys.dtype)
     for table, axis in zip(tables, case.axes, strict=True):
         factor = attention_weights(displacement_scores(table, (axis,)))
-        weights = torch.stack([torch.kron(one, other) for one, other in zip(weights, factor, strict=True)])
+        weights = torch.stack(
+            [torch.kron(one, other) for one, other in zip(weights, factor, strict=True)]
+        )
     y = attend(weights, keys, maps, case.groups)
     return y.unflatten(-1, [len(axis.queries) for axis in case.axes])
 
@@ -120,7 +133,9 @@ def divided_last(case, keys, maps, *tables):
     scores = displacement_scores(full_table(tables), case.axes)
     weights = torch.exp(scores - scores.detach().amax(-1, keepdim=True)).to(keys.dtype)
     means = torch.einsum("hqk,bck->bhcq", weights, keys.flatten(2)) / weights.sum(-1)[:, None]
-    return combine_heads(means, maps, case.groups).unflatten(-1, [len(axis.queries) for axis in case.axes])
+    return combine_heads(means, maps, case.groups).unflatten(
+        -1, [len(axis.queries) for axis in case.axes]
+    )
 
 
 def along_each_axis(case, keys, maps, *tables):
@@ -176,7 +191,9 @@ def test_output_is_that_of_the_definition(case, dtype):
         assert_within_budget(path(case, *values), hi, lows, name)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # torch's own forward mode
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_case
 def test_gradients_are_those_of_the_definition(case, dtype):
@@ -185,8 +202,12 @@ def test_gradients_are_those_of_the_definition(case, dtype):
     roads, sums = [gradients(road, case, values) for road in ROADS], sums_of_few(case, values)
     names, lows = ("y", "keys", "maps", "rows", "cols", "depth"), list(zip(*roads, strict=True))
     for kind, path in PATHS.items():
-        for name, result, *expected in zip(names, gradients(path, case, values), hi, lows, strict=False):
-            assert_within_budget(result, *expected, f"{kind}: gradient of {name}", sums=sums.get(name))
+        for name, result, *expected in zip(
+            names, gradients(path, case, values), hi, lows, strict=False
+        ):
+            assert_within_budget(
+                result, *expected, f"{kind}: gradient of {name}", sums=sums.get(name)
+            )
 
 
 @every_path
@@ -211,7 +232,9 @@ def test_inputs_are_left_alone(path):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "axes"), [((7, 9), 1), ((3, 5, 4), 1), ((7, 11), 2)], ids=["image", "volume", "a larger image"]
+    ("sizes", "axes"),
+    [((7, 9), 1), ((3, 5, 4), 1), ((7, 11), 2)],
+    ids=["image", "volume", "a larger image"],
 )
 def test_axes_of_small_images_are_joined_under_autocast(sizes, axes, monkeypatch):
     case, seen, products = Case("few keys", whole(*sizes)), [], weights_first.attention_of_all_heads
@@ -223,4 +246,6 @@ def test_axes_of_small_images_are_joined_under_autocast(sizes, axes, monkeypatch
     assert seen == [axes]
     hi = reference(case, *inputs(case, torch.float64))
     keys, maps, *tables = given
-    assert_within_budget(y, hi, [road(case, keys.bfloat16(), maps.bfloat16(), *tables) for road in ROADS])
+    assert_within_budget(
+        y, hi, [road(case, keys.bfloat16(), maps.bfloat16(), *tables) for road in ROADS]
+    )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
 
 
 def numbers(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def points(ranges):
@@ -43,8 +46,12 @@ def test_scores_are_looked_up_by_displacement():
 def test_weights_are_exponentials_over_their_sum(dtype):
     scores = 3 * numbers(2, 5, 7, dtype=dtype)
     exact = [[math.exp(value) for value in row] for row in scores.flatten(0, 1).tolist()]
-    hi = torch.tensor([[value / math.fsum(row) for value in row] for row in exact], dtype=torch.float64)
-    lows = roundings(lambda scores: torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True), scores)
+    hi = torch.tensor(
+        [[value / math.fsum(row) for value in row] for row in exact], dtype=torch.float64
+    )
+    lows = roundings(
+        lambda scores: torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True), scores
+    )
     assert_within_budget(attention_weights(scores), hi.view(2, 5, 7), lows)
 
 
@@ -69,7 +76,11 @@ def test_huge_scores_neither_overflow_nor_lose_the_largest():
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 def test_attention_is_a_sum_over_heads_keys_and_channels(groups, per_image):
     shape = (2, 3, 5, 8) if per_image else (3, 5, 8)
-    weights, keys, maps = numbers(*shape).softmax(-1), numbers(2, 6, 4, 2, seed=1), numbers(3, 12, 6 // groups, seed=2)
+    weights, keys, maps = (
+        numbers(*shape).softmax(-1),
+        numbers(2, 6, 4, 2, seed=1),
+        numbers(3, 12, 6 // groups, seed=2),
+    )
 
     def by_loops(weights, keys, maps):
         a, x = weights.expand(2, 3, 5, 8), keys.flatten(2)
@@ -93,7 +104,9 @@ def test_matrices_are_applied_per_head_and_keep_the_grid():
     mixed, maps = numbers(2, 3, 4, 5, 7), numbers(3, 6, 4, seed=1)
 
     def one_by_one(mixed, maps):
-        return sum(torch.tensordot(maps[h], mixed[:, h], dims=([1], [1])).movedim(0, 1) for h in range(3))
+        return sum(
+            torch.tensordot(maps[h], mixed[:, h], dims=([1], [1])).movedim(0, 1) for h in range(3)
+        )
 
     hi = one_by_one(mixed.double(), maps.double())
     assert_within_budget(combine_heads(mixed, maps), hi, roundings(one_by_one, mixed, maps))
@@ -120,7 +133,9 @@ def test_content_score_has_its_terms(shared):
         scores = torch.zeros(2, 3, 4, 7, dtype=query.dtype)
         for b, h, i, j in itertools.product(range(2), range(3), range(4), range(7)):
             q, k, u, r = query[b, h, i], key[b, h, j], bias[h], position[0 if shared else h, i, j]
-            scores[b, h, i, j] = sum(q[w] * k[w] + u[w] * k[w] + q[w] * r[w] for w in range(5)) / 5**0.5
+            scores[b, h, i, j] = (
+                sum(q[w] * k[w] + u[w] * k[w] + q[w] * r[w] for w in range(5)) / 5**0.5
+            )
         return scores
 
     given = query, key, position, bias
@@ -129,8 +144,13 @@ def test_content_score_has_its_terms(shared):
 
 
 def test_content_terms_may_be_left_out_and_add_up():
-    query, key, bias = (numbers(*shape, dtype=torch.float64) for shape in ((2, 3, 4, 5), (2, 3, 7, 5), (3, 5)))
-    position, zero = numbers(3, 4, 7, 5, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64)
+    query, key, bias = (
+        numbers(*shape, dtype=torch.float64) for shape in ((2, 3, 4, 5), (2, 3, 7, 5), (3, 5))
+    )
+    position, zero = (
+        numbers(3, 4, 7, 5, dtype=torch.float64),
+        torch.zeros(3, 5, dtype=torch.float64),
+    )
     alone = content_scores(query, key)
     assert torch.equal(content_scores(query, key, content_bias=zero), alone)
 
@@ -143,7 +163,10 @@ def test_content_terms_may_be_left_out_and_add_up():
 
 
 def test_content_scores_of_few_bits_are_computed_in_float32():
-    query, key = numbers(1, 2, 3, 5, dtype=torch.bfloat16), numbers(1, 2, 7, 5, dtype=torch.bfloat16)
+    query, key = (
+        numbers(1, 2, 3, 5, dtype=torch.bfloat16),
+        numbers(1, 2, 7, 5, dtype=torch.bfloat16),
+    )
     assert torch.equal(content_scores(query, key), content_scores(query.float(), key.float()))
 
 
@@ -151,12 +174,16 @@ def test_gate_mixes_the_two_distributions():
     content, position = numbers(2, 3, 5, 7).softmax(-1), numbers(3, 5, 7, seed=1).softmax(-1)
     gate = torch.tensor([-2.0, 0.0, 30.0])
     mixed = gated_weights(content, position, torch.sigmoid(gate))
-    assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), "a large gate leaves position alone"
+    assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), (
+        "a large gate leaves position alone"
+    )
     for head, value in enumerate(gate.tolist()):
         share = 1 / (1 + math.exp(-value))
-        given = content[:, head], position[head]
-        hi = (1 - share) * given[0].double() + share * given[1].double()
-        lows = roundings(lambda one, other: (one * math.exp(-value) + other) / (1 + math.exp(-value)), *given)  # noqa: B023
+        weights = content[:, head], position[head]
+        hi = (1 - share) * weights[0].double() + share * weights[1].double()
+        closed = math.exp(-value)
+        mix = partial(lambda closed, one, other: (one * closed + other) / (1 + closed), closed)
+        lows = roundings(mix, *weights)
         assert_within_budget(mixed[:, head], hi, lows)
 
 
@@ -165,7 +192,10 @@ def test_no_product_of_position_weights_is_subnormal(dtype):
     axes = (Axis(range(50), 50),)
     distances = torch.arange(-49, 50, dtype=dtype)
     table = torch.stack([-0.5 * distances**2, -2 * (distances - 0.3) ** 2]).requires_grad_()
-    exact, weights = attention_weights(displacement_scores(table, axes)), position_weights(table, axes)
+    exact, weights = (
+        attention_weights(displacement_scores(table, axes)),
+        position_weights(table, axes),
+    )
     least, smallest = torch.finfo(dtype).tiny, weights[weights > 0].min()
     assert ((exact > 0) & (exact < least)).any()  # or the rest shows nothing
     assert smallest**2 >= least

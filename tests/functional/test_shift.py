@@ -18,13 +18,18 @@ def tables(centres, sharpness):
     """Scores −α(δ − Δ)² along each axis, (heads, displacements)."""
     made = []
     for along, axis in zip(zip(*centres, strict=True), AXES, strict=True):
-        distances = axis.displacements().double() - torch.tensor(along, dtype=torch.float64)[:, None]
+        distances = (
+            axis.displacements().double() - torch.tensor(along, dtype=torch.float64)[:, None]
+        )
         made.append(-sharpness * distances.square())
     return made
 
 
 def softmax(scores):
-    return [attention_weights(displacement_scores(table, (axis,))) for table, axis in zip(scores, AXES, strict=True)]
+    return [
+        attention_weights(displacement_scores(table, (axis,)))
+        for table, axis in zip(scores, AXES, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("sharpness", [800.0, 40.0, 37.25])
@@ -39,7 +44,9 @@ def test_heads_are_found_as_by_their_weights(centres, sharpness):
     leak = torch.zeros((), dtype=torch.float64)
     for number, (weights, axis) in enumerate(zip(softmax(scores), AXES, strict=True)):
         queries = torch.tensor(list(axis.queries))
-        looked_at = torch.stack([queries + offset[number] for offset in shifts.offsets]).clamp(0, axis.keys - 1)
+        looked_at = torch.stack([queries + offset[number] for offset in shifts.offsets]).clamp(
+            0, axis.keys - 1
+        )
         assert torch.equal(weights.argmax(-1), looked_at)
         leak += weights.scatter(-1, looked_at[..., None], 0.0).sum(-1).max()
     rounded = 1 + 16 * torch.finfo(torch.float64).eps  # both are sums of few terms
@@ -132,4 +139,6 @@ def test_the_only_key_is_looked_at_by_every_head(centre, queries):
     scores = -800.0 * (axis.displacements().double() - centre)[None].square()
     shifts = find_shifts([scores], (axis,), 1e-15)
     assert shifts.leak == 0
-    assert torch.equal(attention_weights(displacement_scores(scores, (axis,))), torch.ones(1, queries, 1).double())
+    assert torch.equal(
+        attention_weights(displacement_scores(scores, (axis,))), torch.ones(1, queries, 1).double()
+    )

@@ -18,7 +18,11 @@ from convattn.models import ResNet
 from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 PLAIN = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+TRANSPOSED = {
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
 HANG_GUARD = 900
 """Seconds after which a process that should take a few counts as hanging."""
 
@@ -28,7 +32,9 @@ def images_and_kernel(transposed: bool, dims: int, groups: int) -> tuple[Tensor,
     inputs, outputs = 3 * groups, 5 * groups
     kernel = (inputs, 5) if transposed else (outputs, 3)
     shapes = (2, inputs, *(7, 4, 6)[:dims]), (*kernel, *(1,) * dims), (outputs,)
-    x, weights, bias = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    x, weights, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
     return x, weights, bias
 
 
@@ -45,7 +51,9 @@ def upstream_of(y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("groups", "padding"), [(1, 0), (2, 0), (1, 1)], ids=str)
-@pytest.mark.parametrize(("dims", "stride"), [(1, (3,)), (2, (2, 3)), (2, (1, 2)), (3, (2, 1, 3))], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "stride"), [(1, (3,)), (2, (2, 3)), (2, (1, 2)), (3, (2, 1, 3))], ids=str
+)
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 def test_it_computes_what_torch_does(transposed, dims, stride, groups, padding, bias):
     x, kernel, numbers = images_and_kernel(transposed, dims, groups)
@@ -65,9 +73,13 @@ def test_it_computes_what_torch_does(transposed, dims, stride, groups, padding, 
     high = with_gradients(torchs, *tensors)
     for given in (tensors, [tensor.float() for tensor in tensors]):
         made = with_gradients(ours, *given)
-        several = roundings(partial(with_gradients, torchs), *given)  # not channels-last: does not meet the fault
+        several = roundings(
+            partial(with_gradients, torchs), *given
+        )  # not channels-last: does not meet the fault
         for place, (result, wanted, *lows) in enumerate(zip(made, high, *several, strict=True)):
-            upstream = upstream_of(high[0]).abs()  # the bias's gradient is a sum of this alone, whatever the inputs
+            upstream = upstream_of(
+                high[0]
+            ).abs()  # the bias's gradient is a sum of this alone, whatever the inputs
             terms = upstream.transpose(0, 1).flatten(1)
             sums = Sums(terms.shape[1], terms.sum(1)) if place == 3 else None
             assert_within_budget(result, wanted, lows, sums=sums)
@@ -88,12 +100,19 @@ class Convolutions(TorchDispatchMode):
 
 
 def at_fault(met) -> list:
-    return [it for it in met if set(it[0][2:]) == {1} and it[0][1] < 16 and max(it[1]) > 1 and not any(it[2])]
+    return [
+        it
+        for it in met
+        if set(it[0][2:]) == {1} and it[0][1] < 16 and max(it[1]) > 1 and not any(it[2])
+    ]
 
 
 def test_without_gradients_torch_computes():
     x, kernel, _ = images_and_kernel(False, 2, 1)
-    for wanted, kernels in ((torch.no_grad, kernel), (torch.enable_grad, kernel.repeat(1, 6, 1, 1))):
+    for wanted, kernels in (
+        (torch.no_grad, kernel),
+        (torch.enable_grad, kernel.repeat(1, 6, 1, 1)),
+    ):
         images = x.repeat(1, kernels.shape[1] // 3, 1, 1)
         with wanted(), Convolutions() as noted:
             convolve(images, kernels, None, (2, 2), (0, 0), (1, 1), 1)
@@ -158,11 +177,15 @@ print(worst)
     ],
     ids=str,
 )
-def test_outputs_that_no_tap_reaches_are_the_bias_in_bfloat16(taps, stride, padding, extra, dilation, bias):
+def test_outputs_that_no_tap_reaches_are_the_bias_in_bfloat16(
+    taps, stride, padding, extra, dilation, bias
+):
     """The first, second and last case leave gaps between taps, and the third one behind them."""
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 2, 9, 8), (2, 3, *taps), (3,)
-    tensors = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes][: 3 if bias else 2]
+    tensors = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes][
+        : 3 if bias else 2
+    ]
     given = (padding, extra, 1, dilation)
 
     def torchs(x, kernel, *numbers):
@@ -178,11 +201,22 @@ def test_outputs_that_no_tap_reaches_are_the_bias_in_bfloat16(taps, stride, padd
 
 def seen_with_avx2(which: str) -> str:
     """Runs the sizes of the fault in a process that keeps to AVX2, on one thread; says what became of it."""
-    avx2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    avx2 = {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    }
     environment = {**os.environ, **avx2, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", GRADIENT, which]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD, env=environment, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=HANG_GUARD,
+            env=environment,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return "hang"
     if done.returncode < 0:
@@ -191,7 +225,11 @@ def seen_with_avx2(which: str) -> str:
         return f"error: {done.stderr.splitlines()[-1]}"
     error = float(done.stdout.splitlines()[-1])
     # A sum of n products is right to n roundings; what the fault leaves is wrong in the first digits.
-    return "right" if error <= 2 * 32 * 16 * 16 * torch.finfo(torch.float32).eps else f"wrong by {error:.2g}"
+    return (
+        "right"
+        if error <= 2 * 32 * 16 * 16 * torch.finfo(torch.float32).eps
+        else f"wrong by {error:.2g}"
+    )
 
 
 def test_the_sizes_of_the_fault_are_right():
@@ -202,7 +240,9 @@ def test_control_torchs_own_gradient_errs():
     """Where it does not err, the repair is not needed: say so, and do not call that a failure."""
     seen = seen_with_avx2("torch")
     if seen == "right":
-        pytest.skip("the control: torch's own gradients of strided 1×1 convolutions are right here, also kept to AVX2")
+        pytest.skip(
+            "the control: torch's own gradients of strided 1×1 convolutions are right here, also kept to AVX2"
+        )
     assert seen.startswith(("crash", "error: RuntimeError", "hang", "wrong"))
 
 
@@ -222,12 +262,16 @@ def test_control_torchs_own_gradient_errs():
 def test_narrow_images_in_bfloat16_are_right(shape, taps, stride, padding, dilation, transposed):
     """One output along a strided axis, taps that see no pixel, and planes that no tap reaches."""
     generator = torch.Generator().manual_seed(0)
-    x, kernel = (torch.randn(2, 2, *sizes, generator=generator).bfloat16() for sizes in (shape, taps))
+    x, kernel = (
+        torch.randn(2, 2, *sizes, generator=generator).bfloat16() for sizes in (shape, taps)
+    )
 
     def ours(x, kernel):
         x, kernel = x.detach().requires_grad_(), kernel.detach().requires_grad_()
         if transposed:
-            y = convolve_transposed(x, kernel, None, stride, padding, [step - 1 for step in stride], 1, dilation)
+            y = convolve_transposed(
+                x, kernel, None, stride, padding, [step - 1 for step in stride], 1, dilation
+            )
         else:
             y = convolve(x, kernel, None, stride, padding, dilation, 1)
         return y.detach(), *torch.autograd.grad(y.square().sum(), (x, kernel))

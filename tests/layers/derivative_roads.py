@@ -22,10 +22,14 @@ class Numbers:
     @classmethod
     def of(cls, layer, x):
         """Takes the layer's parameters for the point, and draws the direction."""
-        point = {"x": x, **{name: parameter.detach() for name, parameter in layer.named_parameters()}}
+        point = {
+            "x": x,
+            **{name: parameter.detach() for name, parameter in layer.named_parameters()},
+        }
         generator = torch.Generator().manual_seed(7)
         drawn = {
-            name: torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for name, t in point.items()
+            name: torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+            for name, t in point.items()
         }
         return cls(layer, point, drawn)
 
@@ -34,7 +38,9 @@ class Numbers:
         return self.point["x"]
 
     def output(self, point):
-        return functional_call(self.layer, {k: t for k, t in point.items() if k != "x"}, (point["x"],))
+        return functional_call(
+            self.layer, {k: t for k, t in point.items() if k != "x"}, (point["x"],)
+        )
 
     def loss(self, point):
         return self.output(point).pow(3).sum()
@@ -55,14 +61,18 @@ def named(names, found, like):
 
 def dotted(numbers, gradients):
     pairs = zip(gradients, numbers.direction.values(), strict=True)
-    return sum((gradient * direction).sum() for gradient, direction in pairs if gradient is not None)
+    return sum(
+        (gradient * direction).sum() for gradient, direction in pairs if gradient is not None
+    )
 
 
 def gradient_twice(numbers):
     layer, leaves = numbers.leaves()
     inputs = list(leaves.values())
     first = torch.autograd.grad(layer(leaves["x"]).pow(3).sum(), inputs, create_graph=True)
-    return named(leaves, torch.autograd.grad(dotted(numbers, first), inputs, allow_unused=True), inputs)
+    return named(
+        leaves, torch.autograd.grad(dotted(numbers, first), inputs, allow_unused=True), inputs
+    )
 
 
 def terms_of_gradient_twice(numbers):
@@ -71,7 +81,9 @@ def terms_of_gradient_twice(numbers):
     inputs, found = list(leaves.values()), []
     for cube in layer(leaves["x"]).pow(3).flatten():
         first = torch.autograd.grad(cube, inputs, create_graph=True)
-        second = torch.autograd.grad(dotted(numbers, first), inputs, retain_graph=True, allow_unused=True)
+        second = torch.autograd.grad(
+            dotted(numbers, first), inputs, retain_graph=True, allow_unused=True
+        )
         found.append(named(leaves, second, inputs))
     return {name: torch.stack([one[name] for one in found]) for name in leaves}
 
@@ -96,7 +108,9 @@ def reverse_over_reverse(numbers):
 
 
 def reverse_over_forward(numbers):
-    return func.grad(lambda point: func.jvp(numbers.loss, (point,), (numbers.direction,))[1])(numbers.point)
+    return func.grad(lambda point: func.jvp(numbers.loss, (point,), (numbers.direction,))[1])(
+        numbers.point
+    )
 
 
 def tangents_of_a_gradient(numbers):
@@ -131,7 +145,9 @@ def terms_of_gradient_thrice(numbers):
         first = torch.autograd.grad(derivative, inputs, create_graph=True, allow_unused=True)
         derivative = dotted(numbers, first)
     third = named(leaves, torch.autograd.grad(derivative, inputs, allow_unused=True), inputs)
-    return torch.cat([(third[name] * direction).flatten() for name, direction in numbers.direction.items()])
+    return torch.cat(
+        [(third[name] * direction).flatten() for name, direction in numbers.direction.items()]
+    )
 
 
 def gradient_thrice(numbers):
@@ -148,7 +164,10 @@ def thrice_func(numbers):
 def jacobian_by_rows(numbers):
     layer, leaves = numbers.leaves()
     inputs, y = list(leaves.values()), layer(leaves["x"])
-    rows = [torch.autograd.grad(one, inputs, retain_graph=True, allow_unused=True) for one in y.flatten()]
+    rows = [
+        torch.autograd.grad(one, inputs, retain_graph=True, allow_unused=True)
+        for one in y.flatten()
+    ]
     rows = [named(leaves, row, inputs) for row in rows]
     return {name: torch.stack([row[name] for row in rows]) for name in leaves}
 
@@ -172,7 +191,11 @@ def jacobian_forward(numbers):
 def tangent_by_reverse(numbers):
     names = list(numbers.point)
     values, direction = tuple(numbers.point.values()), tuple(numbers.direction.values())
-    return {"y": jvp(lambda *given: numbers.output(dict(zip(names, given, strict=True))), values, direction)[1]}
+    return {
+        "y": jvp(
+            lambda *given: numbers.output(dict(zip(names, given, strict=True))), values, direction
+        )[1]
+    }
 
 
 def tangent_func(numbers):
@@ -181,7 +204,10 @@ def tangent_func(numbers):
 
 def tangent_dual(numbers):
     with torch.no_grad(), forward_ad.dual_level():
-        point = {name: forward_ad.make_dual(t, numbers.direction[name]) for name, t in numbers.point.items()}
+        point = {
+            name: forward_ad.make_dual(t, numbers.direction[name])
+            for name, t in numbers.point.items()
+        }
         return {"y": forward_ad.unpack_dual(numbers.output(point)).tangent}
 
 
@@ -200,7 +226,9 @@ def gradient_for_each_image(numbers):
     rows = []
     for image in numbers.x:
         loss = layer(image[None]).pow(3).sum()
-        rows.append(named(parameters, torch.autograd.grad(loss, parameters.values()), parameters.values()))
+        rows.append(
+            named(parameters, torch.autograd.grad(loss, parameters.values()), parameters.values())
+        )
     return {name: torch.stack([row[name] for row in rows]) for name in parameters}
 
 
@@ -211,7 +239,10 @@ def gradients_mapped(numbers):
 
 
 def several(numbers):
-    return {name: torch.stack([t, t + 0.1 * numbers.direction[name]]) for name, t in numbers.point.items()}
+    return {
+        name: torch.stack([t, t + 0.1 * numbers.direction[name]])
+        for name, t in numbers.point.items()
+    }
 
 
 def each_layer_by_itself(numbers):
@@ -227,7 +258,13 @@ def layers_mapped(numbers):
 
 ROADS: dict[Callable, tuple[Callable, ...]] = {
     gradient_twice: (
-        *(gradient_twice, backward_to_inputs, forward_over_reverse, reverse_over_reverse, reverse_over_forward),
+        *(
+            gradient_twice,
+            backward_to_inputs,
+            forward_over_reverse,
+            reverse_over_reverse,
+            reverse_over_forward,
+        ),
         tangents_of_a_gradient,
     ),
     hessian_twice: (hessian_twice, hessian_batched, hessian_func),

@@ -15,12 +15,19 @@ from torch.nn import functional as F
 from convattn.functional.fourier import quick_length
 from convattn.layers import Content
 
-REFERENCE, SEPARABLE = (LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "separable"))
-DENSE, FOURIER = (LayerCase("generalized_quadratic", options={"impl": impl}) for impl in ("dense", "fourier"))
+REFERENCE, SEPARABLE = (
+    LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "separable")
+)
+DENSE, FOURIER = (
+    LayerCase("generalized_quadratic", options={"impl": impl}) for impl in ("dense", "fourier")
+)
 NARROW = LayerCase("quadratic", options={"impl": "separable", "head_width": 2})
 SHIFT, TOGETHER = hard("quadratic", (-1, 2), (0, -1)), hard("quadratic", (-1, 2), (-1, 2))
 CONTENT = LayerCase("learned_axial", options={"impl": "content", "content": Content(key_width=3)})
-BETWEEN = {"centres": torch.tensor([[0.5001, -0.4999], [-1.5001, 0.4999]]), "root_sharpness": torch.full((2,), 110.0)}
+BETWEEN = {
+    "centres": torch.tensor([[0.5001, -0.4999], [-1.5001, 0.4999]]),
+    "root_sharpness": torch.full((2,), 110.0),
+}
 """Sharp heads that look between two pixels: how they divide hangs on the fourth digit of scores of a thousand."""
 
 
@@ -72,7 +79,9 @@ def of_argument(number, change):
     """Changes one argument of a function."""
 
     def wrong(right):
-        return lambda *args, **options: right(*args[:number], change(args[number]), *args[number + 1 :], **options)
+        return lambda *args, **options: right(
+            *args[:number], change(args[number]), *args[number + 1 :], **options
+        )
 
     return wrong
 
@@ -107,10 +116,26 @@ def one_head_per_pixel(right):
 
 
 VALUES = [
-    Fault("reference", "the softmax leaks", REFERENCE, "layers.relative:attention_weights", of_result(leaky)),
-    Fault("reference", "W_h in half precision", REFERENCE, "layers.relative:attend", of_argument(2, halved)),
     Fault(
-        "separable", "the softmax of each axis leaks", SEPARABLE, "functional.plan:position_weights", of_result(leaky)
+        "reference",
+        "the softmax leaks",
+        REFERENCE,
+        "layers.relative:attention_weights",
+        of_result(leaky),
+    ),
+    Fault(
+        "reference",
+        "W_h in half precision",
+        REFERENCE,
+        "layers.relative:attend",
+        of_argument(2, halved),
+    ),
+    Fault(
+        "separable",
+        "the softmax of each axis leaks",
+        SEPARABLE,
+        "functional.plan:position_weights",
+        of_result(leaky),
     ),
     Fault(
         "separable",
@@ -135,7 +160,13 @@ VALUES = [
         of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
-    Fault("dense", "weights in half precision", DENSE, "functional.plan:position_weights", of_result(halved)),
+    Fault(
+        "dense",
+        "weights in half precision",
+        DENSE,
+        "functional.plan:position_weights",
+        of_result(halved),
+    ),
     Fault(
         "dense",
         "a wrong border row",
@@ -150,11 +181,35 @@ VALUES = [
         "functional.fourier:_lengths",
         lambda _: lambda axes, _: [quick_length(axis.keys) for axis in axes],
     ),
-    Fault("fourier", "kernels in half precision", FOURIER, "functional.fourier:_place", of_result(halved)),
-    Fault("shift", "zeros beyond the border", SHIFT, "functional.shift:functional", zeros_beyond_the_border),
+    Fault(
+        "fourier",
+        "kernels in half precision",
+        FOURIER,
+        "functional.fourier:_place",
+        of_result(halved),
+    ),
+    Fault(
+        "shift",
+        "zeros beyond the border",
+        SHIFT,
+        "functional.shift:functional",
+        zeros_beyond_the_border,
+    ),
     Fault("shift", "one head per pixel", TOGETHER, "functional.shift:_by_tap", one_head_per_pixel),
-    Fault("content", "the softmax leaks", CONTENT, "functional.content:attention_weights", of_result(leaky)),
-    Fault("content", "position in half precision", CONTENT, "functional.content:_Call._along", of_result(halved)),
+    Fault(
+        "content",
+        "the softmax leaks",
+        CONTENT,
+        "functional.content:attention_weights",
+        of_result(leaky),
+    ),
+    Fault(
+        "content",
+        "position in half precision",
+        CONTENT,
+        "functional.content:_Call._along",
+        of_result(halved),
+    ),
     Fault(
         "values",
         "W_out in half precision",
@@ -162,7 +217,9 @@ VALUES = [
         "functional.separable:combine_heads",
         of_argument(1, halved),
     ),
-    Fault("values", "the softmax leaks", NARROW, "functional.plan:position_weights", of_result(leaky)),
+    Fault(
+        "values", "the softmax leaks", NARROW, "functional.plan:position_weights", of_result(leaky)
+    ),
 ]
 """Faults that values show."""
 
@@ -186,7 +243,9 @@ def from_other_queries_again(right):
 
     def wrong(function, queries, *args, **options):
         inputs = iter([lambda queries: queries, halved])
-        return right(lambda queries, *args: function(next(inputs)(queries), *args), queries, *args, **options)
+        return right(
+            lambda queries, *args: function(next(inputs)(queries), *args), queries, *args, **options
+        )
 
     return wrong
 
@@ -283,9 +342,24 @@ def between(**options):
 AUTOCAST = [
     Fault(path, "scores in bfloat16", between(**options), place, wrong)
     for path, options, place, wrong in [
-        ("reference", {"impl": "reference"}, "layers.relative:attention_weights", of_argument(0, of_bfloat16)),
-        ("separable", {"impl": "separable"}, "functional.plan:position_weights", of_argument(0, of_bfloat16)),
-        ("dense", {"impl": "dense"}, "functional.plan:position_weights", of_argument(0, of_bfloat16)),
+        (
+            "reference",
+            {"impl": "reference"},
+            "layers.relative:attention_weights",
+            of_argument(0, of_bfloat16),
+        ),
+        (
+            "separable",
+            {"impl": "separable"},
+            "functional.plan:position_weights",
+            of_argument(0, of_bfloat16),
+        ),
+        (
+            "dense",
+            {"impl": "dense"},
+            "functional.plan:position_weights",
+            of_argument(0, of_bfloat16),
+        ),
         ("fourier", {"impl": "fourier"}, "functional.plan:_table", of_result(of_bfloat16)),
         (
             "content",

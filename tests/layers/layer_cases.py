@@ -40,11 +40,17 @@ class LayerCase:
 
     def __str__(self):
         options = " ".join(f"{name}={value}" for name, value in self.options.items())
-        return " ".join(part for part in (self.kind.__name__, self.encoding, options, self.note) if part)
+        return " ".join(
+            part for part in (self.kind.__name__, self.encoding, options, self.note) if part
+        )
 
     def create(self, in_channels, out_channels, **options):
-        encoding = small_encoding(self.encoding, self.heads, self.kind.dims, **self.encoding_options)
-        return self.settle(self.kind(in_channels, out_channels, self.heads, encoding, **self.options, **options))
+        encoding = small_encoding(
+            self.encoding, self.heads, self.kind.dims, **self.encoding_options
+        )
+        return self.settle(
+            self.kind(in_channels, out_channels, self.heads, encoding, **self.options, **options)
+        )
 
     def settle(self, layer):
         """Writes the numbers of the case into a layer."""
@@ -73,7 +79,9 @@ class LayerCase:
         return self.kind, "content" in self.options
 
 
-def one_of_each(cases: Sequence[LayerCase], what: Callable[[LayerCase], Hashable]) -> list[LayerCase]:
+def one_of_each(
+    cases: Sequence[LayerCase], what: Callable[[LayerCase], Hashable]
+) -> list[LayerCase]:
     """Lists the first case of each kind, in their order."""
     first = {}
     for case in cases:
@@ -106,7 +114,9 @@ def cases_of(clause: str, cases: Sequence[LayerCase]) -> Sequence[LayerCase]:
         return cases
     if clause in OF_THE_CLASS:
         return one_of_each(cases, lambda case: case.class_of_layer)
-    return one_of_each(cases, lambda case: case.code_of_places if clause in OF_PLACES else case.code)
+    return one_of_each(
+        cases, lambda case: case.code_of_places if clause in OF_PLACES else case.code
+    )
 
 
 class CaseContract(AttentionContract):
@@ -125,7 +135,9 @@ class CaseContract(AttentionContract):
         self.case = request.param
 
     def pytest_generate_tests(self, metafunc):
-        metafunc.parametrize("_case", cases_of(metafunc.function.__name__, self.cases), ids=str, indirect=True)
+        metafunc.parametrize(
+            "_case", cases_of(metafunc.function.__name__, self.cases), ids=str, indirect=True
+        )
 
     @property
     def formula(self):
@@ -147,7 +159,11 @@ ADDITIVE = [name for name, kind in ENCODINGS.items() if kind.axis_additive]
 
 
 def hard(
-    encoding: str, *centres: Sequence[int], kind: type = RelativeAttention2d, impl: str = "shift", **options: Any
+    encoding: str,
+    *centres: Sequence[int],
+    kind: type = RelativeAttention2d,
+    impl: str = "shift",
+    **options: Any,
 ) -> LayerCase:
     """Makes a case of heads that look at one pixel each, at whole displacements."""
     return LayerCase(
@@ -166,7 +182,9 @@ HARD = [
     hard("quadratic", (-2,), (1,), kind=RelativeAttention1d),
     hard("quadratic", (0, -1, 1), (1, 0, -1), kind=RelativeAttention3d),
     hard("quadratic", (0, -1), (0, 2), impl="auto"),  # every tap of a dilated kernel
-    hard("quadratic", (-1, 1), (9, 0), (-1, 1), head_width=2),  # two at one pixel, one beyond the border everywhere
+    hard(
+        "quadratic", (-1, 1), (9, 0), (-1, 1), head_width=2
+    ),  # two at one pixel, one beyond the border everywhere
 ]
 """Heads that look at one pixel each, which a convolution computes."""
 
@@ -185,25 +203,39 @@ LAYERS = [
     LayerCase("quadratic", options={"head_width": 2}),
     LayerCase("quadratic", options={"head_width": 2, "impl": "reference"}),
     LayerCase("learned_axial", options={"content": True}),
-    LayerCase("sinusoidal", options={"content": Content(key_width=5, query_bias=True, key_bias=True)}),
+    LayerCase(
+        "sinusoidal", options={"content": Content(key_width=5, query_bias=True, key_bias=True)}
+    ),
     LayerCase("quadratic", options={"content": Content(key_width=3, project_position=False)}),
     LayerCase("learned_table", options={"content": Content(key_width=3, content_bias=False)}),
     LayerCase("distance", RelativeAttention1d, {"content": Content(position=False)}),
     LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1}),
     LayerCase("quadratic", GatedRelativeAttention2d),
     LayerCase("learned_axial", GatedRelativeAttention2d, {"content": Content(key_width=3)}),
-    *(LayerCase(name, options={"content": Content(key_width=3), "impl": "content"}) for name in ENCODINGS),
-    LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "content"}),
+    *(
+        LayerCase(name, options={"content": Content(key_width=3), "impl": "content"})
+        for name in ENCODINGS
+    ),
+    LayerCase(
+        "learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "content"}
+    ),
     LayerCase("distance", RelativeAttention1d, {"content": True, "impl": "content"}),
     LayerCase(
         "quadratic",
-        options={"content": Content(key_width=3, project_position=False, query_bias=True), "impl": "content"},
+        options={
+            "content": Content(key_width=3, project_position=False, query_bias=True),
+            "impl": "content",
+        },
     ),
     LayerCase("quadratic", GatedRelativeAttention2d, {"impl": "content"}),
     LayerCase("quadratic", GatedRelativeAttention2d, {"gate": "tanh"}),
     LayerCase("distance", GatedRelativeAttention1d, {"gate": "tanh", "head_width": 2}),
-    LayerCase("quadratic", GatedRelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}),
-    LayerCase("distance", GatedRelativeAttention2d, {"content": Content(key_width=3), "impl": "content"}),
+    LayerCase(
+        "quadratic", GatedRelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}
+    ),
+    LayerCase(
+        "distance", GatedRelativeAttention2d, {"content": Content(key_width=3), "impl": "content"}
+    ),
     *HARD,
 ]
 
@@ -225,7 +257,9 @@ def hard_layer(**options):
 
 def images(*sizes, batch=2, channels=3, dtype=torch.float32):
     shape = (batch, channels, *sizes)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def by_path(layer, path, x):

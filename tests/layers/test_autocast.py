@@ -23,7 +23,10 @@ def layers():
     yield RelativeAttention2d(3, 5, 4, "learned_axial", content=True, dtype=torch.float64), image
     yield GatedRelativeAttention2d(3, 5, 4, "quadratic", dtype=torch.float64), image
     long = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=0.02)
-    yield RelativeAttention1d(4, 3, 2, long, dtype=torch.float64), torch.randn(1, 4, 4096, dtype=torch.float64)
+    yield (
+        RelativeAttention1d(4, 3, 2, long, dtype=torch.float64),
+        torch.randn(1, 4, 4096, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["training", "inference"])

@@ -61,7 +61,9 @@ def test_post_and_pre_differ(build):
     assert (build("post")(x) - build("pre")(x)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("mixer", "shape"), [(nn.Conv1d(5, 5, 1), (2, 5, 7)), (nn.Conv3d(5, 5, 1), (2, 5, 2, 3, 7))])
+@pytest.mark.parametrize(
+    ("mixer", "shape"), [(nn.Conv1d(5, 5, 1), (2, 5, 7)), (nn.Conv3d(5, 5, 1), (2, 5, 2, 3, 7))]
+)
 def test_block_takes_any_number_of_axes(mixer, shape):
     assert MixingBlock(mixer, 5, ffn=11)(torch.zeros(shape)).shape == shape
 
@@ -79,7 +81,11 @@ def test_dropout_is_on_both_branches_in_training_only(build):
     [
         ({"ffn": 0}, ArgumentError, "ffn must be an integer of at least 1"),
         ({"width": 0}, ArgumentError, "width must be an integer of at least 1"),
-        ({"dropout": -0.1}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is -0.1"),
+        (
+            {"dropout": -0.1},
+            ArgumentError,
+            r"dropout must be a probability in \[0, 1\), but is -0.1",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, message):

@@ -10,7 +10,12 @@ from torch.nn.utils import prune
 from convattn.encodings import LearnedAxial, Quadratic
 from convattn.errors import ArgumentError
 from convattn.functional import content_scores, gated_weights
-from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention1d,
+    RelativeAttention2d,
+)
 
 
 def test_scores_are_the_four_terms_of_transformer_xl():
@@ -30,11 +35,15 @@ def test_scores_are_the_four_terms_of_transformer_xl():
             u, w_position = layer.content.content_bias[head], layer.content.position[head]
             for q in range(size):
                 for k in range(size):
-                    r = FORMULAS["learned_axial"].features(encoding, torch.tensor([[k - q]]).double())[0]
+                    r = FORMULAS["learned_axial"].features(
+                        encoding, torch.tensor([[k - q]]).double()
+                    )[0]
                     content_content = (w_query @ x[image, :, q]) @ (w_key @ x[image, :, k])
                     content_position = (w_query @ x[image, :, q]) @ (w_position @ r)
                     content_bias = u @ (w_key @ x[image, :, k])
-                    position_bias = FORMULAS["learned_axial"].score(encoding, torch.tensor([[k - q]]).double())[head, 0]
+                    position_bias = FORMULAS["learned_axial"].score(
+                        encoding, torch.tensor([[k - q]]).double()
+                    )[head, 0]
                     sum_of_three = content_content + content_position + content_bias
                     scores[image, head, q, k] = sum_of_three / math.sqrt(width) + position_bias
     expected = scores.exp() / scores.exp().sum(-1, keepdim=True)
@@ -48,7 +57,10 @@ def test_scores_are_the_four_terms_of_transformer_xl():
         (Content(), {"query.weight", "key.weight", "position", "content_bias"}),
         (Content(position=False), {"query.weight", "key.weight", "content_bias"}),
         (Content(content_bias=False), {"query.weight", "key.weight", "position"}),
-        (Content(key_width=3, project_position=False), {"query.weight", "key.weight", "content_bias"}),
+        (
+            Content(key_width=3, project_position=False),
+            {"query.weight", "key.weight", "content_bias"},
+        ),
         (
             Content(position=False, content_bias=False, query_bias=True, key_bias=True),
             {"query.weight", "query.bias", "key.weight", "key.bias"},
@@ -75,7 +87,9 @@ def test_key_width_is_the_channels_of_a_head_and_at_least_one():
 
 def test_raw_positions_are_the_same_for_all_heads():
     encoding = LearnedAxial(2, 2, extent=5, width=3, head_vectors=False)
-    layer = RelativeAttention2d(4, 6, 2, encoding, content=Content(key_width=6, project_position=False))
+    layer = RelativeAttention2d(
+        4, 6, 2, encoding, content=Content(key_width=6, project_position=False)
+    )
     with torch.no_grad():
         layer.content.query.weight[6:] = layer.content.query.weight[:6]
         layer.content.key.weight[6:] = layer.content.key.weight[:6]
@@ -93,10 +107,15 @@ def test_a_bias_of_the_keys_changes_nothing():
     assert (layer.attention(x) - before).abs().max() <= 100 * torch.finfo(torch.float64).eps
 
 
-@pytest.mark.parametrize(("place", "name"), [("query", "weight"), ("key", "weight"), ("", "position")])
+@pytest.mark.parametrize(
+    ("place", "name"), [("query", "weight"), ("key", "weight"), ("", "position")]
+)
 def test_pruning_takes_effect(place, name):
     torch.manual_seed(0)
-    layer, x = RelativeAttention2d(4, 6, 2, "quadratic", content=True).eval(), torch.randn(2, 4, 3, 5)
+    layer, x = (
+        RelativeAttention2d(4, 6, 2, "quadratic", content=True).eval(),
+        torch.randn(2, 4, 3, 5),
+    )
     module = layer.content.get_submodule(place)
     prune.l1_unstructured(module, name, amount=2)
     with torch.no_grad():
@@ -154,7 +173,9 @@ def test_gate_mixes_the_two_distributions():
 def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
     weights = {"content": torch.rand(1, 2, 3, 5).double(), "position": torch.rand(2, 3, 5).double()}
     mixed = gated_weights(
-        weights["content"], weights["position"], torch.full((2,), gate, dtype=torch.float64).sigmoid()
+        weights["content"],
+        weights["position"],
+        torch.full((2,), gate, dtype=torch.float64).sigmoid(),
     )
     assert torch.equal(mixed, weights[part].expand(1, 2, 3, 5))
 
@@ -168,10 +189,15 @@ def test_gate_starts_at_one_and_learns():
 
 @pytest.mark.parametrize("content", [False, True, None])
 def test_gated_attention_needs_to_know_its_content(content, without_type_checks):
-    with pytest.raises(ArgumentError, match=f"content must be a Content, because the gate mixes .*, but is {content}"):
+    with pytest.raises(
+        ArgumentError,
+        match=f"content must be a Content, because the gate mixes .*, but is {content}",
+    ):
         GatedRelativeAttention2d(4, 6, 2, "quadratic", content=content)
 
 
 def test_a_width_below_one_is_refused():
-    with pytest.raises(ArgumentError, match=r"content\.key_width must be an integer of at least 1, but is 0"):
+    with pytest.raises(
+        ArgumentError, match=r"content\.key_width must be an integer of at least 1, but is 0"
+    ):
         Content(key_width=0)

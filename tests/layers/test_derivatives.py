@@ -34,7 +34,9 @@ from convattn.testing.budget import Sums, assert_within_budget, references, roun
 from convattn.testing.contracts import stir
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning"),  # torch's own forward mode
+    pytest.mark.filterwarnings(
+        "ignore:`torch.jit.script` is deprecated:FutureWarning"
+    ),  # torch's own forward mode
     pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning"),
 ]
 
@@ -45,18 +47,27 @@ SIZES = {1: (5,), 2: (2, 3), 3: (1, 2, 3)}
 NARROW = Content(key_width=3)
 
 PATHS = [
-    *(LayerCase("quadratic", options={"impl": impl}) for impl in ("reference", "dense", "separable")),
+    *(
+        LayerCase("quadratic", options={"impl": impl})
+        for impl in ("reference", "dense", "separable")
+    ),
     LayerCase("quadratic", options={"impl": "separable", "head_width": 1}),
     LayerCase("learned_axial", options={"content": NARROW}),
     LayerCase("learned_table", options={"content": Content(key_width=32)}),
     LayerCase("quadratic", GatedRelativeAttention2d),
-    next(case for case in HARD if case.options == {"impl": "shift"} and case.encoding == "quadratic"),
+    next(
+        case for case in HARD if case.options == {"impl": "shift"} and case.encoding == "quadratic"
+    ),
     next(case for case in HARD if case.options == {"impl": "auto"}),
 ]
 """Every path, by every road; in float64 the Fourier path is that of explicit weights, and has a test of its own."""
 
 MORE = [
-    *(LayerCase(name, options={"impl": impl}) for name in ENCODINGS for impl in ("dense", "fourier")),
+    *(
+        LayerCase(name, options={"impl": impl})
+        for name in ENCODINGS
+        for impl in ("dense", "fourier")
+    ),
     *(LayerCase(name, options={"impl": "separable"}) for name in ADDITIVE),
     *(LayerCase(name, options={"content": NARROW, "impl": "content"}) for name in ENCODINGS),
     *(LayerCase("distance", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),
@@ -71,7 +82,11 @@ every_derivative = pytest.mark.parametrize("plain", ROADS, ids=lambda plain: pla
 def layer_and_images(case):
     """Makes a layer with groups, stride and padding, and images for it."""
     torch.manual_seed(0)
-    geometry = {"groups": 2, "padding": [(1, 0)] * case.kind.dims, "stride": (2, *(1,) * (case.kind.dims - 1))}
+    geometry = {
+        "groups": 2,
+        "padding": [(1, 0)] * case.kind.dims,
+        "stride": (2, *(1,) * (case.kind.dims - 1)),
+    }
     encoding = small_encoding(case.encoding, case.heads, case.kind.dims, **case.encoding_options)
     layer = case.settle(stir(case.kind(4, 2, case.heads, encoding, **geometry, **case.options)))
     return layer.double(), torch.randn(2, 4, *SIZES[case.kind.dims], dtype=torch.float64)
@@ -97,17 +112,33 @@ def check(case, layer, x, plain, roads):
     if plain is gradient_thrice:
         terms = {"third": terms_of_gradient_thrice(exactly)}
     elif plain is gradient_twice:
-        terms = {name: found for name, found in terms_of_gradient_twice(exactly).items() if found[0].numel() <= FEW}
+        terms = {
+            name: found
+            for name, found in terms_of_gradient_twice(exactly).items()
+            if found[0].numel() <= FEW
+        }
     sums = {name: Sums(len(found), found.abs().sum(0)) for name, found in terms.items()}
     for backwards in (False, True):
-        lows += roundings(derivative, by_definition(layer, FORMULAS[case.encoding], backwards=backwards), x, count=2)
+        lows += roundings(
+            derivative,
+            by_definition(layer, FORMULAS[case.encoding], backwards=backwards),
+            x,
+            count=2,
+        )
     for road in roads:
-        found, same = road(Numbers.of(layer, x)), road(Numbers.of(reference, x))  # each road rounds in its own way
+        found, same = (
+            road(Numbers.of(layer, x)),
+            road(Numbers.of(reference, x)),
+        )  # each road rounds in its own way
         assert found.keys() == hi.keys()
         for name, exact in hi.items():
             rounded = [low[name].detach() for low in (*lows, same)]
             assert_within_budget(
-                found[name].detach(), exact.detach(), rounded, f"{name} by {road.__name__}", sums=sums.get(name)
+                found[name].detach(),
+                exact.detach(),
+                rounded,
+                f"{name} by {road.__name__}",
+                sums=sums.get(name),
             )
 
 
@@ -115,7 +146,9 @@ def check(case, layer, x, plain, roads):
 @pytest.mark.parametrize("case", PATHS, ids=str)
 def test_every_road_leads_to_the_derivatives_of_the_reference(case, plain):
     if case.options.get("impl") == "shift" and plain is each_layer_by_itself:
-        with pytest.raises(ArgumentError, match="'shift'"):  # numbers that differ from layer to layer cannot be read
+        with pytest.raises(
+            ArgumentError, match="'shift'"
+        ):  # numbers that differ from layer to layer cannot be read
             check(case, *layer_and_images(case), plain, ROADS[plain])
     else:
         check(case, *layer_and_images(case), plain, ROADS[plain])
@@ -123,7 +156,12 @@ def test_every_road_leads_to_the_derivatives_of_the_reference(case, plain):
 
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_every_encoding_has_second_derivatives(case):
-    check(case, *layer_and_images(case), gradient_twice, [gradient_twice, backward_to_inputs, forward_over_reverse])
+    check(
+        case,
+        *layer_and_images(case),
+        gradient_twice,
+        [gradient_twice, backward_to_inputs, forward_over_reverse],
+    )
 
 
 @every_derivative
@@ -143,18 +181,24 @@ def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, f
     constant = torch_modes.backward_to_differentiate
     monkeypatch.setattr(weights_first, "SMALL_BYTES", -1)
     monkeypatch.setattr(weights_first, "_FEW", few)
-    monkeypatch.setattr(weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args)))
+    monkeypatch.setattr(
+        weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args))
+    )
     with pytest.raises((AssertionError, RuntimeError), match="error"):
         check(case, *layer_and_images(case), gradient_twice, [gradient_twice])
 
 
 def _detached(gradients):
-    return [None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients]
+    return [
+        None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients
+    ]
 
 
 def test_flex_refuses_what_torch_does_not_differentiate():
     """FlexAttention has first derivatives on CUDA, and no others."""
-    layer, x = layer_and_images(LayerCase("learned_axial", options={"content": NARROW, "impl": "flex"}))
+    layer, x = layer_and_images(
+        LayerCase("learned_axial", options={"content": NARROW, "impl": "flex"})
+    )
     with pytest.raises(DeviceError):
         layer(x)
     for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):

@@ -71,7 +71,9 @@ def test_hard_heads_are_found_whatever_the_default_device_is(rows):
         assert torch.equal(layer(x), expected)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # torch's own forward mode
 def test_scores_of_hard_heads_may_have_tangents():
     encoding = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=800.0)
     layer, x = RelativeAttention1d(3, 5, 2, encoding), torch.randn(2, 3, 7)
@@ -85,17 +87,23 @@ def test_scores_of_hard_heads_may_have_tangents():
 
 
 def test_heads_far_apart_are_not_one_kernel():
-    layer = RelativeAttention1d(3, 5, 2, Quadratic(2, 1, centres=[[-20.0], [21.0]], sharpness=128.0))
+    layer = RelativeAttention1d(
+        3, 5, 2, Quadratic(2, 1, centres=[[-20.0], [21.0]], sharpness=128.0)
+    )
     assert layer.plan((1, 3, 61)).path == "shift"  # two taps, 41 pixels apart
     with torch.no_grad():
         layer.encoding.centres[0] = 0
     assert layer.plan((1, 3, 61)).path == "shift"
-    far = RelativeAttention1d(3, 5, 3, Quadratic(3, 1, centres=[[-20.0], [0.0], [21.0]], sharpness=128.0))
+    far = RelativeAttention1d(
+        3, 5, 3, Quadratic(3, 1, centres=[[-20.0], [0.0], [21.0]], sharpness=128.0)
+    )
     assert far.plan((1, 3, 61)).path == "separable"
 
 
 @pytest.mark.parametrize("path", ["separable", "dense", "reference"])
-@pytest.mark.parametrize("wanted", ["x", "values.weight", "encoding.centres", "encoding.root_sharpness"])
+@pytest.mark.parametrize(
+    "wanted", ["x", "values.weight", "encoding.centres", "encoding.root_sharpness"]
+)
 def test_a_gradient_alone_is_the_one_among_all(path, wanted):
     """Gradients that are not wanted are not made; the others are the same."""
     layer, x = hard_layer(sharpness=0.3), images(5, 7)
@@ -105,7 +113,9 @@ def test_a_gradient_alone_is_the_one_among_all(path, wanted):
         found = {"x": x.detach().requires_grad_(x.requires_grad), **dict(layer.named_parameters())}
         y = layer(found["x"])
         inputs = {name: tensor for name, tensor in found.items() if tensor.requires_grad}
-        return dict(zip(inputs, torch.autograd.grad(y.square().sum(), list(inputs.values())), strict=True))
+        return dict(
+            zip(inputs, torch.autograd.grad(y.square().sum(), list(inputs.values())), strict=True)
+        )
 
     x.requires_grad_()
     every = gradients()
@@ -123,7 +133,10 @@ def test_large_images_are_transformed_and_float64_is_not():
     assert layer.plan((1, 3, 64, 64)).path == "fourier"
     plan = layer.double().plan((1, 3, 64, 64))
     assert plan.path == "dense"
-    assert plan.reason == "transforms would lose digits at 100% of the queries, so all are computed exactly"
+    assert (
+        plan.reason
+        == "transforms would lose digits at 100% of the queries, so all are computed exactly"
+    )
 
 
 def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
@@ -155,10 +168,14 @@ def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_typ
     assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
     assert plan.summary().startswith("shift path, weights first: each head looks at one pixel")
     assert plan.flops == 2 * 2 * 35 * 9 * 3 * 5
-    with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"):
+    with pytest.raises(
+        ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"
+    ):
         layer.plan((2, 4, 5, 7))
     for shape in ((3, 5, 7), (2, 3, -5, 7), (2, 3, 5.0, 7)):
-        with pytest.raises(ArgumentError, match=r"shape must be 4 whole numbers \(batch, \d+, rows, cols\), but is"):
+        with pytest.raises(
+            ArgumentError, match=r"shape must be 4 whole numbers \(batch, \d+, rows, cols\), but is"
+        ):
             layer.plan(shape)
 
 
@@ -217,7 +234,9 @@ def test_layers_compile_to_one_graph_for_any_size(encoding, content, backend):
 def test_spread_images_of_hard_heads(options):
     """Transposed convolutions where there is one with such arguments, and what they are by definition."""
     torch.manual_seed(0)
-    encoding = Quadratic(9, 2, centres=[[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)], sharpness=128.0)
+    encoding = Quadratic(
+        9, 2, centres=[[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)], sharpness=128.0
+    )
     layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3, **options).eval()
     x = images(5, 7)
     assert layer.plan(x.shape).path == "shift"
@@ -227,7 +246,9 @@ def test_spread_images_of_hard_heads(options):
 
 @pytest.mark.parametrize("displacement", [-1000, -7, 6, 7, 1000])
 def test_heads_that_look_far_beyond_the_image_look_at_the_nearest_key(displacement):
-    layer = RelativeAttention1d(2, 3, 1, Shift(1, 1, displacements=[[displacement]]), stride=2, padding=1)
+    layer = RelativeAttention1d(
+        2, 3, 1, Shift(1, 1, displacements=[[displacement]]), stride=2, padding=1
+    )
     x = images(7)[:, :2]
     assert layer.plan(x.shape).path == "shift"
     assert_within_budget(layer(x), *by_reference(layer, x))

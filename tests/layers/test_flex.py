@@ -23,13 +23,24 @@ from convattn.testing.contracts import stir
 
 CASES = [
     LayerCase("learned_axial", options={"content": True, "impl": "flex"}),
-    LayerCase("learned_table", options={"content": Content(key_width=3, content_bias=False), "impl": "flex"}),
+    LayerCase(
+        "learned_table",
+        options={"content": Content(key_width=3, content_bias=False), "impl": "flex"},
+    ),
     LayerCase("distance", options={"content": Content(key_width=17), "impl": "flex"}),
     LayerCase(
-        "quadratic", options={"content": Content(key_width=3, project_position=False, query_bias=True), "impl": "flex"}
+        "quadratic",
+        options={
+            "content": Content(key_width=3, project_position=False, query_bias=True),
+            "impl": "flex",
+        },
     ),
-    LayerCase("distance", RelativeAttention1d, {"content": Content(position=False), "impl": "flex"}),
-    LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "flex"}),
+    LayerCase(
+        "distance", RelativeAttention1d, {"content": Content(position=False), "impl": "flex"}
+    ),
+    LayerCase(
+        "learned_axial", RelativeAttention3d, {"content": True, "head_width": 1, "impl": "flex"}
+    ),
 ]
 
 
@@ -43,7 +54,9 @@ class TestFlexAttention(CaseContract):
         with torch.no_grad():
             yield
 
-    @pytest.mark.skip(reason="needs gradients in float64, which FlexAttention does not have on the CPU")
+    @pytest.mark.skip(
+        reason="needs gradients in float64, which FlexAttention does not have on the CPU"
+    )
     def test_gradcheck(self):
         """Finite differences."""
 
@@ -62,17 +75,26 @@ class TestFlexAttention(CaseContract):
             images = x.detach().requires_grad_()
             with torch.enable_grad():
                 made(images).square().sum().backward()
-            found = {"x": images.grad, **{name: parameter.grad for name, parameter in made.named_parameters()}}
-            return {name: gradient.cpu() for name, gradient in found.items() if gradient is not None}
+            found = {
+                "x": images.grad,
+                **{name: parameter.grad for name, parameter in made.named_parameters()},
+            }
+            return {
+                name: gradient.cpu() for name, gradient in found.items() if gradient is not None
+            }
 
         hi, lows = references(partial(gradients, "reference"), layer, x)
         for name, gradient in gradients("flex", layer.cuda(), x.cuda()).items():
-            assert_within_budget(gradient, hi[name], [low[name] for low in lows], f"gradient of {name}")
+            assert_within_budget(
+                gradient, hi[name], [low[name] for low in lows], f"gradient of {name}"
+            )
 
 
 def layer(**options):
     torch.manual_seed(3)
-    return stir(RelativeAttention2d(3, 5, 2, "quadratic", content=True, **{"impl": "flex", **options})).eval()
+    return stir(
+        RelativeAttention2d(3, 5, 2, "quadratic", content=True, **{"impl": "flex", **options})
+    ).eval()
 
 
 def images(*sizes):
@@ -124,7 +146,8 @@ def test_what_follows_the_weights_learns_on_the_cpu_all_the_same():
 
 def test_other_devices_are_refused():
     with pytest.raises(
-        DeviceError, match="FlexAttention runs on CUDA, and on the CPU without gradients, but the images are on meta"
+        DeviceError,
+        match="FlexAttention runs on CUDA, and on the CPU without gradients, but the images are on meta",
     ):
         flex._require_device([torch.zeros(2, 3, device="meta")])
 
@@ -142,7 +165,11 @@ def test_other_devices_are_refused():
             {"content": True, "dropout": 0.1},
             'impl must be "auto", "content" or "reference" with content and dropout, but is \'flex\'',
         ),
-        (GatedRelativeAttention2d, {}, 'impl must be "auto", "content" or "reference" with a gate, but is \'flex\''),
+        (
+            GatedRelativeAttention2d,
+            {},
+            'impl must be "auto", "content" or "reference" with a gate, but is \'flex\'',
+        ),
     ],
     ids=["without content", "dropout", "gate"],
 )
@@ -156,7 +183,10 @@ def test_a_path_set_later_is_refused_when_it_cannot_compute_the_layer(change):
     gate, dropout = change == "gate", 0.1 if change == "dropout" else 0.0
     kind, content = (GatedRelativeAttention2d, Content()) if gate else (RelativeAttention2d, True)
     made = kind(3, 5, 2, "quadratic", content=content, dropout=dropout)
-    with pytest.raises(ArgumentError, match=rf'impl must be "auto", "content" or "reference" with .*{change}, but is'):
+    with pytest.raises(
+        ArgumentError,
+        match=rf'impl must be "auto", "content" or "reference" with .*{change}, but is',
+    ):
         made.impl = "flex"
     assert made.impl == "auto"
 
@@ -165,7 +195,9 @@ def test_a_path_set_later_is_refused_when_it_cannot_compute_the_layer(change):
 def test_plan_names_the_path_and_never_takes_it_by_itself(device):
     plan = layer().plan((2, 3, 5, 7), device=device)
     assert plan.path == "flex"
-    assert plan.reason.startswith("requested, in one kernel" if device == "cuda" else "requested, without gradients")
+    assert plan.reason.startswith(
+        "requested, in one kernel" if device == "cuda" else "requested, without gradients"
+    )
     automatic = layer(impl="auto").plan((2, 3, 5, 7), device=device)
     assert automatic.path == "content"
     assert plan.flops == automatic.flops
@@ -174,14 +206,21 @@ def test_plan_names_the_path_and_never_takes_it_by_itself(device):
 def test_plan_counts_the_products_of_content_and_of_features():
     wide = Content(key_width=64)
     flops = {
-        impl: RelativeAttention2d(3, 5, 2, "quadratic", content=wide, impl=impl).plan((2, 3, 5, 7)).flops
+        impl: RelativeAttention2d(3, 5, 2, "quadratic", content=wide, impl=impl)
+        .plan((2, 3, 5, 7))
+        .flops
         for impl in ("auto", "content", "flex", "reference")
     }
     pairs, heads = 35**2, 2
     rest = 2 * (5 * heads * pairs + 2 * heads * pairs * 3 + 2 * 35 * heads * 3 * 5)
     scores = 2 * heads * 2 * 64 * (3 * (35 + 35) + pairs)
     along = (2 * 5 - 1) + (2 * 7 - 1)
-    assert flops["flex"] == flops["auto"] == flops["content"] == rest + scores + 2 * heads * 2 * 35 * along * 64
+    assert (
+        flops["flex"]
+        == flops["auto"]
+        == flops["content"]
+        == rest + scores + 2 * heads * 2 * 35 * along * 64
+    )
     assert flops["reference"] == rest + scores + 2 * heads * 2 * 35 * 35 * 64
 
 
@@ -215,13 +254,24 @@ def test_layers_compile_to_one_graph():
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize(("share", "dropout"), [(torch.full((2,), 0.5), 0.0), (None, 0.1)], ids=["gate", "dropout"])
+@pytest.mark.parametrize(
+    ("share", "dropout"), [(torch.full((2,), 0.5), 0.0), (None, 0.1)], ids=["gate", "dropout"]
+)
 def test_scores_refuse_the_path_where_it_cannot_weight_them(share, dropout):
     made = RelativeAttention2d(3, 5, 2, "quadratic", content=True)
     axes = made.geometry.axes((5, 7))
     maps = made.values.maps()
-    message = 'impl must be "auto", "content" or "reference" with a gate or dropout, but is \'flex\''
+    message = (
+        'impl must be "auto", "content" or "reference" with a gate or dropout, but is \'flex\''
+    )
     with pytest.raises(ArgumentError, match=message):
         made.content.attend(
-            torch.randn(1, 3, 5, 7), axes, made.encoding, maps, 1, share=share, dropout=dropout, path="flex"
+            torch.randn(1, 3, 5, 7),
+            axes,
+            made.encoding,
+            maps,
+            1,
+            share=share,
+            dropout=dropout,
+            path="flex",
         )

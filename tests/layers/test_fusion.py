@@ -28,19 +28,25 @@ def build(case, *, dtype=torch.float32, **options):
 
 
 def images(dims, dtype=torch.float32):
-    return torch.randn(2, 3, *SIZES[dims], generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        2, 3, *SIZES[dims], generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    ).to(dtype)
 
 
 def pixel_map(kind, dims, *, bias=True, dtype=torch.float32):
     torch.manual_seed(7)
-    made = nn.Linear(5, 11, bias=bias) if kind == "linear" else CONVOLUTIONS[dims](5, 11, 1, bias=bias)
+    made = (
+        nn.Linear(5, 11, bias=bias) if kind == "linear" else CONVOLUTIONS[dims](5, 11, 1, bias=bias)
+    )
     return made.to(dtype)
 
 
 def one_after_the_other(layer, following, x, formula, *, backwards=False):
     """By definition: the layer query by query, then the map of every pixel, channel by channel."""
     y = dense_attention(layer, x, formula, backwards=backwards).movedim(1, -1)
-    columns = list(zip(following.weight.flatten(1).T, y.unbind(-1), strict=True))[:: -1 if backwards else 1]
+    columns = list(zip(following.weight.flatten(1).T, y.unbind(-1), strict=True))[
+        :: -1 if backwards else 1
+    ]
     mapped = sum(channel[..., None] * column for column, channel in columns)
     return (mapped if following.bias is None else mapped + following.bias).movedim(-1, 1)
 
@@ -50,7 +56,10 @@ def check(actual, layer, following, x, formula):
     given = as_dtype(layer, wide), copy.deepcopy(following).to(wide), x.to(wide)
     hi, lows = references(partial(one_after_the_other, formula=formula), *given)
     lows = [low.to(x.dtype) for low in lows]
-    lows += [one_after_the_other(layer, following, x, formula, backwards=backwards) for backwards in (False, True)]
+    lows += [
+        one_after_the_other(layer, following, x, formula, backwards=backwards)
+        for backwards in (False, True)
+    ]
     assert_within_budget(actual, hi, lows)
 
 
@@ -67,7 +76,11 @@ FACTORED, MERGED = LayerCase("quadratic", options={"head_width": 2}), LayerCase(
 @pytest.mark.parametrize("case", [MERGED, FACTORED], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_fused_layer_is_right_in_every_dtype(case, dtype):
-    layer, following, x = build(case, dtype=dtype), pixel_map("linear", 2, dtype=dtype), images(2, dtype)
+    layer, following, x = (
+        build(case, dtype=dtype),
+        pixel_map("linear", 2, dtype=dtype),
+        images(2, dtype),
+    )
     check(fuse(layer, following)(x), layer, following, x, FORMULAS["quadratic"])
 
 
@@ -82,7 +95,11 @@ def test_either_bias_may_be_missing(before, after):
 
 @pytest.mark.parametrize(
     "geometry",
-    [{"kernel_size": 3, "stride": 2, "padding": 1}, {"padding": 1, "padding_mode": "reflect"}, {"input_dilation": 2}],
+    [
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"padding": 1, "padding_mode": "reflect"},
+        {"input_dilation": 2},
+    ],
     ids=str,
 )
 def test_the_map_follows_whatever_the_grid(geometry):
@@ -113,7 +130,10 @@ def test_a_faulty_fusion_is_rejected(fault):
 @pytest.mark.parametrize("case", [*LAYERS[-8:], MERGED, FACTORED], ids=str)
 def test_scores_stay_and_nothing_is_shared(case):
     layer, following, x = build(case), pixel_map("linear", case.kind.dims), images(case.kind.dims)
-    kept = [{name: tensor.clone() for name, tensor in m.state_dict().items()} for m in (layer, following)]
+    kept = [
+        {name: tensor.clone() for name, tensor in m.state_dict().items()}
+        for m in (layer, following)
+    ]
     drawn = torch.get_rng_state()
     fused = fuse(layer, following)
     assert torch.equal(torch.get_rng_state(), drawn)
@@ -122,7 +142,9 @@ def test_scores_stay_and_nothing_is_shared(case):
     assert {**fused.options(), "out_channels": 5} == layer.options()
     assert fused.out_channels == 11
     for module, before in zip((layer, following), kept, strict=True):
-        assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+        assert all(
+            torch.equal(before[name], tensor) for name, tensor in module.state_dict().items()
+        )
         theirs = {parameter.data_ptr() for parameter in module.parameters()}
         assert not theirs & {parameter.data_ptr() for parameter in fused.parameters()}
 
@@ -170,14 +192,23 @@ def test_dropout_of_weights_commutes_with_the_map():
 
 
 def test_frozen_parameters_stay_frozen():
-    layer, following = build(MERGED).requires_grad_(False), pixel_map("linear", 2).requires_grad_(False)
+    layer, following = (
+        build(MERGED).requires_grad_(False),
+        pixel_map("linear", 2).requires_grad_(False),
+    )
     assert not any(parameter.requires_grad for parameter in fuse(layer, following).parameters())
     following.bias.requires_grad_()
-    learned = {name for name, parameter in fuse(layer, following).named_parameters() if parameter.requires_grad}
+    learned = {
+        name
+        for name, parameter in fuse(layer, following).named_parameters()
+        if parameter.requires_grad
+    }
     assert learned == {"bias"}
 
 
-@pytest.mark.parametrize(("following", "error", "message"), WRONG_MAPS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("following", "error", "message"), WRONG_MAPS, ids=lambda value: str(value)[:60]
+)
 def test_other_maps_are_refused(following, error, message):
     with pytest.raises(error, match=message):
         fuse(build(MERGED), following)
@@ -187,7 +218,8 @@ def test_axes_of_the_convolution_are_those_of_the_layer():
     layer = RelativeAttention1d(3, 5, 2, "quadratic")
     assert fuse(layer, nn.Conv1d(5, 2, 1))(torch.zeros(1, 3, 7)).shape == (1, 2, 7)
     with pytest.raises(
-        UnsupportedModelError, match="cannot fuse Conv2d with RelativeAttention1d: known are Linear and"
+        UnsupportedModelError,
+        match="cannot fuse Conv2d with RelativeAttention1d: known are Linear and",
     ):
         fuse(layer, nn.Conv2d(5, 2, 1))
 
@@ -232,16 +264,23 @@ def test_other_layers_are_refused(without_type_checks):
 
     for other in (nn.Conv2d(3, 5, 1), Doubled(3, 5, 2, "quadratic")):
         with pytest.raises(
-            UnsupportedModelError, match=f"fuse into {type(other).__name__}: known are RelativeAttention1d"
+            UnsupportedModelError,
+            match=f"fuse into {type(other).__name__}: known are RelativeAttention1d",
         ):
             fuse(other, nn.Linear(5, 2))
 
 
 @pytest.mark.parametrize("part", ["values", "bias"])
 def test_numbers_out_of_range_are_refused(part):
-    layer, following = build(MERGED, dtype=torch.float16), pixel_map("linear", 2, dtype=torch.float16)
+    layer, following = (
+        build(MERGED, dtype=torch.float16),
+        pixel_map("linear", 2, dtype=torch.float16),
+    )
     with torch.no_grad():
         following.weight.fill_(1000)
         (layer.bias if part == "bias" else layer.values.weight).fill_(1000)
-    with pytest.raises(ConversionError, match=f"cannot fuse: the merged {part} would not be finite in torch.float16"):
+    with pytest.raises(
+        ConversionError,
+        match=f"cannot fuse: the merged {part} would not be finite in torch.float16",
+    ):
         fuse(layer, following)

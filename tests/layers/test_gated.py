@@ -37,14 +37,19 @@ CONVOLUTIONS = {
 
 
 def pixels(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def pair(dims, encoding, **options):
     """Returns a layer with closed gates and the one without content that holds the same numbers."""
     torch.manual_seed(0)
     gated, plain = KINDS[dims]
-    closed, alone = (gated(4, 6, 4, encoding, gate="tanh", **options), plain(4, 6, 4, encoding, **options))
+    closed, alone = (
+        gated(4, 6, 4, encoding, gate="tanh", **options),
+        plain(4, 6, 4, encoding, **options),
+    )
     alone.load_state_dict({name: closed.state_dict()[name] for name in alone.state_dict()})
     return closed.eval(), alone.eval()
 

@@ -44,7 +44,14 @@ def planned(case):
 def test_every_path_goes_through_the_contract(monkeypatch):
     """A case that demands a path gets it, and no path is without a case."""
     paths = [(case.options.get("impl", "auto"), planned(case).path) for case in LAYERS]
-    assert {path for _, path in paths} == {"reference", "separable", "dense", "fourier", "shift", "content"}
+    assert {path for _, path in paths} == {
+        "reference",
+        "separable",
+        "dense",
+        "fourier",
+        "shift",
+        "content",
+    }
     assert all(requested in ("auto", path) for requested, path in paths)
     monkeypatch.setitem(SLOWNESS, "own channels", 0)
     assert all(planned(case).order == "values" for case in VALUES_FIRST)
@@ -68,13 +75,18 @@ PIECE = 260
 
 SOFTER, SHARPER = ({"root_sharpness": torch.tensor(roots)} for roots in ([1.0, 3.0], [2.5, 8.0]))
 SHAPES = {"shape": torch.tensor([[[2.0, 0.4], [-0.2, 1.8]], [[8.0, 0.1], [0.2, 7.0]]])}
-ASIDE = {"centres": torch.tensor([[0.4, 4.0, 0.6], [-0.6, -4.0, 0.4]]), "root_sharpness": torch.tensor([3.0, 3.2])}
+ASIDE = {
+    "centres": torch.tensor([[0.4, 4.0, 0.6], [-0.6, -4.0, 0.4]]),
+    "root_sharpness": torch.tensor([3.0, 3.2]),
+}
 PIECEWISE = [
     LayerCase("quadratic", RelativeAttention1d, {"impl": "separable"}, numbers=SOFTER),
     LayerCase("quadratic", RelativeAttention2d, {"impl": "separable"}, numbers=SHARPER),
     LayerCase("quadratic", RelativeAttention3d, {"impl": "separable"}, numbers=ASIDE),
     LayerCase("generalized_quadratic", RelativeAttention2d, {"impl": "dense"}, numbers=SHAPES),
-    LayerCase("quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}, numbers=SHARPER),
+    LayerCase(
+        "quadratic", RelativeAttention2d, {"impl": "separable", "head_width": 2}, numbers=SHARPER
+    ),
 ]
 """Heads with bands that are narrower than the image; soft enough for a gradient that rounding leaves some digits of."""
 
@@ -93,7 +105,11 @@ class TestLargeImages(CaseContract):
         make_pieces_small(monkeypatch)
 
 
-FEW_CHANNELS = [case for case in PIECEWISE if case.kind is not RelativeAttention3d and "head_width" not in case.options]
+FEW_CHANNELS = [
+    case
+    for case in PIECEWISE
+    if case.kind is not RelativeAttention3d and "head_width" not in case.options
+]
 
 
 class TestFewChannels(CaseContract):
@@ -135,7 +151,9 @@ def test_keys_are_left_out(case, monkeypatch):
 
     def watched(weights, *args, **options):
         tiles = right(weights, *args, **options)
-        left_out.extend(weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys)
+        left_out.extend(
+            weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys
+        )
         return tiles
 
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
@@ -151,17 +169,24 @@ def test_keys_are_left_out(case, monkeypatch):
 
 def test_the_pieces_are_pieces(monkeypatch):
     """Negative control of the class above: what it makes small is cut, and what is left out matters."""
-    weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[None]
+    weights = torch.softmax(-((torch.arange(7.0) - torch.arange(7.0)[:, None]) ** 2) * 9, dim=-1)[
+        None
+    ]
     make_pieces_small(monkeypatch)
     tiles = separable.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
     assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
-    assert len(separable._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
+    assert (
+        len(separable._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights]))
+        > 2
+    )
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
     right = separable.axis_tiles
     monkeypatch.setattr(
-        separable, "axis_tiles", lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options)
+        separable,
+        "axis_tiles",
+        lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options),
     )
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_output_is_attention_by_definition(torch.float32)

@@ -15,7 +15,9 @@ LONG = 65_536
 
 def layer(*centres, sharpness=1.0, **options):
     torch.manual_seed(0)
-    encoding = Quadratic(len(centres), 1, centres=[[float(centre)] for centre in centres], sharpness=sharpness)
+    encoding = Quadratic(
+        len(centres), 1, centres=[[float(centre)] for centre in centres], sharpness=sharpness
+    )
     return RelativeAttention1d(3, 5, len(centres), encoding, **options)
 
 
@@ -36,7 +38,9 @@ QUERIES = [0, 9_001, LONG - 20_001, LONG - 1]
 def gradients_of_definition(layer, x, v):
     """Gradients of ⟨v, y⟩, the output y being that of some queries, from scores of all keys."""
     centres, sharpness = layer.encoding.centres, layer.encoding.root_sharpness.square() / 2
-    displacements = torch.arange(LONG, dtype=x.dtype) - torch.tensor(QUERIES, dtype=x.dtype)[:, None]
+    displacements = (
+        torch.arange(LONG, dtype=x.dtype) - torch.tensor(QUERIES, dtype=x.dtype)[:, None]
+    )
     weights = (-sharpness[:, None, None] * (displacements - centres[:, None]) ** 2).softmax(-1)
     means = weights @ x[0].mT
     y = torch.einsum("hoi,hqi->oq", layer.values.weight, means) + layer.bias[:, None]
@@ -48,14 +52,18 @@ def gradients_of_definition(layer, x, v):
 def test_cost_and_gradients_of_long_sequences(centres, sharpness):
     """The plan's cost is linear, and the call does what it says: one pair table alone would not fit."""
     long = layer(*centres, sharpness=sharpness)
-    plans = [long.plan((1, 3, size)) for size in (LONG, 2 * LONG, 4 * LONG)]  # ends, where fewer keys are seen, fit in
+    plans = [
+        long.plan((1, 3, size)) for size in (LONG, 2 * LONG, 4 * LONG)
+    ]  # ends, where fewer keys are seen, fit in
     assert {plan.path for plan in plans} == {"shift" if sharpness == 128 else "separable"}
     for short, double, whole in ([plan.flops for plan in plans], [plan.bytes for plan in plans]):
         assert whole - double <= 2.05 * (double - short)
     x, v = torch.randn(1, 3, LONG, requires_grad=True), torch.randn(5, len(QUERIES))
     leaves = {"x": x, **dict(long.named_parameters())}
     loss = (v * long(x)[0, :, QUERIES]).sum()
-    actual = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    actual = torch.autograd.grad(
+        loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
     hi, lows = references(gradients_of_definition, long, x, v)
     for name, found, exact, *rounded in zip(leaves, actual, hi, *lows, strict=True):
         assert_within_budget(found, exact, rounded, name)
@@ -103,14 +111,20 @@ def test_images_of_one_row_or_column_are_sequences(axis, encoding):
 
 def test_operations_of_more_queries_in_blocks_are_those_that_torch_counts():
     encoding = Quadratic(1, 1, centres=[[0.0]], sharpness=0.01)
-    wide, taps, more = RelativeAttention1d(29, 23, 1, encoding), 105, 5  # blocks of as many queries as taps
+    wide, taps, more = (
+        RelativeAttention1d(29, 23, 1, encoding),
+        105,
+        5,
+    )  # blocks of as many queries as taps
     found = []
     for size in (2003, 2003 + more * taps):
         plan, x = wide.plan((2, 29, size)), torch.randn(2, 29, size)
         assert plan.reason.endswith(f"in bands of up to {taps} displacements")
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             wide(x)
-        assert {operation.__name__ for operation in counter.flop_counts["Global"]} == {"bmm"}  # no convolution
+        assert {operation.__name__ for operation in counter.flop_counts["Global"]} == {
+            "bmm"
+        }  # no convolution
         found.append((plan.flops, counter.get_total_flops()))
     (first, counted), (second, counted_then) = found
     assert second - first == counted_then - counted > 0

@@ -11,7 +11,11 @@ from convattn.errors import ArgumentError
 from convattn.layers import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
 from convattn.testing.budget import Sums, assert_within_budget, references
 
-KINDS = {1: (LargeKernelConv1d, nn.Conv1d), 2: (LargeKernelConv2d, nn.Conv2d), 3: (LargeKernelConv3d, nn.Conv3d)}
+KINDS = {
+    1: (LargeKernelConv1d, nn.Conv1d),
+    2: (LargeKernelConv2d, nn.Conv2d),
+    3: (LargeKernelConv3d, nn.Conv3d),
+}
 IMAGES = {1: (2, 6, 211), 2: (2, 6, 23, 29), 3: (2, 6, 7, 11, 13)}
 
 CASES = [
@@ -20,7 +24,10 @@ CASES = [
     (2, {"kernel_size": 15, "padding": 7, "groups": 6, "bias": False}),
     (2, {"kernel_size": (15, 4), "padding": "same", "groups": 2}),
     (2, {"kernel_size": 9, "padding": 8, "dilation": 2, "stride": (1, 2), "groups": 6}),
-    *((2, {"kernel_size": 13, "padding": 6, "padding_mode": mode, "groups": 3}) for mode in ("circular", "reflect")),
+    *(
+        (2, {"kernel_size": 13, "padding": 6, "padding_mode": mode, "groups": 3})
+        for mode in ("circular", "reflect")
+    ),
     (2, {"kernel_size": 17, "padding": "valid", "groups": 6}),
     (3, {"kernel_size": (3, 5, 9), "padding": (1, 2, 4), "groups": 6}),
     (3, {"kernel_size": 5, "padding": 2, "padding_mode": "replicate"}),
@@ -44,7 +51,9 @@ def derivatives(layer, x):
     y = layer(x)
     return [
         y.detach(),
-        *torch.autograd.grad((y * torch.linspace(0, 1, y.numel()).view_as(y)).sum(), [x, *layer.parameters()]),
+        *torch.autograd.grad(
+            (y * torch.linspace(0, 1, y.numel()).view_as(y)).sum(), [x, *layer.parameters()]
+        ),
     ]
 
 
@@ -87,7 +96,9 @@ def test_double_backward(dims, options):
     layer, _, x = pair(dims, {**options, "kernel_size": 5}, dtype=torch.float64)
     x = x[:1, :, :9] if dims == 1 else x[:1, :, :9, :9]
     torch.autograd.gradgradcheck(
-        lambda x, weight: layer._conv_forward(x, weight, None), (x.requires_grad_(), layer.weight), fast_mode=True
+        lambda x, weight: layer._conv_forward(x, weight, None),
+        (x.requires_grad_(), layer.weight),
+        fast_mode=True,
     )
 
 
@@ -119,7 +130,9 @@ def test_hooks_that_are_put_on_the_layer_do_not_run_in_the_convolution():
     assert layer.weight is convolution.weight
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own forward mode
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated:FutureWarning"
+)  # torch's own forward mode
 def test_other_modes_are_left_to_torch():
     layer, plain, x = pair(2, CASES[2][1])
     with torch.autocast("cpu"):

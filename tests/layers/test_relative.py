@@ -13,17 +13,37 @@ LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d
 
 WRONG_ARGUMENTS = [
     ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1, but is 0"),
-    ({"in_channels": (3,)}, ArgumentError, r"in_channels must be an integer of at least 1, but is \(3,\)"),
-    ({"out_channels": -5}, ArgumentError, "out_channels must be an integer of at least 1, but is -5"),
+    (
+        {"in_channels": (3,)},
+        ArgumentError,
+        r"in_channels must be an integer of at least 1, but is \(3,\)",
+    ),
+    (
+        {"out_channels": -5},
+        ArgumentError,
+        "out_channels must be an integer of at least 1, but is -5",
+    ),
     ({"num_heads": 2.0}, ArgumentError, "num_heads must be an integer of at least 1, but is 2.0"),
     ({"groups": 0}, ArgumentError, "groups must be an integer of at least 1, but is 0"),
     ({"groups": 2}, ArgumentError, "in_channels must be divisible by groups=2, but is 3"),
     ({"groups": 3}, ArgumentError, "out_channels must be divisible by groups=3, but is 5"),
     ({"head_width": 0}, ArgumentError, "head_width must be an integer of at least 1, but is 0"),
     ({"dropout": 1.0}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is 1.0"),
-    ({"dropout": torch.nan}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is nan"),
-    ({"dropout": "half"}, ArgumentError, r"dropout must be a probability in \[0, 1\), but is 'half'"),
-    ({"encoding": "quadrtic"}, UnknownNameError, "unknown encoding 'quadrtic': did you mean 'quadratic'"),
+    (
+        {"dropout": torch.nan},
+        ArgumentError,
+        r"dropout must be a probability in \[0, 1\), but is nan",
+    ),
+    (
+        {"dropout": "half"},
+        ArgumentError,
+        r"dropout must be a probability in \[0, 1\), but is 'half'",
+    ),
+    (
+        {"encoding": "quadrtic"},
+        UnknownNameError,
+        "unknown encoding 'quadrtic': did you mean 'quadratic'",
+    ),
     (
         {"encoding": Quadratic},
         ArgumentError,
@@ -40,14 +60,22 @@ WRONG_ARGUMENTS = [
         r"encoding must be for 2 heads and 2 axes, but is Quadratic\(num_heads",
     ),
     ({"padding": "sam"}, UnknownNameError, "unknown padding 'sam': did you mean 'same'"),
-    ({"padding_mode": "reflection"}, UnknownNameError, "unknown padding_mode 'reflection': did you mean 'reflect'"),
+    (
+        {"padding_mode": "reflection"},
+        UnknownNameError,
+        "unknown padding_mode 'reflection': did you mean 'reflect'",
+    ),
     ({"impl": "refrence"}, UnknownNameError, "unknown impl 'refrence': did you mean 'reference'"),
     (
         {"impl": "separable", "encoding": "distance"},
         ArgumentError,
         'impl must be "auto", "dense", "fourier" or "reference" unless the encoding is axis-additive, but is .separa',
     ),
-    ({"impl": "shift", "encoding": "distance"}, ArgumentError, "unless the encoding is axis-additive, but is 'shift'"),
+    (
+        {"impl": "shift", "encoding": "distance"},
+        ArgumentError,
+        "unless the encoding is axis-additive, but is 'shift'",
+    ),
     (
         {"impl": "separable", "dropout": 0.1},
         ArgumentError,
@@ -77,9 +105,17 @@ WRONG_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("options", "error", "message"), WRONG_ARGUMENTS, ids=lambda value: str(value)[:60]
+)
 def test_wrong_arguments_are_refused(options, error, message, without_type_checks):
-    arguments = {"in_channels": 3, "out_channels": 5, "num_heads": 2, "encoding": "quadratic", **options}
+    arguments = {
+        "in_channels": 3,
+        "out_channels": 5,
+        "num_heads": 2,
+        "encoding": "quadratic",
+        **options,
+    }
     with pytest.raises(error, match=message):
         RelativeAttention2d(**arguments)
 
@@ -89,9 +125,13 @@ def test_wrong_arguments_are_refused(options, error, message, without_type_check
 def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
     layer = LAYERS[dims](3, 5, 2, "quadratic")
     shape = (1, 3, 7, 5, 11, 13)[: dims + 2 + rank] if rank else (1, 2, 7, 5, 11)[: dims + 2]
-    with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "):
+    with pytest.raises(
+        ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "
+    ):
         layer(torch.zeros(shape))
-    with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "):
+    with pytest.raises(
+        ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "
+    ):
         layer.attention(torch.zeros(shape))
 
 
@@ -105,7 +145,9 @@ def test_arrays_are_refused(encoding, without_type_checks):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
     layer = RelativeAttention2d(3, 5, 2, "quadratic")
-    with pytest.raises(ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"):
+    with pytest.raises(
+        ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"
+    ):
         layer(torch.zeros(1, 3, 5, 7, dtype=dtype))
 
 
@@ -115,7 +157,9 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x.bfloat16()).dtype == layer(x).dtype == torch.bfloat16
         assert layer.plan(x.shape, torch.bfloat16).path == layer.plan(x.shape).path
-        with pytest.raises(ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"):
+        with pytest.raises(
+            ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"
+        ):
             layer(x.to(dtype))
 
 
@@ -129,7 +173,11 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
             4,
             r"at least 7 padded pixels along axis 0, but has 4 \(6 after",
         ),
-        ({"padding": [(-2, -2)]}, 3, r"at least 1 padded pixels along axis 0, but has 3 \(-1 after padding\)"),
+        (
+            {"padding": [(-2, -2)]},
+            3,
+            r"at least 1 padded pixels along axis 0, but has 3 \(-1 after padding\)",
+        ),
         ({"input_dilation": 3}, 0, "at least 1 padded pixels along axis 0, but has 0"),
         (
             {"padding": 3, "padding_mode": "reflect"},
@@ -158,7 +206,8 @@ def test_images_larger_than_the_table_are_refused():
     assert layer(torch.zeros(1, 3, 5, 7)).shape == (1, 5, 5, 7)
     for ask in (layer, layer.attention):
         with pytest.raises(
-            EncodingRangeError, match="LearnedAxial holds displacements from -4 to 4 along axis 0, but -5"
+            EncodingRangeError,
+            match="LearnedAxial holds displacements from -4 to 4 along axis 0, but -5",
         ):
             ask(torch.zeros(1, 3, 6, 7))
 
@@ -168,10 +217,14 @@ def test_attention_of_sizes():
     assert layer.attention((5, 7)).shape == layer.attention([5, 7]).shape == (2, 2, 4, 5, 9)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (2, 2, 4, 5, 9)
     with pytest.raises(
-        ArgumentError, match=r"spatial must be an integer of at least 1, or 2 of them, but is \(5, 7, 3\)"
+        ArgumentError,
+        match=r"spatial must be an integer of at least 1, or 2 of them, but is \(5, 7, 3\)",
     ):
         layer.attention((5, 7, 3))
-    with pytest.raises(ArgumentError, match=r"spatial must be an integer of at least 1, or 2 of them, but is \(0, 7\)"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"spatial must be an integer of at least 1, or 2 of them, but is \(0, 7\)",
+    ):
         layer.attention((0, 7))
 
 
@@ -179,7 +232,8 @@ def test_attention_of_content_needs_images():
     layer = RelativeAttention2d(3, 5, 2, "quadratic", content=True)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (4, 2, 5, 7, 5, 7)
     with pytest.raises(
-        ArgumentError, match=r"spatial must be images, because the scores depend on content, but is \(5, 7\)"
+        ArgumentError,
+        match=r"spatial must be images, because the scores depend on content, but is \(5, 7\)",
     ):
         layer.attention((5, 7))
 
@@ -231,7 +285,9 @@ def test_dropout_without_content_is_one_draw_for_the_batch_and_with_content_one_
 
 def test_dropout_of_nearly_everything_leaves_the_bias():
     layer = RelativeAttention2d(2, 3, 2, "quadratic", dropout=0.999_999_9)
-    assert torch.equal(layer(torch.ones(1, 2, 3, 5)), layer.bias.view(1, 3, 1, 1).expand(1, 3, 3, 5))
+    assert torch.equal(
+        layer(torch.ones(1, 2, 3, 5)), layer.bias.view(1, 3, 1, 1).expand(1, 3, 3, 5)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -254,14 +310,23 @@ def test_dtype_and_device_are_those_asked_for():
 
 
 def test_printing_leaves_defaults_out():
-    assert repr(RelativeAttention1d(3, 5, 2, create_encoding("distance", 2, 1, hidden=7))).startswith(
+    assert repr(
+        RelativeAttention1d(3, 5, 2, create_encoding("distance", 2, 1, hidden=7))
+    ).startswith(
         "RelativeAttention1d(\n  3, 5, num_heads=2\n  (encoding): Distance(num_heads=2, dims=1, hidden=7)"
     )
-    layer = RelativeAttention1d(4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense")
-    assert "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'" in repr(layer)
+    layer = RelativeAttention1d(
+        4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense"
+    )
+    assert (
+        "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'"
+        in repr(layer)
+    )
 
 
 def test_sizes_may_be_integers_of_numpy(without_type_checks):
     four = np.int64(4)
-    layer = RelativeAttention2d(four, four, four, Quadratic(four, 2), padding=((four, four),) * 2, groups=np.int64(2))
+    layer = RelativeAttention2d(
+        four, four, four, Quadratic(four, 2), padding=((four, four),) * 2, groups=np.int64(2)
+    )
     assert json.loads(json.dumps(layer.options())) == layer.options()

@@ -33,7 +33,9 @@ class Shifted(nn.Module):
 
 def replace_centres(layer):
     del layer.encoding.centres
-    layer.encoding.centres = torch.full((9, 2), 0.3)  # a plain tensor, as of a network that makes weights
+    layer.encoding.centres = torch.full(
+        (9, 2), 0.3
+    )  # a plain tensor, as of a network that makes weights
 
 
 def change_centres(layer):
@@ -54,9 +56,13 @@ WRITES = {
     "load_state_dict": lambda layer: layer.load_state_dict(
         {**layer.state_dict(), "encoding.centres": torch.ones(9, 2)}
     ),
-    "another parameter": lambda layer: setattr(layer.encoding, "centres", nn.Parameter(torch.full((9, 2), 0.3))),
+    "another parameter": lambda layer: setattr(
+        layer.encoding, "centres", nn.Parameter(torch.full((9, 2), 0.3))
+    ),
     "plain tensor": replace_centres,
-    "parametrised": lambda layer: parametrize.register_parametrization(layer.encoding, "centres", Shifted()),
+    "parametrised": lambda layer: parametrize.register_parametrization(
+        layer.encoding, "centres", Shifted()
+    ),
     "in shared memory": lambda layer: change_centres(layer.share_memory()),
     "resized": lambda layer: layer.encoding.centres.set_(torch.full((9, 2), 0.3)),
     "another encoding": lambda layer: setattr(layer, "encoding", LinearDistance(9, 2)),
@@ -100,7 +106,9 @@ def test_another_number_of_an_encoding_is_seen_at_once(name):
 def test_shifts_that_are_replaced_are_seen_at_once():
     layer, x = kernel_layer().eval(), images(5, 7)
     first = layer(x)
-    layer.encoding = Shift(9, 2, displacements=[[-row, -col] for row, col in layer.encoding.displacements])
+    layer.encoding = Shift(
+        9, 2, displacements=[[-row, -col] for row, col in layer.encoding.displacements]
+    )
     conv = nn.Conv2d(3, 5, 3, padding=1)
     conv.load_state_dict({"weight": layer.values.weight.flip(2, 3), "bias": layer.bias})
     hi, lows = references(convolve, conv, x)
@@ -131,8 +139,12 @@ def test_hyper_networks_get_their_gradient():
     layer, x = hard_layer(sharpness=0.3).eval(), images(5, 7)
     hi, lows = references(gradient, layer, x)
     assert hi.abs().min() > 0
-    squares = partial(lambda *given: output(*given).square(), copy.deepcopy(layer).double(), x.double())
-    terms = torch.autograd.functional.jacobian(squares, torch.zeros(2, dtype=torch.float64)).flatten(0, -2)
+    squares = partial(
+        lambda *given: output(*given).square(), copy.deepcopy(layer).double(), x.double()
+    )
+    terms = torch.autograd.functional.jacobian(
+        squares, torch.zeros(2, dtype=torch.float64)
+    ).flatten(0, -2)
     sums = Sums(len(terms), terms.abs().sum(0))
     assert_within_budget(gradient(layer, x, "auto"), hi, lows, sums=sums)
     with pytest.raises(AssertionError, match="above the budget"):
@@ -166,7 +178,9 @@ def test_parameters_swapped_in_for_one_call_are_those_used():
     layer, other, x = hard_layer().eval(), hard_layer(sharpness=0.3).eval(), images(5, 7)
     with torch.no_grad():
         before, expected = layer(x), other(x)
-        swapped = functional_call(layer, {name: value.detach() for name, value in other.named_parameters()}, (x,))
+        swapped = functional_call(
+            layer, {name: value.detach() for name, value in other.named_parameters()}, (x,)
+        )
         assert torch.equal(swapped, expected)
         assert torch.equal(layer(x), before)
 
@@ -176,11 +190,15 @@ def test_the_path_is_checked_when_it_is_assigned():
     with pytest.raises(UnknownNameError, match="unknown impl 'typo'"):
         layer.impl = "typo"
     assert layer.impl == "auto"
-    with pytest.raises(ArgumentError, match=r"impl must be one of auto, .* without content, but is 'content'"):
+    with pytest.raises(
+        ArgumentError, match=r"impl must be one of auto, .* without content, but is 'content'"
+    ):
         layer.impl = "content"
     layer.impl = "separable"
     layer.encoding = RelativeAttention2d(3, 5, 9, "distance").encoding
-    with pytest.raises(ArgumentError, match="unless the encoding is axis-additive, but is 'separable'"):
+    with pytest.raises(
+        ArgumentError, match="unless the encoding is axis-additive, but is 'separable'"
+    ):
         layer(images(5, 7))
 
 
@@ -192,7 +210,9 @@ def test_the_geometry_is_fixed():
 
 def held(layer):
     """Everything that a layer and its parts hold, and how many bytes its tensors take."""
-    places = {name: {k: id(v) for k, v in vars(part).items()} for name, part in layer.named_modules()}
+    places = {
+        name: {k: id(v) for k, v in vars(part).items()} for name, part in layer.named_modules()
+    }
     return places, len(pickle.dumps(layer))
 
 
@@ -236,7 +256,9 @@ def counting_new_tensors():
     yield count
 
 
-@pytest.mark.parametrize("make", [kernel_layer, partial(hard_layer, sharpness=0.3)], ids=["kernel", "soft"])
+@pytest.mark.parametrize(
+    "make", [kernel_layer, partial(hard_layer, sharpness=0.3)], ids=["kernel", "soft"]
+)
 @pytest.mark.parametrize("calls", [9, pytest.param(2000, marks=pytest.mark.slow)])
 def test_threads_may_share_a_layer(make, calls):
     layer, sizes = make().eval(), range(3, 12)

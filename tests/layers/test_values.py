@@ -43,7 +43,10 @@ def test_layers_hold_merged_or_factored_values():
 def test_merged_values_are_one_matrix_of_the_paper():
     """The sum over heads is one product of a D_out × (N_h·D_in) matrix with the heads' means side by side."""
     torch.manual_seed(0)
-    layer, x = RelativeAttention2d(3, 5, 2, "quadratic", bias=False).double(), torch.randn(1, 3, 5, 7).double()
+    layer, x = (
+        RelativeAttention2d(3, 5, 2, "quadratic", bias=False).double(),
+        torch.randn(1, 3, 5, 7).double(),
+    )
     means = torch.einsum("hqrij,bcij->bhcqr", layer.attention((5, 7)), x).flatten(1, 2)
     matrix = torch.cat(list(layer.values.weight), dim=1)
     y, expected = layer(x), torch.einsum("oc,bcqr->boqr", matrix, means)
@@ -54,7 +57,9 @@ def test_merged_values_are_one_matrix_of_the_paper():
 def test_values_held_as_a_kernel_are_the_same_function(impl):
     torch.manual_seed(0)
     kernel = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2)
-    apart = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2, kernel_values=False)
+    apart = RelativeAttention2d(
+        4, 6, 9, "shift", kernel_size=3, padding=1, groups=2, kernel_values=False
+    )
     assert (kernel.values.weight.shape, apart.values.weight.shape) == ((6, 2, 3, 3), (9, 6, 2))
     assert kernel.options()["kernel_values"]
     assert not apart.options()["kernel_values"]
@@ -68,7 +73,9 @@ def test_values_held_as_a_kernel_are_the_same_function(impl):
         """The output and the gradient of the matrices; those held apart as a kernel."""
         y = layer(images)
         gradient = torch.autograd.grad(y.square().sum(), layer.values.weight)[0]
-        return y.detach(), gradient if gradient.ndim == 4 else gradient.movedim(0, -1).view(6, 2, 3, 3)
+        return y.detach(), gradient if gradient.ndim == 4 else gradient.movedim(0, -1).view(
+            6, 2, 3, 3
+        )
 
     hi, lows = references(result, apart, x)
     for found, exact, *rounded in zip(result(kernel, x), hi, *lows, strict=True):
@@ -79,4 +86,6 @@ def test_values_held_as_a_kernel_are_the_same_function(impl):
 def test_a_kernel_takes_one_whole_matrix_per_tap(heads, head_width):
     expected = rf"kernel_values must be False with head_width={head_width} and {heads} heads for a window of \(3, 3\)"
     with pytest.raises(ArgumentError, match=expected):
-        RelativeAttention2d(3, 5, heads, "quadratic", kernel_size=3, head_width=head_width, kernel_values=True)
+        RelativeAttention2d(
+            3, 5, heads, "quadratic", kernel_size=3, head_width=head_width, kernel_values=True
+        )

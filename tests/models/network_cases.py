@@ -13,18 +13,31 @@ SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_
 """Sizes of an `AttentionNet`."""
 
 SAVED = {
-    "attention": lambda: AttentionNet("learned_axial", width=10, depth=2, heads=3, ffn=7, image_size=10, num_classes=5),
+    "attention": lambda: AttentionNet(
+        "learned_axial", width=10, depth=2, heads=3, ffn=7, image_size=10, num_classes=5
+    ),
     "attention with content": lambda: AttentionNet(
         "quadratic", content=True, width=10, depth=1, heads=3, ffn=7, dropout=0.0
     ),
-    "attention with heads of each block": lambda: AttentionNet(width=10, depth=2, heads=range(3, 5), ffn=7),
+    "attention with heads of each block": lambda: AttentionNet(
+        width=10, depth=2, heads=range(3, 5), ffn=7
+    ),
     "attention on a grid": lambda: AttentionNet(
         "generalized_quadratic", width=10, depth=1, heads=9, ffn=7, centres="grid"
     ),
     "gated attention": lambda: AttentionNet(
-        "learned_axial", content=True, gated=True, width=10, depth=2, heads=[3, 2], ffn=7, image_size=10
+        "learned_axial",
+        content=True,
+        gated=True,
+        width=10,
+        depth=2,
+        heads=[3, 2],
+        ffn=7,
+        image_size=10,
     ),
-    "fused attention": lambda: AttentionNet(width=10, depth=2, heads=3, ffn=7, num_classes=5).fused(),
+    "fused attention": lambda: AttentionNet(
+        width=10, depth=2, heads=3, ffn=7, num_classes=5
+    ).fused(),
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
     "narrow resnet": lambda: ResNet(1, num_classes=3, width=5),
@@ -42,7 +55,9 @@ def small_images(channels: int = 3) -> Tensor:
 def save_as_before(network: ImageClassifier, folder: Path) -> Path:
     """Saves a network in a new folder as earlier versions did: the class and its arguments beside the tensors."""
     folder.mkdir()
-    write_sealed(folder, {"architecture": type(network).__name__, **network.arguments}, network.state_dict())
+    write_sealed(
+        folder, {"architecture": type(network).__name__, **network.arguments}, network.state_dict()
+    )
     return folder
 
 

@@ -33,7 +33,9 @@ def test_parameter_counts_are_the_papers(encoding, content, parameters):
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, {"content": True}, {"content": True, "gated": True}], ids=["position", "content", "gated"]
+    "kind",
+    [{}, {"content": True}, {"content": True, "gated": True}],
+    ids=["position", "content", "gated"],
 )
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_gives_class_scores_and_gradients(encoding, kind):
@@ -44,7 +46,9 @@ def test_every_encoding_gives_class_scores_and_gradients(encoding, kind):
     assert scores.shape == (7, 5)
     scores.square().sum().backward()
     # the softmax cancels what is the same for all keys: a bias of the keys reaches no output
-    without = {name for name, p in network.named_parameters() if p.grad is None and "key.bias" not in name}
+    without = {
+        name for name, p in network.named_parameters() if p.grad is None and "key.bias" not in name
+    }
     assert not without
 
 
@@ -71,7 +75,11 @@ def test_start_is_normal_with_zero_biases():
         spread = weight.std().item()
         # the standard deviation of n normal numbers is known to 1/√(2n); four of those
         assert abs(spread / 0.02 - 1) < 4 / (2 * weight.numel()) ** 0.5
-    biases = [module.bias for module in network.modules() if isinstance(module, nn.Linear | type(attention))]
+    biases = [
+        module.bias
+        for module in network.modules()
+        if isinstance(module, nn.Linear | type(attention))
+    ]
     assert all(torch.count_nonzero(bias) == 0 for bias in biases)
     assert attention.encoding.tables[0].std() > 0.9
 
@@ -95,7 +103,11 @@ def test_flops_of_the_papers_networks(encoding, content, linear, mixing):
 @pytest.mark.parametrize("heads", [3, [5, 2]], ids=["3", "5-2"])
 @pytest.mark.parametrize(
     ("encoding", "kind"),
-    [("quadratic", {}), ("learned_axial", {"content": True}), ("learned_axial", {"content": True, "gated": True})],
+    [
+        ("quadratic", {}),
+        ("learned_axial", {"content": True}),
+        ("learned_axial", {"content": True, "gated": True}),
+    ],
     ids=["position", "content", "gated"],
 )
 def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
@@ -104,7 +116,9 @@ def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
         block.mixer.impl = "reference"  # the closed form counts mixing with explicit weights
     with FlopCounterMode(display=False, depth=9) as counter, torch.no_grad():
         network(small_images()[:1])
-    counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+    counts = {
+        name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()
+    }
     expected, pixels, width = network.flops(image_size=10), 25, 14
     linear = sum(
         counts.get(f"AttentionNet.{name}", 0)
@@ -116,7 +130,9 @@ def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
     assert linear + values == expected.linear
     # learned tables are made into scores of displacements by a small product that does not depend on the image
     tables = (
-        sum(2 * 2 * 9 * width * heads for heads in network.heads) if network.blocks[0].mixer.gate is not None else 0
+        sum(2 * 2 * 9 * width * heads for heads in network.heads)
+        if network.blocks[0].mixer.gate is not None
+        else 0
     )
     assert counts["Global"] == expected.total + tables
 
@@ -141,13 +157,18 @@ def test_functions_of_distance_take_any_size():
 def test_each_block_has_its_own_number_of_heads():
     network = AttentionNet("quadratic", **{**SMALL, "heads": (5, 2)})
     assert network.heads == (5, 2)
-    assert [tuple(block.mixer.values.weight.shape) for block in network.blocks] == [(5, 14, 14), (2, 14, 14)]
+    assert [tuple(block.mixer.values.weight.shape) for block in network.blocks] == [
+        (5, 14, 14),
+        (2, 14, 14),
+    ]
     assert AttentionNet("quadratic", **{**SMALL, "heads": 4}).heads == (4, 4)
 
 
 @pytest.mark.parametrize("heads", ["34", 3.0, [3, 2.0], [True, 3]])
 def test_heads_of_other_types_are_refused(heads, without_type_checks):
-    with pytest.raises(ArgumentError, match="heads must be an integer of at least 1, or 2 of them, but is"):
+    with pytest.raises(
+        ArgumentError, match="heads must be an integer of at least 1, or 2 of them, but is"
+    ):
         AttentionNet(**{**SMALL, "heads": heads})
 
 
@@ -159,8 +180,14 @@ def test_heads_on_the_grid_look_at_the_taps_of_a_convolution(encoding):
     for block, side in zip(network.blocks, (3, 5), strict=True):
         taps = torch.cartesian_prod(torch.arange(side), torch.arange(side)) - side // 2
         assert torch.equal(block.mixer.encoding.centres, taps.float())
-        others = [parameter for name, parameter in block.mixer.encoding.named_parameters() if name != "centres"]
-        assert all(len(torch.unique(parameter)) == parameter.numel() for parameter in others)  # drawn as usual
+        others = [
+            parameter
+            for name, parameter in block.mixer.encoding.named_parameters()
+            if name != "centres"
+        ]
+        assert all(
+            len(torch.unique(parameter)) == parameter.numel() for parameter in others
+        )  # drawn as usual
 
 
 def mixers(network):
@@ -172,7 +199,9 @@ def test_gated_network_mixes_distributions_of_content_and_position():
     network = AttentionNet("learned_axial", content=True, gated=True, **SMALL).eval()
     for mixer in mixers(network):
         assert type(mixer) is GatedRelativeAttention2d
-        assert mixer.content_terms == Content(key_width=14, position=False, content_bias=False, query_bias=True)
+        assert mixer.content_terms == Content(
+            key_width=14, position=False, content_bias=False, query_bias=True
+        )
         assert mixer.content.key.bias is None
         assert mixer.encoding.head_vectors is not None  # position has scores of its own
         assert torch.equal(mixer.gate, torch.ones(3))
@@ -182,7 +211,9 @@ def test_gated_network_mixes_distributions_of_content_and_position():
 
 def test_gated_network_takes_an_odd_width_with_learned_tables():
     sizes = {**SMALL, "width": 15}
-    assert AttentionNet("learned_axial", content=True, gated=True, **sizes)(small_images()).shape == (7, 5)
+    assert AttentionNet("learned_axial", content=True, gated=True, **sizes)(
+        small_images()
+    ).shape == (7, 5)
 
 
 def test_gated_network_with_its_gates_closed_is_the_network_without_content():
@@ -205,7 +236,10 @@ def test_gated_network_with_its_gates_closed_is_the_network_without_content():
 
 @pytest.mark.parametrize("shape", [(2, 3, 10, 9), (2, 1, 10, 10)])
 def test_images_that_do_not_fit_are_refused(shape):
-    with pytest.raises(ShapeError, match=r"images must be of shape \(batch, 3, rows, cols\).*patch=2, but are \(2, "):
+    with pytest.raises(
+        ShapeError,
+        match=r"images must be of shape \(batch, 3, rows, cols\).*patch=2, but are \(2, ",
+    ):
         AttentionNet(**SMALL)(torch.zeros(shape))
 
 
@@ -221,10 +255,26 @@ def test_images_that_do_not_fit_are_refused(shape):
         ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1"),
         ({"ffn": 0}, ArgumentError, "ffn must be an integer of at least 1"),
         ({"dropout": 1.0}, ArgumentError, r"dropout must be a probability in \[0, 1\)"),
-        ({"encoding": "learned_axial", "content": True, "width": 15}, ArgumentError, "width must be even"),
-        ({"heads": 0}, ArgumentError, "heads must be an integer of at least 1, or 2 of them, but is 0"),
-        ({"heads": [3]}, ArgumentError, r"heads must be an integer of at least 1, or 2 of them, but is \[3\]"),
-        ({"heads": (3, 0)}, ArgumentError, r"heads must be an integer of at least 1, or 2 of them, but is \(3, 0\)"),
+        (
+            {"encoding": "learned_axial", "content": True, "width": 15},
+            ArgumentError,
+            "width must be even",
+        ),
+        (
+            {"heads": 0},
+            ArgumentError,
+            "heads must be an integer of at least 1, or 2 of them, but is 0",
+        ),
+        (
+            {"heads": [3]},
+            ArgumentError,
+            r"heads must be an integer of at least 1, or 2 of them, but is \[3\]",
+        ),
+        (
+            {"heads": (3, 0)},
+            ArgumentError,
+            r"heads must be an integer of at least 1, or 2 of them, but is \(3, 0\)",
+        ),
         ({"centres": "girds"}, UnknownNameError, "unknown centres 'girds': did you mean 'grid'"),
         (
             {"centres": "grid", "encoding": "distance", "heads": 9},
@@ -236,8 +286,16 @@ def test_images_that_do_not_fit_are_refused(shape):
             ArgumentError,
             "heads must be the square of an odd number for centres on a grid, but is 8",
         ),
-        ({"centres": "grid", "heads": 16}, ArgumentError, "heads must be the square of an odd number"),
-        ({"gated": True}, ArgumentError, "content must be True with gated=True, which mixes .* but is False"),
+        (
+            {"centres": "grid", "heads": 16},
+            ArgumentError,
+            "heads must be the square of an odd number",
+        ),
+        (
+            {"gated": True},
+            ArgumentError,
+            "content must be True with gated=True, which mixes .* but is False",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(options, error, message):
@@ -249,7 +307,11 @@ def test_distance_starts_nearly_uniform_and_with_the_start_of_a_table_as_a_table
     sizes = {"width": 64, "depth": 2, "heads": 9, "ffn": 5, "patch": 4, "initializer_range": 0.05}
     keys = {}
     like_table = ("distance", "axial_distance", "sinusoidal", "learned_table")
-    starts = [*((encoding, "table") for encoding in like_table), ("learned_axial", "network"), ("distance", "network")]
+    starts = [
+        *((encoding, "table") for encoding in like_table),
+        ("learned_axial", "network"),
+        ("distance", "network"),
+    ]
     for encoding, start in starts:
         torch.manual_seed(0)
         network = AttentionNet(encoding, position_start=start, **sizes)
@@ -263,9 +325,13 @@ def test_distance_starts_nearly_uniform_and_with_the_start_of_a_table_as_a_table
 def test_an_encoding_takes_its_options(without_type_checks):
     network = AttentionNet("distance", encoding_options={"hidden": 3}, **SMALL)
     assert all(block.mixer.encoding.hidden == 3 for block in network.blocks)
-    with pytest.raises(ArgumentError, match=r"option of encoding 'quadratic' must be one of .*, but is 'hidden'"):
+    with pytest.raises(
+        ArgumentError, match=r"option of encoding 'quadratic' must be one of .*, but is 'hidden'"
+    ):
         AttentionNet("quadratic", encoding_options={"hidden": 3}, **SMALL)
-    with pytest.raises(ArgumentError, match="encoding_options must be arguments by name, as a dict, but is "):
+    with pytest.raises(
+        ArgumentError, match="encoding_options must be arguments by name, as a dict, but is "
+    ):
         AttentionNet("distance", encoding_options=[3], **SMALL)
 
 
@@ -274,12 +340,24 @@ def test_start_of_a_table_is_drawn_after_everything_else():
     plain = AttentionNet("distance", **SMALL)
     torch.manual_seed(0)
     like_table = AttentionNet("distance", position_start="table", **SMALL)
-    differing = [name for name, value in like_table.state_dict().items() if not value.equal(plain.state_dict()[name])]
-    assert {name.split("encoding.")[1] for name in differing} == {"inner.weight", "inner.bias", "outer.weight"}
+    differing = [
+        name
+        for name, value in like_table.state_dict().items()
+        if not value.equal(plain.state_dict()[name])
+    ]
+    assert {name.split("encoding.")[1] for name in differing} == {
+        "inner.weight",
+        "inner.bias",
+        "outer.weight",
+    }
 
 
 def test_starts_that_an_encoding_cannot_have_are_refused():
-    with pytest.raises(ArgumentError, match=r'position_start must be "network" with Quadratic, but is'):
+    with pytest.raises(
+        ArgumentError, match=r'position_start must be "network" with Quadratic, but is'
+    ):
         AttentionNet("quadratic", position_start="table", **SMALL)
-    with pytest.raises(UnknownNameError, match="unknown position_start 'tabel': did you mean 'table'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown position_start 'tabel': did you mean 'table'"
+    ):
         AttentionNet("distance", position_start="tabel", **SMALL)

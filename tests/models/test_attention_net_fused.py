@@ -27,11 +27,15 @@ def test_fused_network_is_the_network_without_the_maps_after_attention(network):
     assert_within_budget(fused(images), *references(run, network, images))
     fewer = SMALL["depth"] * (width * width + width)
     assert count_parameters(fused) == count_parameters(network) - fewer
-    assert network.flops(10).total - fused.flops(10).total == 2 * 25 * SMALL["depth"] * width * width
+    assert (
+        network.flops(10).total - fused.flops(10).total == 2 * 25 * SMALL["depth"] * width * width
+    )
     assert not fused.training
     assert network.train().fused().training
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
-    assert not {t.data_ptr() for t in network.parameters()} & {t.data_ptr() for t in fused.parameters()}
+    assert not {t.data_ptr() for t in network.parameters()} & {
+        t.data_ptr() for t in fused.parameters()
+    }
 
 
 def test_network_fused_into_a_wrong_block_is_rejected(network):
@@ -49,8 +53,12 @@ def test_fused_network_is_the_network_built_without_the_maps(network):
 
 
 def test_networks_that_cannot_be_fused_say_why(network, without_type_checks):
-    with pytest.raises(ConversionError, match="cannot fuse block 0: no linear map follows its attention"):
+    with pytest.raises(
+        ConversionError, match="cannot fuse block 0: no linear map follows its attention"
+    ):
         network.fused().fused()
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
-    with pytest.raises(UnsupportedModelError, match="cannot fuse into Conv2d: known are RelativeAttention1d, "):
+    with pytest.raises(
+        UnsupportedModelError, match="cannot fuse into Conv2d: known are RelativeAttention1d, "
+    ):
         network.fused()

@@ -19,7 +19,9 @@ def test_modules_outside_the_mixers_are_those_of_the_attention_network():
     control, attention = ConvNet(**sizes), AttentionNet("quadratic", heads=3, **sizes)
 
     def outside(network):
-        return {name: tuple(p.shape) for name, p in network.named_parameters() if ".mixer." not in name}
+        return {
+            name: tuple(p.shape) for name, p in network.named_parameters() if ".mixer." not in name
+        }
 
     assert outside(control) == outside(attention)
 
@@ -37,7 +39,11 @@ def test_flops_at_the_papers_size_are_those_of_the_attention_networks_linear_map
         assert ConvNet().flops() == AttentionNet().flops().__class__(linear=6_175_956_800)
 
 
-@pytest.mark.parametrize(("kernel_size", "message"), [(2, "must be odd"), (0, "an integer of at least 1")])
+@pytest.mark.parametrize(
+    ("kernel_size", "message"), [(2, "must be odd"), (0, "an integer of at least 1")]
+)
 def test_kernels_without_a_middle_are_refused(kernel_size, message):
-    with pytest.raises(ArgumentError, match=f"kernel_size must be.*{message}|kernel_size {message}"):
+    with pytest.raises(
+        ArgumentError, match=f"kernel_size must be.*{message}|kernel_size {message}"
+    ):
         ConvNet(kernel_size)

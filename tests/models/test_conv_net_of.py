@@ -66,14 +66,35 @@ def changed(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda block: setattr(block, "mixer", nn.Identity()), "block 1 mixes with Identity, not Conv2d"),
-        (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 2, padding=1)), "must keep the size"),
-        (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, groups=2)), "must keep the size"),
-        (lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, bias=False)), "have a bias and an odd"),
-        (lambda block: block.mixer.register_forward_hook(lambda *_: None), "which has hooks; remove them first"),
-        (lambda block: prune.l1_unstructured(block.mixer, "weight", 0.5), "which has hooks; .* make pruning permanent"),
+        (
+            lambda block: setattr(block, "mixer", nn.Identity()),
+            "block 1 mixes with Identity, not Conv2d",
+        ),
+        (
+            lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 2, padding=1)),
+            "must keep the size",
+        ),
+        (
+            lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, groups=2)),
+            "must keep the size",
+        ),
+        (
+            lambda block: setattr(block, "mixer", nn.Conv2d(8, 8, 3, padding=1, bias=False)),
+            "have a bias and an odd",
+        ),
+        (
+            lambda block: block.mixer.register_forward_hook(lambda *_: None),
+            "which has hooks; remove them first",
+        ),
+        (
+            lambda block: prune.l1_unstructured(block.mixer, "weight", 0.5),
+            "which has hooks; .* make pruning permanent",
+        ),
         (lambda block: setattr(block, "dense", nn.Identity()), "linear maps in some blocks only"),
-        (lambda block: setattr(block.mixer, "padding_mode", "circular"), "padding modes circular and zeros"),
+        (
+            lambda block: setattr(block.mixer, "padding_mode", "circular"),
+            "padding modes circular and zeros",
+        ),
     ],
 )
 def test_what_is_no_conv_net_is_refused(change, message):

@@ -93,7 +93,11 @@ def test_exported_programs_run_without_convattn(images, without_type_checks):
 @pytest.mark.filterwarnings("ignore")  # of the exporter's own code
 @pytest.mark.parametrize(
     "name",
-    ["quadratic", pytest.param("fourier", marks=pytest.mark.slow), pytest.param("content", marks=pytest.mark.slow)],
+    [
+        "quadratic",
+        pytest.param("fourier", marks=pytest.mark.slow),
+        pytest.param("content", marks=pytest.mark.slow),
+    ],
 )
 def test_onnx_runs_without_convattn(name, images, without_type_checks):
     network = draw(name)
@@ -112,7 +116,9 @@ def test_onnx_runs_without_convattn(name, images, without_type_checks):
         pytest.param("timm resnet18", "auto", marks=pytest.mark.slow),
     ],
 )
-def test_converted_networks_run_without_convattn_for_any_batch(name, impl, images, without_type_checks):
+def test_converted_networks_run_without_convattn_for_any_batch(
+    name, impl, images, without_type_checks
+):
     """Without the test run's type checks, for which the symbol in place of the batch is no integer."""
     torch.manual_seed(0)
     network, certificate = network_to_attention(CONVERTED[name]().eval(), impl=impl, images=images)

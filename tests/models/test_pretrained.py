@@ -22,13 +22,18 @@ def test_every_way_of_loading_takes_the_name(name):
     for other in (from_pretrained(source), load_network(Path(source))):
         assert type(other) is kind
         assert not other.training
-        assert all(torch.equal(tensor, network.state_dict()[key]) for key, tensor in other.state_dict().items())
+        assert all(
+            torch.equal(tensor, network.state_dict()[key])
+            for key, tensor in other.state_dict().items()
+        )
 
 
 @pytest.mark.parametrize("load", [load_network, from_pretrained])
 @pytest.mark.parametrize("name", ["nothing-like-it", "", ".", "../models", "README.md"])
 def test_unknown_name_is_refused_with_the_known_ones(load, name):
-    with pytest.raises(UnknownNameError, match=rf"unknown trained network .*Known: {', '.join(NAMES)}$"):
+    with pytest.raises(
+        UnknownNameError, match=rf"unknown trained network .*Known: {', '.join(NAMES)}$"
+    ):
         load(f"convattn:{name}")
 
 

@@ -15,7 +15,12 @@ def test_parameter_count_is_the_papers():
 def test_flops_are_the_papers_one_point_one_billion():
     # stem; four equal convolutions; thrice four, one of them half as large, and a 1 x 1 shortcut; head
     convolution = 2 * 9 * 64 * 64 * 32**2
-    expected = 2 * 9 * 3 * 64 * 32**2 + 4 * convolution + 3 * (convolution * 7 // 2 + convolution // 18) + 2 * 512 * 10
+    expected = (
+        2 * 9 * 3 * 64 * 32**2
+        + 4 * convolution
+        + 3 * (convolution * 7 // 2 + convolution // 18)
+        + 2 * 512 * 10
+    )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         resnet18()(torch.zeros(1, 3, 32, 32))
     assert counter.get_total_flops() == expected == 1_110_845_440

@@ -38,7 +38,9 @@ def test_a_network_saves_itself_and_its_class_loads_it(tmp_path):
 @pytest.mark.parametrize("kind", [dict, MappingProxyType])
 def test_arguments_are_those_that_the_network_was_made_with(tmp_path, kind):
     options = {"hidden": 5}
-    network = AttentionNet("distance", width=8, depth=1, heads=4, ffn=8, encoding_options=kind(options)).eval()
+    network = AttentionNet(
+        "distance", width=8, depth=1, heads=4, ffn=8, encoding_options=kind(options)
+    ).eval()
     fused = network.fused()
     options["hidden"] = 7
     fused.arguments["encoding_options"]["hidden"] = 7
@@ -87,7 +89,10 @@ def test_missing_and_damaged_files_are_named(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "ConvNet"}, r"describes a network that cannot be built: .*blocks_per_stage"),
+        (
+            {"architecture": "ConvNet"},
+            r"describes a network that cannot be built: .*blocks_per_stage",
+        ),
         ({"num_classes": 3}, r"do not fit together: 2 of another shape: head\.weight"),
         ({"width": 0}, "cannot be built: width must be an integer of at least 1, but is 0"),
         ({"blocks_per_stage": 10**9}, "blocks_per_stage must be at most 16384 with these tensors"),
@@ -127,7 +132,9 @@ def test_folder_that_is_not_there(tmp_path):
 def test_unknown_network_is_named(tmp_path):
     save_network(ResNet(1, width=8), tmp_path)
     (tmp_path / "config.json").write_text('{"architecture": "ConvNets"}')
-    with pytest.raises(UnknownNameError, match="unknown network 'ConvNets': did you mean 'ConvNet'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown network 'ConvNets': did you mean 'ConvNet'"
+    ):
         load_network(tmp_path, verify=False)
 
 

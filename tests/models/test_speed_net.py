@@ -44,24 +44,42 @@ def test_parameter_counts_are_those_of_the_convolutional_network():
 @pytest.mark.parametrize("mixing", [mixing for mixing in MIXINGS if mixing != "conv"])
 def test_pixels_are_mixed_by_attention_alone(mixing):
     network = drawn(mixing)
-    assert all(isinstance(layer, RelativeAttention2d | GatedRelativeAttention2d) for layer in layers(network))
-    assert not [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
+    assert all(
+        isinstance(layer, RelativeAttention2d | GatedRelativeAttention2d)
+        for layer in layers(network)
+    )
+    assert not [
+        module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)
+    ]
 
 
 def test_names_say_what_learns():
-    for mixing, learns in {"attention": True, "random": True, "random-frozen": False, "content": True}.items():
+    for mixing, learns in {
+        "attention": True,
+        "random": True,
+        "random-frozen": False,
+        "content": True,
+    }.items():
         for layer in layers(drawn(mixing, sharpness=2.5)):
             assert isinstance(layer.encoding, Quadratic)
-            assert {parameter.requires_grad for parameter in layer.encoding.parameters()} == {learns}
-            assert (layer.encoding.centres.tolist() == grid_centres(9)) is not mixing.startswith("random")
+            assert {parameter.requires_grad for parameter in layer.encoding.parameters()} == {
+                learns
+            }
+            assert (layer.encoding.centres.tolist() == grid_centres(9)) is not mixing.startswith(
+                "random"
+            )
             assert torch.equal(layer.encoding.root_sharpness, torch.full((9,), 5**0.5))
     assert all(isinstance(layer.encoding, Shift) for layer in layers(drawn("hard")))
     assert all(isinstance(layer, nn.Conv2d) for layer in layers(drawn("conv")))
 
 
 def test_batch_normalisation_learns_biases_alone():
-    norms = [module for module in drawn("attention").modules() if isinstance(module, nn.BatchNorm2d)]
-    assert [(norm.weight.requires_grad, norm.bias.requires_grad) for norm in norms] == [(False, True)] * 4
+    norms = [
+        module for module in drawn("attention").modules() if isinstance(module, nn.BatchNorm2d)
+    ]
+    assert [(norm.weight.requires_grad, norm.bias.requires_grad) for norm in norms] == [
+        (False, True)
+    ] * 4
 
 
 @pytest.mark.parametrize("mixing", MIXINGS)
@@ -71,7 +89,10 @@ def test_first_outputs_copy_the_inputs(mixing):
         maps = layer.weight.flatten(2).movedim(-1, 0) if mixing == "conv" else layer.values.maps()
         nearest = 4
         if mixing.startswith("random"):
-            nearest = min(range(9), key=lambda head: sum(value**2 for value in layer.encoding.centres[head].tolist()))
+            nearest = min(
+                range(9),
+                key=lambda head: sum(value**2 for value in layer.encoding.centres[head].tolist()),
+            )
         expected = torch.zeros(9, copied, layer.in_channels)
         expected[nearest] = torch.eye(copied, layer.in_channels)
         assert torch.equal(maps[:, :copied], expected)
@@ -94,7 +115,9 @@ def test_content_starts_closed_and_leaves_out_the_largest_image():
     first, *others = layers(network)
     assert type(first) is RelativeAttention2d
     assert first.content is None
-    assert all(isinstance(layer, GatedRelativeAttention2d) and not layer.gate.any() for layer in others)
+    assert all(
+        isinstance(layer, GatedRelativeAttention2d) and not layer.gate.any() for layer in others
+    )
     missing, _ = plain.load_state_dict(network.state_dict(), strict=False)
     assert not missing
     with torch.no_grad():
@@ -113,7 +136,10 @@ def test_stem_is_a_convolution_of_patches(patch):
 
 
 def test_whitened_patches_vary_as_much_in_every_direction():
-    stem, images = WhitenedPatches(2), small_images(channels=2) * torch.tensor([1.0, 3.0])[:, None, None]
+    stem, images = (
+        WhitenedPatches(2),
+        small_images(channels=2) * torch.tensor([1.0, 3.0])[:, None, None],
+    )
     assert torch.equal(stem.weight[:8], torch.eye(8))
     stem.whiten(images)
     patches = F.unfold(images.double(), 2).movedim(1, -1).flatten(0, 1)
@@ -138,15 +164,25 @@ def test_operations_are_those_that_pytorch_counts(size, patch):
     network = drawn("conv", patch=patch)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         network(torch.zeros(1, 3, size, size))
-    assert network.flops(size).total == drawn("hard", patch=patch).flops(size).total == counter.get_total_flops()
+    assert (
+        network.flops(size).total
+        == drawn("hard", patch=patch).flops(size).total
+        == counter.get_total_flops()
+    )
 
 
 def test_operations_of_attention_are_the_convolutions_and_a_weight_for_each_pair():
     with torch.device("meta"):
-        conv, attention, content = (SpeedNet(mixing).flops() for mixing in ("conv", "attention", "content"))
+        conv, attention, content = (
+            SpeedNet(mixing).flops() for mixing in ("conv", "attention", "content")
+        )
     assert attention.linear == conv.total == conv.linear == 236_294_720
     per_pair = {31: 24, 15: 64 + 64, 7: 256 + 256, 3: 256}
-    assert attention.mixing == content.mixing == sum(2 * side**4 * 9 * width for side, width in per_pair.items())
+    assert (
+        attention.mixing
+        == content.mixing
+        == sum(2 * side**4 * 9 * width for side, width in per_pair.items())
+    )
     assert content.content_scores == 2 * 9 * (2 * 15**4 * 7 + 7**4 * (28 + 28) + 3**4 * 28)
 
 
@@ -161,7 +197,9 @@ def test_scores_are_divided_and_come_from_the_largest_values():
 
 @pytest.mark.parametrize("shape", [(1, 3, 4, 9), (1, 3, 9, 4), (1, 2, 9, 9)])
 def test_images_that_do_not_fit_are_refused(shape):
-    with pytest.raises(ShapeError, match=r"images must be of shape \(batch, 3, rows, cols\) with at least 5 rows"):
+    with pytest.raises(
+        ShapeError, match=r"images must be of shape \(batch, 3, rows, cols\) with at least 5 rows"
+    ):
         drawn("attention")(torch.zeros(shape))
     assert drawn("attention")(torch.zeros(1, 3, 5, 6)).shape == (1, 7)
 
@@ -170,8 +208,16 @@ def test_images_that_do_not_fit_are_refused(shape):
     ("options", "error", "message"),
     [
         ({"mixing": "convs"}, UnknownNameError, "unknown mixing 'convs': did you mean 'conv'"),
-        ({"widths": 8}, ArgumentError, "widths must be the channels of one stage or more, but is 8"),
-        ({"widths": ()}, ArgumentError, r"widths must be the channels of one stage or more, but is \(\)"),
+        (
+            {"widths": 8},
+            ArgumentError,
+            "widths must be the channels of one stage or more, but is 8",
+        ),
+        (
+            {"widths": ()},
+            ArgumentError,
+            r"widths must be the channels of one stage or more, but is \(\)",
+        ),
         ({"widths": (8, 0)}, ArgumentError, "widths must be an integer of at least 1, but is 0"),
         ({"num_classes": 0}, ArgumentError, "num_classes must be an integer of at least 1"),
         ({"in_channels": 0}, ArgumentError, "in_channels must be an integer of at least 1"),

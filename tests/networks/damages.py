@@ -21,7 +21,9 @@ def cut(folder: Path, draw: random.Random) -> None:
     """Cuts a file off, or adds bytes."""
     file = any_file(folder, draw)
     data = file.read_bytes()
-    file.write_bytes(data[: draw.randrange(len(data))] if draw.random() < 0.7 else data + draw.randbytes(9))
+    file.write_bytes(
+        data[: draw.randrange(len(data))] if draw.random() < 0.7 else data + draw.randbytes(9)
+    )
 
 
 def lose(folder: Path, draw: random.Random) -> None:
@@ -43,7 +45,10 @@ def swap(folder: Path, draw: random.Random) -> None:
     pairs = [p for p in pairs if content(head[p[0]], data) != content(head[p[1]], data)]
     if pairs:
         one, other = draw.choice(pairs)
-        head[one]["data_offsets"], head[other]["data_offsets"] = head[other]["data_offsets"], head[one]["data_offsets"]
+        head[one]["data_offsets"], head[other]["data_offsets"] = (
+            head[other]["data_offsets"],
+            head[one]["data_offsets"],
+        )
     else:
         half = len(data) // 8 * 4
         data = data[half:] + data[:half]
@@ -90,7 +95,10 @@ def add_key(folder: Path, draw: random.Random) -> None:
     """Adds a key, or an item to a list."""
     file = json_file(folder, draw)
     tree = json.loads(file.read_text())
-    parents = [tree, *(parent[key] for parent, key in places(tree) if isinstance(parent[key], dict | list))]
+    parents = [
+        tree,
+        *(parent[key] for parent, key in places(tree) if isinstance(parent[key], dict | list)),
+    ]
     parent, value = draw.choice(parents), draw.choice([None, 0, True, "eager", [], {}, 0.5])
     if isinstance(parent, list):
         parent.append(value)
@@ -123,7 +131,14 @@ def json_file(folder: Path, draw: random.Random) -> Path:
 
 def places(tree: object) -> list[tuple]:
     """Lists every parent and key below a tree."""
-    found, keys = [], tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    found, keys = (
+        [],
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else (),
+    )
     for key, value in keys:
         found += [(tree, key), *places(value)]
     return found
@@ -142,7 +157,9 @@ def change(tree: object, draw: random.Random) -> None:
         dict: [{}, [], None],
         type(None): [0, "none", []],
     }[type(old)]
-    parent[key] = draw.choice([other for other in others if other != old or type(other) is not type(old)])
+    parent[key] = draw.choice(
+        [other for other in others if other != old or type(other) is not type(old)]
+    )
 
 
 def read_weights(folder: Path) -> tuple[dict, bytes]:

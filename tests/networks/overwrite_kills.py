@@ -48,7 +48,9 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     old, new = network(1.0), network(2.0)
     save_network(old, folder, overwrite=True)
-    save_network(old, folder, overwrite=True)  # whatever is imported on the way is there before the forks
+    save_network(
+        old, folder, overwrite=True
+    )  # whatever is imported on the way is there before the forks
     found, step, finished = {1.0: 0, 2.0: 0}, 0, False
     while not finished:
         step += 1

@@ -66,7 +66,9 @@ def save_all(place: Path) -> list[Saved]:
         (save_layer(layer, place / "layer", certificate=proof), None),
         (save_as_before(plain, place / "plain"), None),
     ]
-    return [Saved(folder, model, state(load_network(folder, model=model))) for folder, model in folders]
+    return [
+        Saved(folder, model, state(load_network(folder, model=model))) for folder, model in folders
+    ]
 
 
 def state(network: nn.Module) -> tuple:
@@ -74,7 +76,10 @@ def state(network: nn.Module) -> tuple:
     tensors = network.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     ties = [first.setdefault(id(tensor), name) for name, tensor in tensors.items()]
-    kept = [(name, t.dtype, t.shape, t.stride(), t.requires_grad, bits(t)) for name, t in tensors.items()]
+    kept = [
+        (name, t.dtype, t.shape, t.stride(), t.requires_grad, bits(t))
+        for name, t in tensors.items()
+    ]
     torch.manual_seed(1)
     with torch.no_grad():
         return repr(network), ties, kept, bits(network(torch.randn(2, 3, 9, 7)))
@@ -132,11 +137,18 @@ def main() -> None:
     parser.add_argument("--no-verify", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        counts = tamper(arguments.trials, arguments.seed, Path(place), verify=not arguments.no_verify)
+        counts = tamper(
+            arguments.trials, arguments.seed, Path(place), verify=not arguments.no_verify
+        )
     outcomes = ["refused", "no effect", *sorted({o for _, o in counts} - {"refused", "no effect"})]
     lines = [f"| change | {' | '.join(outcomes)} |", f"|---|{'---|' * len(outcomes)}"]
-    lines.extend(f"| {kind} | {' | '.join(str(counts[kind, outcome]) for outcome in outcomes)} |" for kind in CHANGES)
-    totals = [sum(number for (_, o), number in counts.items() if o == outcome) for outcome in outcomes]
+    lines.extend(
+        f"| {kind} | {' | '.join(str(counts[kind, outcome]) for outcome in outcomes)} |"
+        for kind in CHANGES
+    )
+    totals = [
+        sum(number for (_, o), number in counts.items() if o == outcome) for outcome in outcomes
+    ]
     lines.append(f"| all | {' | '.join(map(str, totals))} |")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.exit(any(outcome not in ("refused", "no effect") for _, outcome in counts))

@@ -15,7 +15,11 @@ from convattn.networks.forecast import ConversionForecast, forecast_attention, f
 
 @pytest.fixture
 def network():
-    layers = [nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2, stride=2)]
+    layers = [
+        nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3),
+        nn.ReLU(),
+        nn.ConvTranspose2d(6, 4, 2, stride=2),
+    ]
     return nn.Sequential(*layers, nn.Conv2d(4, 2, 1), nn.Dropout()).eval()
 
 
@@ -24,10 +28,17 @@ def test_forecast_says_what_the_conversion_does(impl, network, tmp_path):
     x = torch.randn(1, 3, 8, 8)
     forecast = forecast_attention(network, x, impl=impl, exclude=["3"])
     made, certificate = network_to_attention(network, impl=impl, exclude="3", images=x)
-    assert [layer.name for layer in forecast.layers] == [layer.name for layer in certificate.layers] == ["0", "2"]
+    assert (
+        [layer.name for layer in forecast.layers]
+        == [layer.name for layer in certificate.layers]
+        == ["0", "2"]
+    )
     assert [layer.heads for layer in forecast.layers] == [9, 4]
     assert [layer.path for layer in forecast.layers] == [layer.path for layer in certificate.layers]
-    assert [layer.result for layer in forecast.layers] == [type(made[0]).__name__, type(made[2]).__name__]
+    assert [layer.result for layer in forecast.layers] == [
+        type(made[0]).__name__,
+        type(made[2]).__name__,
+    ]
     assert forecast.left_alone == certificate.left_alone
     assert forecast.parameters_before == sum(p.numel() for p in network.parameters())
     assert forecast.parameters_after == sum(p.numel() for p in made.parameters())
@@ -48,7 +59,9 @@ def test_layer_that_is_called_twice_is_counted_twice(forecast):
         networks = [network_to_attention(network, images=x)[0] for network in networks]
     (once,), (twice,) = (forecast(network, x).layers for network in networks)
     if forecast is forecast_conv:
-        once, twice = (dataclasses.replace(item, flops_before=item.flops_after) for item in (once, twice))
+        once, twice = (
+            dataclasses.replace(item, flops_before=item.flops_after) for item in (once, twice)
+        )
     assert once.flops_before == 2 * 64 * 27 * 3
     assert twice.flops_before == once.flops_before * 5 // 4
     assert twice.working_bytes == once.working_bytes
@@ -60,7 +73,11 @@ def test_forecast_towards_convolutions(network):
     forecast = forecast_conv(made, x, fold=False)
     back, _ = network_to_conv(made, fold=False)
     first = forecast.layers[0]
-    assert (first.source, first.result, first.kernel_size) == ("RelativeAttention2d", "Conv2d", (3, 3))
+    assert (first.source, first.result, first.kernel_size) == (
+        "RelativeAttention2d",
+        "Conv2d",
+        (3, 3),
+    )
     assert forecast.parameters_after == sum(p.numel() for p in back.parameters())
     assert all(layer.flops_after <= layer.flops_before for layer in forecast.layers)
 

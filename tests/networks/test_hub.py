@@ -49,7 +49,14 @@ def made():
 
 def test_a_network_goes_to_the_hub_and_comes_back(hub, made, tmp_path):
     network, certificate = made
-    address = push_to_hub(network, "someone/network", certificate=certificate, private=True, token="secret", branch="a")
+    address = push_to_hub(
+        network,
+        "someone/network",
+        certificate=certificate,
+        private=True,
+        token="secret",
+        branch="a",
+    )
     assert address == "https://hub/someone/network"
     assert hub[0] == {"token": "secret"}
     assert hub[1] == {"private": True, "exist_ok": True}
@@ -71,7 +78,9 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
     folder = save_network(made[0], tmp_path / "made")
     assert "No certificate was saved with it." in (folder / "README.md").read_text()
     push_to_hub(folder, "someone/network")
-    assert torch.equal(from_pretrained("someone/network")(images()), from_pretrained(folder)(images()))
+    assert torch.equal(
+        from_pretrained("someone/network")(images()), from_pretrained(folder)(images())
+    )
     push_to_hub("convattn:cifar10-small", "someone/small")
     assert type(from_pretrained("someone/small")) is SpeedNet
     with pytest.raises(ArgumentError, match="source, options and certificate must be left out"):
@@ -81,5 +90,7 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
 
 
 def test_what_is_neither_folder_nor_repository_is_told(hub):
-    with pytest.raises(CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"):
+    with pytest.raises(
+        CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"
+    ):
         from_pretrained("someone/else")

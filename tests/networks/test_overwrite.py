@@ -51,7 +51,9 @@ def test_an_exchange_in_two_steps_would_be_found(tmp_path):
 
 def test_a_saved_network_is_replaced_if_that_is_asked(tmp_path):
     folder = save_network(network(1.0), tmp_path / "made", overwrite=True)
-    with pytest.raises(ArgumentError, match=r"folder must be new or empty, but .*made' is not empty"):
+    with pytest.raises(
+        ArgumentError, match=r"folder must be new or empty, but .*made' is not empty"
+    ):
         save_network(network(2.0), folder)
     assert value(folder) == 1
     assert value(save_network(network(2.0), folder, overwrite=True)) == 2
@@ -69,12 +71,17 @@ def test_no_other_folder_is_replaced(tmp_path, save):
     def refused(folder):
         before = sorted(folder.iterdir())
         with pytest.raises(
-            ArgumentError, match=r"folder \(only a saved network or layer is overwritten\) must be new or empty"
+            ArgumentError,
+            match=r"folder \(only a saved network or layer is overwritten\) must be new or empty",
         ):
             save(made, folder, overwrite=True)
         assert sorted(folder.iterdir()) == before
 
-    for name, content in {"config.json": '{"kind": "network"}', "model.safetensors": "", "notes.txt": ""}.items():
+    for name, content in {
+        "config.json": '{"kind": "network"}',
+        "model.safetensors": "",
+        "notes.txt": "",
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(content)
         refused(tmp_path / name)
@@ -92,7 +99,10 @@ def test_where_folders_cannot_be_exchanged_the_old_one_stays(tmp_path, monkeypat
     folder = save_network(network(1.0), tmp_path / "made")
     library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)} if there else {})
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
-    with pytest.raises(WriteError, match=r"cannot replace .*made in one step \(.*\): remove it, or name a new folder"):
+    with pytest.raises(
+        WriteError,
+        match=r"cannot replace .*made in one step \(.*\): remove it, or name a new folder",
+    ):
         save_network(network(2.0), folder, overwrite=True)
     assert value(folder) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["made"]

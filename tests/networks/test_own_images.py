@@ -27,7 +27,9 @@ from convattn.viewer.exhibition import gather
 def digits_run(tmp_path):
     """The folder of a network that was trained on digits, as far as anybody can see."""
     torch.manual_seed(0)
-    network = AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8, patch=2, in_channels=1, image_size=8)
+    network = AttentionNet(
+        "quadratic", width=8, depth=1, heads=4, ffn=8, patch=2, in_channels=1, image_size=8
+    )
     save_network(network, tmp_path / "run")
     (tmp_path / "run" / "record.json").write_text(json.dumps({"data": {"name": "digits"}}))
     return tmp_path / "run"
@@ -35,7 +37,9 @@ def digits_run(tmp_path):
 
 def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
     digits, shown = load_digits(), gather(str(digits_run), compare=["untrained"])
-    assert torch.equal(shown.exhibits[0].images, normalise(digits.test.images[:20], digits.mean, digits.std))
+    assert torch.equal(
+        shown.exhibits[0].images, normalise(digits.test.images[:20], digits.mean, digits.std)
+    )
     assert shown.names[19] == "test image 19"
     assert shown.labels == tuple(str(int(label)) for label in digits.test.labels[:20])
     assert shown.exhibits[0].classes == tuple("0123456789")
@@ -43,7 +47,9 @@ def test_a_network_trained_on_digits_is_shown_on_digits(digits_run):
 
 
 def test_networks_of_other_data_are_not_shown_on_the_images_of_one(digits_run):
-    with pytest.raises(ArgumentError, match="nothing says that cifar10-small and run were trained on the same data"):
+    with pytest.raises(
+        ArgumentError, match="nothing says that cifar10-small and run were trained on the same data"
+    ):
         gather(str(digits_run), compare=["convattn:cifar10-small"])
 
 
@@ -66,7 +72,18 @@ def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(dig
     }
     for options, words in wanted.items():
         out = tmp_path / "".join(["conv", *options])
-        assert main(["convert", str(digits_run), "--to", "conv", "-o", str(out), "--allow-difference", *options]) in (
+        assert main(
+            [
+                "convert",
+                str(digits_run),
+                "--to",
+                "conv",
+                "-o",
+                str(out),
+                "--allow-difference",
+                *options,
+            ]
+        ) in (
             0,
             3,
         )
@@ -83,7 +100,10 @@ def test_what_nobody_knows_needs_images(tmp_path, capsys):
 
 def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_path, capsys):
     for command in ("analyze", "view"):
-        assert main([command, "timm:no-such-network", "--pretrained", "-o", str(tmp_path / "out")]) == 2
+        assert (
+            main([command, "timm:no-such-network", "--pretrained", "-o", str(tmp_path / "out")])
+            == 2
+        )
         assert "--images must be given for timm:no-such-network" in capsys.readouterr().err
 
 
@@ -104,7 +124,9 @@ def test_pictures_for_a_network_of_digits_are_made_grey_and_small(digits_run, si
     made = preparation(None, AttentionNet(in_channels=1), digits_run)(Image.fromarray(noise))
     grey = Image.fromarray(noise).convert("L").resize((8, 8), Image.Resampling.BICUBIC)
     digits = load_digits()
-    assert torch.equal(made, normalise(torch.from_numpy(np.array(grey))[None, None], digits.mean, digits.std)[0])
+    assert torch.equal(
+        made, normalise(torch.from_numpy(np.array(grey))[None, None], digits.mean, digits.std)[0]
+    )
 
 
 @pytest.fixture
@@ -122,9 +144,24 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
     assert shown.exhibits[0].mean == ()
 
 
-def test_without_scikit_learn_a_network_of_digits_is_converted(digits_run, tmp_path, no_scikit_learn):
+def test_without_scikit_learn_a_network_of_digits_is_converted(
+    digits_run, tmp_path, no_scikit_learn
+):
     assert main(["convert", str(digits_run), "--to", "conv", "--dry-run"]) == 0
-    assert main(["convert", str(digits_run), "--to", "conv", "-o", str(tmp_path / "conv"), "--allow-difference"]) == 3
+    assert (
+        main(
+            [
+                "convert",
+                str(digits_run),
+                "--to",
+                "conv",
+                "-o",
+                str(tmp_path / "conv"),
+                "--allow-difference",
+            ]
+        )
+        == 3
+    )
     words = NetworkCertificate.load(tmp_path / "conv" / "certificate.json").images
     assert words.startswith(
         "one standard normal image (1, 1, 8, 8), seed 0, in place of test images: this needs scikit-learn"

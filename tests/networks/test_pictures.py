@@ -58,7 +58,9 @@ def test_a_thousand_damaged_files_raise_nothing_else(tmp_path):
         content = bytearray(whole[number % len(whole)])
         content[draw.integers(len(content))] ^= 1 << draw.integers(8)
         try:
-            picture = decode_picture(io.BytesIO(bytes(content[: draw.integers(1, 2 * len(content))])))
+            picture = decode_picture(
+                io.BytesIO(bytes(content[: draw.integers(1, 2 * len(content))]))
+            )
         except PictureError:
             continue
         assert picture.mode == "RGB"
@@ -80,7 +82,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 def _peak(*files) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _PEAK, *map(str, files)]
-    return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
+    return int(
+        subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout
+    )
 
 
 def test_memory_is_bounded(tmp_path):
@@ -96,12 +100,19 @@ def test_memory_is_bounded(tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "pixels", "reason"),
-    [((0, 5), 100, "damaged"), ((5, 0), 100, "damaged"), ((11, 13), 142, "large"), ((11, 13), 143, None)],
+    [
+        ((0, 5), 100, "damaged"),
+        ((5, 0), 100, "damaged"),
+        ((11, 13), 142, "large"),
+        ((11, 13), 143, None),
+    ],
 )
 def test_sizes_without_pixels_or_with_too_many_are_refused(size, pixels, reason):
     if reason is None:
         _require_size(Image.new("RGB", size), pixels)
         return
-    with pytest.raises(PictureError, match=f"the picture has {size[0]} × {size[1]} pixels") as caught:
+    with pytest.raises(
+        PictureError, match=f"the picture has {size[0]} × {size[1]} pixels"
+    ) as caught:
         _require_size(Image.new("RGB", size), pixels)
     assert caught.value.reason == reason

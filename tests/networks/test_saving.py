@@ -35,17 +35,23 @@ def assert_same_network(loaded, saved):
         assert torch.equal(new[name], tensor)
         assert new[name].requires_grad == tensor.requires_grad
     names = [*old]
-    assert [[old[a] is old[b] for a in names] for b in names] == [[new[a] is new[b] for a in names] for b in names]
+    assert [[old[a] is old[b] for a in names] for b in names] == [
+        [new[a] is new[b] for a in names] for b in names
+    ]
     assert not any(module.training for module in loaded.modules())
 
 
-@pytest.mark.parametrize(("name", "impl"), [*((name, "auto") for name in NAMED), ("own resnet", "separable")])
+@pytest.mark.parametrize(
+    ("name", "impl"), [*((name, "auto") for name in NAMED), ("own resnet", "separable")]
+)
 def test_networks_of_known_source_come_back_bit_for_bit(name, impl, tmp_path):
     torch.manual_seed(0)
     network, source, options = NAMED[name]()
     x = images()
     made, certificate = converted(network, x, impl=impl)
-    folder = save_network(made, tmp_path / "made", source=source, options=options, certificate=certificate)
+    folder = save_network(
+        made, tmp_path / "made", source=source, options=options, certificate=certificate
+    )
     assert sorted(p.name for p in folder.iterdir()) == [
         "README.md",
         "certificate.json",
@@ -96,7 +102,10 @@ def test_the_weights_are_those_of_a_plain_state_dict(tmp_path):
     other, _ = converted(Tied(), x)
     found = other.load_state_dict(load_file(tmp_path / "made" / "model.safetensors"), strict=False)
     assert found.unexpected_keys == []
-    assert {name.partition(".")[0] for name in found.missing_keys} == {"again", "right"}  # tied, and written once
+    assert {name.partition(".")[0] for name in found.missing_keys} == {
+        "again",
+        "right",
+    }  # tied, and written once
     torch.save(made.state_dict(), tmp_path / "plain.pt")
     third, _ = converted(Tied(), x)
     third.load_state_dict(torch.load(tmp_path / "plain.pt", weights_only=True))
@@ -142,21 +151,47 @@ def broken(change):
 
 
 UNSAVABLE = {
-    "foreign layer": (broken(lambda n: setattr(n, "head", Odd())), "head is a Odd, where a new network has a Linear"),
-    "added module": (broken(lambda n: setattr(n, "more", Odd())), "more is a Odd, where a new network has nothing"),
-    "removed module": (broken(lambda n: setattr(n, "head", None)), "head is missing, where a new network has a Linear"),
-    "another size": (broken(lambda n: setattr(n, "head", nn.Linear(64, 7))), r"head.weight is of shape \(7, 64\), not"),
-    "switch": (broken(lambda n: setattr(n.stages[0].first_norm, "eps", 0.1)), r"first_norm\.eps is 0\.1, not 1e-05"),
-    "method": (broken(lambda n: setattr(n.head, "forward", torch.relu)), "head has another forward"),
+    "foreign layer": (
+        broken(lambda n: setattr(n, "head", Odd())),
+        "head is a Odd, where a new network has a Linear",
+    ),
+    "added module": (
+        broken(lambda n: setattr(n, "more", Odd())),
+        "more is a Odd, where a new network has nothing",
+    ),
+    "removed module": (
+        broken(lambda n: setattr(n, "head", None)),
+        "head is missing, where a new network has a Linear",
+    ),
+    "another size": (
+        broken(lambda n: setattr(n, "head", nn.Linear(64, 7))),
+        r"head.weight is of shape \(7, 64\), not",
+    ),
+    "switch": (
+        broken(lambda n: setattr(n.stages[0].first_norm, "eps", 0.1)),
+        r"first_norm\.eps is 0\.1, not 1e-05",
+    ),
+    "method": (
+        broken(lambda n: setattr(n.head, "forward", torch.relu)),
+        "head has another forward",
+    ),
     "hook": (broken(lambda n: n.head.register_forward_hook(lambda *_: None)), "head has hooks"),
-    "parameter": (broken(lambda n: n.register_parameter("p", nn.Parameter(torch.ones(1)))), "p is added"),
+    "parameter": (
+        broken(lambda n: n.register_parameter("p", nn.Parameter(torch.ones(1)))),
+        "p is added",
+    ),
     "buffer": (
         broken(lambda n: n.register_buffer("b", torch.ones(1), persistent=False)),
         "b, which is not in the state",
     ),
-    "meta": (broken(lambda n: n.to("meta")), "its stem.0.values.weight is on the meta device and has no values"),
+    "meta": (
+        broken(lambda n: n.to("meta")),
+        "its stem.0.values.weight is on the meta device and has no values",
+    ),
     "sparse": (
-        broken(lambda n: setattr(n.head, "weight", nn.Parameter(n.head.weight.detach().to_sparse()))),
+        broken(
+            lambda n: setattr(n.head, "weight", nn.Parameter(n.head.weight.detach().to_sparse()))
+        ),
         "its head.weight is sparse or quantised",
     ),
 }
@@ -164,7 +199,9 @@ UNSAVABLE = {
 
 @pytest.mark.parametrize(("make", "message"), UNSAVABLE.values(), ids=UNSAVABLE)
 def test_what_would_not_come_back_is_not_saved(make, message, tmp_path):
-    with pytest.raises(UnsupportedModelError, match=rf"cannot save this ResNet as convattn:ResNet: .*({message})"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"cannot save this ResNet as convattn:ResNet: .*({message})"
+    ):
         save_network(make(), tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
@@ -173,7 +210,9 @@ def test_the_options_of_the_source_must_be_given(tmp_path):
     network = timm.create_model("resnet10t", num_classes=3, output_stride=8).eval()
     message = "cannot save this ResNet as timm:resnet10t: .*AvgPool2dSame, .* a AvgPool2d. Give the options that it was"
     with pytest.raises(UnsupportedModelError, match=message):
-        save_network(network, tmp_path / "made", source="timm:resnet10t", options={"num_classes": 3})
+        save_network(
+            network, tmp_path / "made", source="timm:resnet10t", options={"num_classes": 3}
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,21 +249,57 @@ DAMAGES = {
         lambda f: (f / "config.json").unlink(),
         "holds no saved network or layer: config.json is not readable",
     ),
-    "config no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not readable"),
-    "another kind": (lambda f: write_config(f, kind="Linear"), "does not describe a network or a layer"),
-    "another version": (lambda f: write_config(f, schema_version=2), "must be of schema version 1, but is of 2"),
-    "fields": (lambda f: write_config(f, layers=None, tied=[]), "config.json is damaged: layers, tied"),
+    "config no JSON": (
+        lambda f: (f / "config.json").write_text("{"),
+        "config.json is not readable",
+    ),
+    "another kind": (
+        lambda f: write_config(f, kind="Linear"),
+        "does not describe a network or a layer",
+    ),
+    "another version": (
+        lambda f: write_config(f, schema_version=2),
+        "must be of schema version 1, but is of 2",
+    ),
+    "fields": (
+        lambda f: write_config(f, layers=None, tied=[]),
+        "config.json is damaged: layers, tied",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot read the weights"),
     "weights cut off": (cut_off, "cannot read the weights"),
-    "source": (lambda f: write_config(f, source="convattn:ResNot"), "that cannot be built: unknown network"),
-    "options": (lambda f: write_config(f, options={"widht": 8}), "that cannot be built: options must fit"),
-    "sizes": (lambda f: write_config(f, options=SEVEN), "do not fit together: .* of another shape: "),
-    "place": (lambda f: change_layer(f, names=["stem.9"]), "do not fit together: ResNet has no module 'stem.9'"),
-    "kind of layer": (lambda f: change_layer(f, kind="Linear"), "do not fit together: unknown kind of layer 'Linear'"),
+    "source": (
+        lambda f: write_config(f, source="convattn:ResNot"),
+        "that cannot be built: unknown network",
+    ),
+    "options": (
+        lambda f: write_config(f, options={"widht": 8}),
+        "that cannot be built: options must fit",
+    ),
+    "sizes": (
+        lambda f: write_config(f, options=SEVEN),
+        "do not fit together: .* of another shape: ",
+    ),
+    "place": (
+        lambda f: change_layer(f, names=["stem.9"]),
+        "do not fit together: ResNet has no module 'stem.9'",
+    ),
+    "kind of layer": (
+        lambda f: change_layer(f, kind="Linear"),
+        "do not fit together: unknown kind of layer 'Linear'",
+    ),
     "layer's options": (lambda f: change_layer(f, options={}), "do not fit together: "),
-    "layers": (lambda f: write_config(f, layers=[]), "do not fit together: .* missing: stem.0.weight"),
-    "ties": (lambda f: write_config(f, tied={"a": "b"}), "do not fit together: a is tied to b, which is not there"),
-    "strides": (lambda f: write_config(f, strides={"head.weight": [9, 9]}), "cannot have the strides"),
+    "layers": (
+        lambda f: write_config(f, layers=[]),
+        "do not fit together: .* missing: stem.0.weight",
+    ),
+    "ties": (
+        lambda f: write_config(f, tied={"a": "b"}),
+        "do not fit together: a is tied to b, which is not there",
+    ),
+    "strides": (
+        lambda f: write_config(f, strides={"head.weight": [9, 9]}),
+        "cannot have the strides",
+    ),
 }
 
 
@@ -233,34 +308,51 @@ def test_damaged_and_missing_files_are_refused(damage, message, saved, without_t
     damage(saved)
     with pytest.raises(CheckpointError, match=message):
         load_network(saved, verify=False)
-    with pytest.raises(CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"):
+    with pytest.raises(
+        CheckpointError, match=r"not what was saved|cannot read|not readable|does not describe"
+    ):
         load_network(saved)
 
 
 def test_options_that_would_read_files_are_refused(saved):
     write_config(saved, source="timm:resnet10t", options={"checkpoint_path": "elsewhere"})
-    with pytest.raises(CheckpointError, match="options must be those of the architecture, but checkpoint_path would"):
+    with pytest.raises(
+        CheckpointError,
+        match="options must be those of the architecture, but checkpoint_path would",
+    ):
         load_network(saved, verify=False)
     write_config(saved, source="torchvision:resnet18", options={"weights": "DEFAULT"})
-    with pytest.raises(CheckpointError, match="options must be those of the architecture, but weights would fetch"):
+    with pytest.raises(
+        CheckpointError, match="options must be those of the architecture, but weights would fetch"
+    ):
         load_network(saved, verify=False)
 
 
 def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
     made, _ = converted(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), images())
     folder = save_network(made, tmp_path / "own")
-    with pytest.raises(ArgumentError, match=r"model must be given, because .*own does not .*: a torch.nn.*Sequential"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"model must be given, because .*own does not .*: a torch.nn.*Sequential",
+    ):
         load_network(folder)
-    with pytest.raises(CheckpointError, match="do not fit with the model given: Sequential has no module '0'"):
+    with pytest.raises(
+        CheckpointError, match="do not fit with the model given: Sequential has no module '0'"
+    ):
         load_network(folder, model=nn.Sequential())
-    with pytest.raises(CheckpointError, match=r"with the model given: 2 missing: 2\.weight, 2\.bias"):
+    with pytest.raises(
+        CheckpointError, match=r"with the model given: 2 missing: 2\.weight, 2\.bias"
+    ):
         load_network(folder, model=nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Linear(2, 3)))
     with pytest.raises(
-        ArgumentError, match="model must be a network, or a function that returns one, but is of type int"
+        ArgumentError,
+        match="model must be a network, or a function that returns one, but is of type int",
     ):
         load_network(folder, model=lambda: 3)
     save_as_before(ResNet(1, width=8), tmp_path / "plain")
-    with pytest.raises(ArgumentError, match=r"model must be None, because .*plain describes its own network"):
+    with pytest.raises(
+        ArgumentError, match=r"model must be None, because .*plain describes its own network"
+    ):
         load_network(tmp_path / "plain", model=ResNet(1))
     assert isinstance(load_network(tmp_path / "plain"), ResNet)
     assert isinstance(load_network(saved, model=ResNet(1, width=8)).stem[0], RelativeAttention2d)

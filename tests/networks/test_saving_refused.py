@@ -30,28 +30,39 @@ from convattn.networks.tensors import describe_replaced, differences
 def test_what_convolutional_init_made_is_not_saved(tmp_path):
     network = convolutional_init(timm.create_model("test_vit", num_classes=3))[0]
     for source in (None, "timm:test_vit"):
-        with pytest.raises(UnsupportedModelError, match=r"blocks\.0\.attn was made by convolutional_init.*state_dict"):
+        with pytest.raises(
+            UnsupportedModelError,
+            match=r"blocks\.0\.attn was made by convolutional_init.*state_dict",
+        ):
             save_network(network, tmp_path / "made", source=source)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
     torch.manual_seed(0)
-    network, images = timm.create_model("test_vit", num_classes=3).eval(), torch.randn(8, 3, 160, 160)
+    network, images = (
+        timm.create_model("test_vit", num_classes=3).eval(),
+        torch.randn(8, 3, 160, 160),
+    )
     report = analyze(network, images, controls=(), progress=False)
     made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
     with pytest.raises(
-        UnsupportedModelError, match=r"blocks\.0\.attn.* was made by replace_convolutional_heads.*state_dict"
+        UnsupportedModelError,
+        match=r"blocks\.0\.attn.* was made by replace_convolutional_heads.*state_dict",
     ):
         save_network(made, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
     found = analyze(made, images, controls=(), progress=False)
     assert "blocks.0.attn" not in {layer.name for layer in found.layers}
-    assert "blocks.0.attn.tokens: its heads were replaced; read the network before" in found.not_covered
+    assert (
+        "blocks.0.attn.tokens: its heads were replaced; read the network before"
+        in found.not_covered
+    )
     every = [(layer.name, head.head) for layer in report.layers for head in layer.measured.heads]
     made, _ = replace_convolutional_heads(network, report, heads=every)
     with pytest.raises(
-        UnsupportedModelError, match=r"blocks\.0\.attn\.tokens \(.*\): its heads were replaced; read the"
+        UnsupportedModelError,
+        match=r"blocks\.0\.attn\.tokens \(.*\): its heads were replaced; read the",
     ):
         analyze(made, images, controls=(), progress=False)
 
@@ -61,19 +72,25 @@ def test_a_frozen_network_is_not_saved(tmp_path):
     made, _ = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), sharpness=3.0, images=images)
     frozen = freeze(made, images)
     for network, name in ((frozen, "0"), (frozen[0], "the network itself")):
-        with pytest.raises(UnsupportedModelError, match=f"{name} is frozen and has no weights of its own"):
+        with pytest.raises(
+            UnsupportedModelError, match=f"{name} is frozen and has no weights of its own"
+        ):
             save_network(network, tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
 def test_a_wrapped_network_is_not_saved_under_names_that_no_builder_has(wrap, tmp_path):
-    with pytest.raises(UnsupportedModelError, match=r"cannot save this .*: save the network that it wraps"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot save this .*: save the network that it wraps"
+    ):
         save_network(wrap(ConvNet(width=8, depth=1)), tmp_path / "made")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_path, without_type_checks):
+def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(
+    tmp_path, without_type_checks
+):
     small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
     pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
     message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
@@ -82,11 +99,19 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
         ((pair,), "network must be an nn.Module, but is of type tuple"),
         ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
         ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
-        ((pair[0], back[1]), "certificate must be .*, where 0 is attention, but is that of network_to_conv"),
-        ((back[0], pair[1]), "certificate must be .*, where 0 is no attention, but is that of network_to_attention"),
+        (
+            (pair[0], back[1]),
+            "certificate must be .*, where 0 is attention, but is that of network_to_conv",
+        ),
+        (
+            (back[0], pair[1]),
+            "certificate must be .*, where 0 is no attention, but is that of network_to_attention",
+        ),
     ):
         with pytest.raises(ArgumentError, match=expected):
-            save_network(arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1))
+            save_network(
+                arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1)
+            )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,15 +124,27 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(tmp_
         ({"source": 3}, 'source must be "timm:NAME" or "torchvision:NAME", but is 3'),
         ({"source": "resnet18"}, 'source must be "timm:NAME"'),
         ({"source": "tim:resnet18"}, "unknown source 'tim': did you mean 'timm'"),
-        ({"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}}, "options must be a dict of JSON types"),
-        ({"source": "timm:resnet10t", "options": 3}, "options must be a dict of JSON types: .*, but is 3"),
+        (
+            {"source": "timm:resnet10t", "options": {"act_layer": nn.ReLU}},
+            "options must be a dict of JSON types",
+        ),
+        (
+            {"source": "timm:resnet10t", "options": 3},
+            "options must be a dict of JSON types: .*, but is 3",
+        ),
         (
             {"source": "timm:resnet10t", "options": {"sizes": (3, 5)}},
             r"options must be a dict of JSON types: .*, but is \{'sizes': \(3, 5\)\}",
         ),
         ({"options": {"num_classes": 3}}, "options must be None without a source"),
-        ({"network": ConvNet(width=8, depth=1), "options": {"width": 3}}, "options must be None without a source"),
-        ({"options": [1]}, r"options must be None without a source, whose builder takes them, but is \[1\]"),
+        (
+            {"network": ConvNet(width=8, depth=1), "options": {"width": 3}},
+            "options must be None without a source",
+        ),
+        (
+            {"options": [1]},
+            r"options must be None without a source, whose builder takes them, but is \[1\]",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, tmp_path, without_type_checks):
@@ -123,7 +160,8 @@ class ResNet(nn.Module):
 
 def test_two_classes_of_one_name_are_told_apart(tmp_path):
     message = (
-        r"the network itself is a \S*test_saving_refused.ResNet, where a new network has a timm.models.resnet.ResNet"
+        r"the network itself is a \S*test_saving_refused.ResNet, where a new "
+        r"network has a timm.models.resnet.ResNet"
     )
     with pytest.raises(UnsupportedModelError, match=message):
         save_network(ResNet(), tmp_path / "made", source="timm:resnet10t")
@@ -142,7 +180,10 @@ class Remembering(nn.Conv1d):
     [
         (lambda: Remembering(2, 3, 5), "its 1._extra_state is a dict and no tensor"),
         (lambda: nn.LazyLinear(3), "its 1.weight is lazy and not initialised"),
-        (lambda: nn.Conv1d(2, 3, 5, device="meta"), "its 1.weight is on the meta device and has no values"),
+        (
+            lambda: nn.Conv1d(2, 3, 5, device="meta"),
+            "its 1.weight is on the meta device and has no values",
+        ),
     ],
 )
 def test_state_that_a_file_of_tensors_cannot_hold_is_refused(make, message, tmp_path):
@@ -156,7 +197,10 @@ def test_a_layer_in_two_places_is_described_once():
     twice = nn.Conv1d(2, 2, 3, padding=1)
     (found,) = describe_replaced(nn.Sequential(twice, nn.ReLU(), twice), fresh)
     assert found["names"] == ["0", "2"]
-    assert describe_replaced(fresh, nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1))) == []
+    assert (
+        describe_replaced(fresh, nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1)))
+        == []
+    )
 
 
 def test_a_layer_that_may_be_left_out_must_be_left_out_in_both():
@@ -166,7 +210,9 @@ def test_a_layer_that_may_be_left_out_must_be_left_out_in_both():
         return made
 
     assert describe_replaced(network(None), network(None)) == []
-    with pytest.raises(UnsupportedModelError, match=r"^last is missing, where a new network has a ReLU$"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"^last is missing, where a new network has a ReLU$"
+    ):
         describe_replaced(network(None), network(nn.ReLU()))
 
 
@@ -197,13 +243,17 @@ def trained(module):
 @pytest.mark.parametrize("direction", ["to attention", "to conv"])
 def test_a_certificate_of_other_weights_is_refused(direction, tmp_path):
     images = torch.randn(2, 2, 7)
-    made, certificate = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5), nn.Conv1d(3, 4, 1)), images=images)
+    made, certificate = network_to_attention(
+        nn.Sequential(nn.Conv1d(2, 3, 5), nn.Conv1d(3, 4, 1)), images=images
+    )
     if direction == "to conv":
         made, certificate = network_to_conv(made, images=images)
     folder = save_network(made, tmp_path / "same", certificate=certificate)
     assert NetworkCertificate.load(folder / "certificate.json") == certificate
     trained(made)
-    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this Sequential has now"):
+    with pytest.raises(
+        ArgumentError, match="certificate must be that of the weights that this Sequential has now"
+    ):
         save_network(made, tmp_path / "other", certificate=certificate)
     assert not (tmp_path / "other").exists()
 
@@ -217,20 +267,29 @@ def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
     save_layer(made, tmp_path / "layer", certificate=certificate)
     save_network(network, tmp_path / "network", certificate=certificate)
     trained(made)
-    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this layer has now"):
+    with pytest.raises(
+        ArgumentError, match="certificate must be that of the weights that this layer has now"
+    ):
         save_layer(made, tmp_path / "again", certificate=certificate)
-    with pytest.raises(ArgumentError, match="certificate must be that of the weights that this Sequential has now"):
+    with pytest.raises(
+        ArgumentError, match="certificate must be that of the weights that this Sequential has now"
+    ):
         save_network(network, tmp_path / "again", certificate=certificate)
 
 
 def test_a_certificate_without_a_digest_is_read_and_said_to_have_none(tmp_path):
-    made, certificate = network_to_attention(nn.Sequential(nn.Conv1d(2, 3, 5)), images=torch.randn(2, 2, 7))
+    made, certificate = network_to_attention(
+        nn.Sequential(nn.Conv1d(2, 3, 5)), images=torch.randn(2, 2, 7)
+    )
     content = json.loads(certificate.to_json())
     del content["weights"]
     old = NetworkCertificate.from_json(json.dumps(content))
     assert old == replace(certificate, weights=None)
     folder = save_network(made, tmp_path / "made", certificate=old)
-    assert "Whether this certificate is of these weights is not known" in (folder / "README.md").read_text()
+    assert (
+        "Whether this certificate is of these weights is not known"
+        in (folder / "README.md").read_text()
+    )
 
 
 def test_only_converted_layers_are_said_to_replace_others(tmp_path):
@@ -239,5 +298,7 @@ def test_only_converted_layers_are_said_to_replace_others(tmp_path):
     assert "These layers replace" not in card
     assert "Identity" not in card
     made, certificate = network_to_attention(own, images=torch.randn(2, 2, 7), exclude="3")
-    card = (save_network(made, tmp_path / "made", certificate=certificate) / "README.md").read_text()
+    card = (
+        save_network(made, tmp_path / "made", certificate=certificate) / "README.md"
+    ).read_text()
     assert "These layers replace others: 1 `RelativeAttention1d`." in card

@@ -13,11 +13,23 @@ from torch import nn
 
 from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
-from convattn.errors import ArgumentError, CheckpointError, DataError, MissingDependencyError, UnknownNameError
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    MissingDependencyError,
+    UnknownNameError,
+)
 from convattn.models import AttentionNet, ConvNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import create_network
-from convattn.networks.images import draw_images, normalisation, open_images, preparation, stack_images
+from convattn.networks.images import (
+    draw_images,
+    normalisation,
+    open_images,
+    preparation,
+    stack_images,
+)
 from convattn.networks.tensors import load_weights
 
 
@@ -36,8 +48,13 @@ def test_a_backbone_is_not_fetched(monkeypatch):
 
     monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", fetch)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetch)
-    assert create_network("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 2}).classifier is not None
-    with pytest.raises(CheckpointError, match=r"cannot fetch the weights of torchvision:squeezenet1_1: .*fetched"):
+    assert (
+        create_network("torchvision:lraspp_mobilenet_v3_large", {"num_classes": 2}).classifier
+        is not None
+    )
+    with pytest.raises(
+        CheckpointError, match=r"cannot fetch the weights of torchvision:squeezenet1_1: .*fetched"
+    ):
         create_network("torchvision:squeezenet1_1", pretrained=True)
 
 
@@ -52,12 +69,32 @@ def test_a_backbone_is_not_fetched(monkeypatch):
         ),
         ("timm:", {}, ArgumentError, "source must be"),
         ("tim:resnet18", {}, UnknownNameError, "unknown source 'tim': did you mean 'timm'"),
-        ("timm:resnt18", {}, ArgumentError, "unknown timm model 'resnt18': did you mean 'resnet18'"),
-        ("torchvision:resnt18", {}, ArgumentError, "unknown torchvision model 'resnt18': did you mean 'resnet18'"),
-        ("convattn:ConvNets", {}, UnknownNameError, "unknown network 'ConvNets': did you mean 'ConvNet'"),
+        (
+            "timm:resnt18",
+            {},
+            ArgumentError,
+            "unknown timm model 'resnt18': did you mean 'resnet18'",
+        ),
+        (
+            "torchvision:resnt18",
+            {},
+            ArgumentError,
+            "unknown torchvision model 'resnt18': did you mean 'resnet18'",
+        ),
+        (
+            "convattn:ConvNets",
+            {},
+            UnknownNameError,
+            "unknown network 'ConvNets': did you mean 'ConvNet'",
+        ),
         ("timm:resnet10t", {"widht": 3}, ArgumentError, "options must fit timm:resnet10t, .*widht"),
         ("torchvision:resnet18", {"weights": 1}, ArgumentError, "but weights would fetch weights"),
-        ("timm:resnet10t", {"pretrained": True}, ArgumentError, "but pretrained would read weights"),
+        (
+            "timm:resnet10t",
+            {"pretrained": True},
+            ArgumentError,
+            "but pretrained would read weights",
+        ),
     ],
 )
 def test_wrong_names_and_options_are_refused(source, options, error, message):
@@ -74,7 +111,9 @@ def test_own_networks_have_no_weights_to_fetch():
 def test_a_missing_package_is_named_with_its_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.models", None)
-    with pytest.raises(MissingDependencyError, match=rf'this needs {package}, .*pip install "convattn\[timm\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=rf'this needs {package}, .*pip install "convattn\[timm\]"'
+    ):
         create_network(f"{package}:resnet18")
 
 
@@ -90,7 +129,12 @@ def test_weights_are_read_from_every_form(form, small, tmp_path):
     if form == "safetensors":
         save_file(other.state_dict(), file)
     else:
-        torch.save({"state_dict": other.state_dict(), "epoch": 3} if form == "nested" else other.state_dict(), file)
+        torch.save(
+            {"state_dict": other.state_dict(), "epoch": 3}
+            if form == "nested"
+            else other.state_dict(),
+            file,
+        )
     load_weights(small, file)
     assert all(torch.equal(t, small.state_dict()[name]) for name, t in other.state_dict().items())
 
@@ -101,7 +145,8 @@ def test_weights_that_do_not_fit_are_named(small, tmp_path):
     state["0.weight"] = torch.zeros(3, 2, 7)
     torch.save(state, tmp_path / "w.pt")
     message = (
-        r"w.pt do not fit Sequential: 1 missing: 1.bias; 1 unexpected: more; .*0.weight \(3, 2, 7\) for \(3, 2, 5\)"
+        r"w.pt do not fit Sequential: 1 missing: 1.bias; 1 unexpected: more; "
+        r".*0.weight \(3, 2, 7\) for \(3, 2, 5\)"
     )
     with pytest.raises(CheckpointError, match=message):
         load_weights(small, tmp_path / "w.pt")
@@ -109,8 +154,12 @@ def test_weights_that_do_not_fit_are_named(small, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
 def test_weights_that_are_no_floating_point_numbers_are_refused(dtype, small, tmp_path):
-    torch.save({name: tensor.to(dtype) for name, tensor in small.state_dict().items()}, tmp_path / "w.pt")
-    message = rf"do not fit Sequential: 0\.weight, .* must hold floating-point numbers, not {dtype}$"
+    torch.save(
+        {name: tensor.to(dtype) for name, tensor in small.state_dict().items()}, tmp_path / "w.pt"
+    )
+    message = (
+        rf"do not fit Sequential: 0\.weight, .* must hold floating-point numbers, not {dtype}$"
+    )
     with pytest.raises(CheckpointError, match=message):
         load_weights(small, tmp_path / "w.pt")
 
@@ -118,14 +167,18 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(dtype, small, tm
 def test_a_word_before_all_names_is_told(small, tmp_path):
     wrapped = {f"module.{name}": tensor for name, tensor in small.state_dict().items()}
     torch.save(wrapped, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match=r"; all names in the file begin with 'module\.': remove this prefix$"):
+    with pytest.raises(
+        CheckpointError, match=r"; all names in the file begin with 'module\.': remove this prefix$"
+    ):
         load_weights(small, tmp_path / "w.pt")
     torch.save({"0.weight": small[0].weight}, tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"missing: 0\.bias, [^;]*$"):
         load_weights(small, tmp_path / "w.pt")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"not weights", None], ids=["empty", "word", "text", "absent"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"not weights", None], ids=["empty", "word", "text", "absent"]
+)
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 def test_files_that_are_no_weights_are_refused(content, ending, small, tmp_path):
     if content is not None:
@@ -144,7 +197,9 @@ def test_code_in_a_file_of_weights_is_not_run(small, tmp_path):
     assert not (tmp_path / "trace").exists()
     for content in ({0: torch.zeros(1), "a": torch.zeros(1)}, {"state_dict": {0: torch.zeros(1)}}):
         torch.save(content, tmp_path / "number.pt")
-        with pytest.raises(CheckpointError, match=r"number\.pt: tensors must have names, but one has 0"):
+        with pytest.raises(
+            CheckpointError, match=r"number\.pt: tensors must have names, but one has 0"
+        ):
             load_weights(small, tmp_path / "number.pt")
 
 
@@ -185,7 +240,10 @@ def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_pat
     with pytest.raises(DataError, match="none holds no images"):
         open_images(tmp_path / "none", lambda: torch.zeros)
     with pytest.raises(ArgumentError, match="have different sizes when prepared"):
-        stack_images(open_images(pictures, lambda: lambda picture: torch.zeros(3, 1, picture.width)), pictures)
+        stack_images(
+            open_images(pictures, lambda: lambda picture: torch.zeros(3, 1, picture.width)),
+            pictures,
+        )
     (pictures / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"cannot read the image .*a\.jpg"):
         stack_images(open_images(pictures, lambda: lambda _: torch.zeros(3, 1, 1)), pictures)
@@ -202,7 +260,8 @@ def test_pictures_for_a_network_of_the_package_are_prepared_as_in_its_training(s
 
 def test_a_network_that_does_not_say_how_is_refused():
     with pytest.raises(
-        ArgumentError, match="pictures cannot be prepared for this ConvNet: only timm, torchvision, hf: and"
+        ArgumentError,
+        match="pictures cannot be prepared for this ConvNet: only timm, torchvision, hf: and",
     ):
         preparation("convattn:ConvNet", ConvNet(width=8))
 
@@ -228,7 +287,9 @@ def test_networks_without_weights_do_not_say_how_pictures_are_prepared(monkeypat
 
 
 def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
-    first, last = (torchvision.transforms.Normalize([mean] * 3, [0.25] * 3) for mean in (0.5, 0.125))
+    first, last = (
+        torchvision.transforms.Normalize([mean] * 3, [0.25] * 3) for mean in (0.5, 0.125)
+    )
     chain = [first, last, torchvision.transforms.CenterCrop(5)]
     for steps, expected in ((chain, ((0.125,) * 3, (0.25,) * 3)), (chain[2:], None)):
         made = torchvision.transforms.Compose(steps)

@@ -5,7 +5,9 @@ from tests.networks.tampering import CHANGES, tamper
 
 
 def totals(counts):
-    return {outcome: sum(n for (_, o), n in counts.items() if o == outcome) for _, outcome in counts}
+    return {
+        outcome: sum(n for (_, o), n in counts.items() if o == outcome) for _, outcome in counts
+    }
 
 
 @pytest.mark.parametrize("trials", [90, pytest.param(1000, marks=pytest.mark.slow)])

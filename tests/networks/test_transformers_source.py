@@ -27,7 +27,13 @@ VISION = {
     "patch_size": 4,
     "num_attention_heads": 3,
 }
-TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 5}
+TEXT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "vocab_size": 5,
+}
 TOKENS = {"max_position_embeddings": 7, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 
 
@@ -42,7 +48,9 @@ def vit(tmp_path):
     torch.manual_seed(1)
     network = transformers.ViTForImageClassification(transformers.ViTConfig(**VISION)).eval()
     network.save_pretrained(tmp_path / "vit")
-    transformers.ViTImageProcessor(size={"height": 28, "width": 28}).save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessor(size={"height": 28, "width": 28}).save_pretrained(
+        tmp_path / "vit"
+    )
     return network, tmp_path / "vit"
 
 
@@ -55,7 +63,10 @@ def test_weights_are_those_of_the_folder_or_drawn(vit):
     verbosity = transformers.logging.get_verbosity()
     fetched, drawn = create_network(f"hf:{folder}", pretrained=True), create_network(f"hf:{folder}")
     assert type(fetched) is type(drawn) is type(network)
-    assert all(torch.equal(fetched.state_dict()[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(
+        torch.equal(fetched.state_dict()[name], tensor)
+        for name, tensor in network.state_dict().items()
+    )
     assert not torch.equal(drawn.classifier.weight, network.classifier.weight)
     assert create_network(f"hf:{folder}", {"num_labels": 5}).classifier.out_features == 5
     assert transformers.logging.get_verbosity() == verbosity
@@ -68,7 +79,10 @@ def test_of_a_network_for_pictures_and_text_the_part_for_pictures_is_taken(tmp_p
     for pretrained in (True, False):
         tower = create_network(f"hf:{tmp_path}", pretrained=pretrained)
         assert type(tower) is transformers.CLIPVisionModel
-    fetched, saved = (dict(one.named_modules()) for one in (create_network(f"hf:{tmp_path}", pretrained=True), whole))
+    fetched, saved = (
+        dict(one.named_modules())
+        for one in (create_network(f"hf:{tmp_path}", pretrained=True), whole)
+    )
     name = "encoder.layers.0.self_attn.q_proj"
     assert torch.equal(fetched[name].weight, saved[f"vision_model.{name}"].weight)
 
@@ -82,11 +96,15 @@ def test_half_precision_is_widened(vit):
 def test_pictures_are_prepared_as_the_folder_says(vit):
     network, folder = vit
     made = preparation(f"hf:{folder}", network)(picture())
-    small = torch.from_numpy(np.array(picture().resize((28, 28), Image.Resampling.BILINEAR))).movedim(2, 0)
+    small = torch.from_numpy(
+        np.array(picture().resize((28, 28), Image.Resampling.BILINEAR))
+    ).movedim(2, 0)
     assert made.shape == (3, 28, 28)
     assert (made - (small / 127.5 - 1)).abs().max() < 0.02  # resizing may round each byte
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(ArgumentError, match=r"vit does not say how pictures are prepared .*; give an array"):
+    with pytest.raises(
+        ArgumentError, match=r"vit does not say how pictures are prepared .*; give an array"
+    ):
         preparation(f"hf:{folder}", network)
 
 
@@ -94,7 +112,10 @@ def test_what_cannot_be_built_is_named(vit, tmp_path, monkeypatch):
     _, folder = vit
     with pytest.raises(CheckpointError, match=r"cannot build hf:.*none: OSError: "):
         create_network(f"hf:{tmp_path}/none")
-    with pytest.raises(ArgumentError, match=r"options must be in the configuration of hf:.*, which has no num_labls"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"options must be in the configuration of hf:.*, which has no num_labls",
+    ):
         create_network(f"hf:{folder}", {"num_labls": 3})
     tensors = load_file(folder / "model.safetensors")
     del tensors["classifier.bias"]
@@ -130,12 +151,20 @@ def test_the_command_analyses_one(vit, tmp_path, weights, capsys):
     assert "--images must be given for hf:" in capsys.readouterr().err
     assert main([*command, weights, "--images", str(tmp_path / "photos")]) == 0
     report = HeadReport.load(tmp_path / "made" / "report.json")
-    assert [layer.name for layer in report.layers] == ["vit.layers.0.attention", "vit.layers.1.attention"]
+    assert [layer.name for layer in report.layers] == [
+        "vit.layers.0.attention",
+        "vit.layers.1.attention",
+    ]
 
 
 def test_a_folder_of_transformers_is_recognised(vit, tmp_path, capsys):
-    assert main(["analyze", str(vit[1]), "--images", str(tmp_path), "-o", str(tmp_path / "made")]) == 2
-    assert f"of convattn: a command takes one of transformers as hf:{vit[1]}" in capsys.readouterr().err
+    assert (
+        main(["analyze", str(vit[1]), "--images", str(tmp_path), "-o", str(tmp_path / "made")]) == 2
+    )
+    assert (
+        f"of convattn: a command takes one of transformers as hf:{vit[1]}"
+        in capsys.readouterr().err
+    )
 
 
 def test_one_is_not_converted_into_a_folder_that_could_not_be_loaded(vit, tmp_path, capsys):
@@ -143,8 +172,13 @@ def test_one_is_not_converted_into_a_folder_that_could_not_be_loaded(vit, tmp_pa
     assert main(["convert", source, "--pretrained", "-o", str(tmp_path / "made")]) == 2
     assert f"{source} is converted in Python" in capsys.readouterr().err
     assert main(["convert", source, "--dry-run", "--shape", "3,28,28"]) == 0
-    assert "embeddings.projection: Conv2d to RelativeAttention2d" in capsys.readouterr().out.replace("patch_", "")
-    with pytest.raises(ArgumentError, match='source must be "timm:NAME" or "torchvision:NAME", but is'):
+    assert (
+        "embeddings.projection: Conv2d to RelativeAttention2d"
+        in capsys.readouterr().out.replace("patch_", "")
+    )
+    with pytest.raises(
+        ArgumentError, match='source must be "timm:NAME" or "torchvision:NAME", but is'
+    ):
         save_network(vit[0], tmp_path / "made", source=source)
 
 
@@ -152,5 +186,7 @@ def test_a_saved_folder_fetches_none(tmp_path):
     folder = save_network(torch.nn.Sequential(ConvNet(width=8, depth=1)), tmp_path / "made")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "source": "hf:owner/model"}))
-    with pytest.raises(CheckpointError, match="one of transformers is not fetched for a saved network"):
+    with pytest.raises(
+        CheckpointError, match="one of transformers is not fetched for a saved network"
+    ):
         load_network(folder, verify=False)

@@ -55,7 +55,11 @@ class AttentionContract:
         raise NotImplementedError
 
     def dense(
-        self, layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], *, backwards: bool = False
+        self,
+        layer: RelativeAttention,
+        x: Float[Tensor, "batch channels *spatial"],
+        *,
+        backwards: bool = False,
     ) -> Float[Tensor, "batch outputs *out"]:
         """Computes a layer's output by another road, in the dtype of x; `backwards` sums in another order."""
         return dense_attention(layer, x, self.formula, backwards=backwards)
@@ -71,15 +75,21 @@ class AttentionContract:
         roads = [self.dense(layer, x, backwards=backwards) for backwards in (False, True)]
         return roads + [y.to(x.dtype) for y in roundings(self.dense, precise, x.to(wide))]
 
-    def made(self, in_channels: int = 3, out_channels: int = 5, **options: Any) -> RelativeAttention:
+    def made(
+        self, in_channels: int = 3, out_channels: int = 5, **options: Any
+    ) -> RelativeAttention:
         """Makes a layer with random parameters, the same each time, in evaluation mode."""
         torch.manual_seed(3)
         return stir(self.create(in_channels, out_channels, **options)).eval()
 
-    def images(self, *sizes: int, dtype: torch.dtype = torch.float32, batch: int = 2, channels: int = 3) -> Tensor:
+    def images(
+        self, *sizes: int, dtype: torch.dtype = torch.float32, batch: int = 2, channels: int = 3
+    ) -> Tensor:
         """Draws images of distinct prime sizes."""
         shape = (batch, channels, *(sizes or _SIZES[self.dims]))
-        return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(dtype)
+        return torch.randn(
+            shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+        ).to(dtype)
 
     def check(self, layer: RelativeAttention, x: Tensor) -> None:
         """Asserts that a layer is as right as its dtype allows."""
@@ -89,7 +99,9 @@ class AttentionContract:
             assert_within_budget(layer(x), hi, lows)
         assert_within_budget(layer(x), hi, lows)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+    )
     def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
         self.check(self.made().to(dtype), self.images(dtype=dtype))
 
@@ -147,12 +159,19 @@ class AttentionContract:
             rounded = [
                 low[name] for low in (lows if hi[name].any() else lows[:-1])
             ]  # the last rounds a zero of hard heads
-            assert_within_budget(gradient, hi[name], rounded, f"gradient of {name}", sums=sums.get(name))
+            assert_within_budget(
+                gradient, hi[name], rounded, f"gradient of {name}", sums=sums.get(name)
+            )
 
     def test_gradcheck(self) -> None:
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
-        x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64).requires_grad_()
-        inputs = (x, *layer.parameters())  # gradcheck writes its steps into the parameters themselves
+        x = self.images(
+            *(2,) * self.dims, batch=1, channels=2, dtype=torch.float64
+        ).requires_grad_()
+        inputs = (
+            x,
+            *layer.parameters(),
+        )  # gradcheck writes its steps into the parameters themselves
         assert torch.autograd.gradcheck(lambda x, *_: layer(x), inputs, fast_mode=True)
 
     def test_modes_and_earlier_calls_change_nothing(self) -> None:
@@ -214,11 +233,16 @@ class AttentionContract:
 
     @pytest.mark.parametrize("channels", [2, 4])
     def test_other_channels_are_refused(self, channels: int) -> None:
-        with pytest.raises(ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"):
+        with pytest.raises(
+            ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"
+        ):
             self.made()(self.images(channels=channels))
 
     def test_other_dtypes_are_refused(self) -> None:
-        with pytest.raises(ArgumentError, match=r"x must be of the weights' dtype torch.float32, but is torch.float64"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"x must be of the weights' dtype torch.float32, but is torch.float64",
+        ):
             self.made()(self.images(dtype=torch.float64))
 
 
@@ -229,35 +253,56 @@ def _call(layer: RelativeAttention, x: Tensor) -> Tensor:
 def _upstream(layer: RelativeAttention, x: Tensor) -> Tensor:
     """Draws a gradient of the output."""
     y = layer(x)
-    return torch.randn(y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64).to(y.dtype)
+    return torch.randn(
+        y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64
+    ).to(y.dtype)
 
 
 def _gradients(
-    compute: Callable[[RelativeAttention, Tensor], Tensor], layer: RelativeAttention, x: Tensor, upstream: Tensor
+    compute: Callable[[RelativeAttention, Tensor], Tensor],
+    layer: RelativeAttention,
+    x: Tensor,
+    upstream: Tensor,
 ) -> dict[str, Tensor]:
     """Returns the gradients of ⟨upstream, output⟩, by name."""
     x = x.detach().requires_grad_()
     y = compute(layer, x)
-    learned = [(name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad]
+    learned = [
+        (name, parameter) for name, parameter in layer.named_parameters() if parameter.requires_grad
+    ]
     names, parameters = zip(*learned, strict=True)
     found = torch.autograd.grad(y, [x, *parameters], upstream, allow_unused=True)
-    gradients = {name: gradient for name, gradient in zip(("x", *names), found, strict=True) if gradient is not None}
+    gradients = {
+        name: gradient
+        for name, gradient in zip(("x", *names), found, strict=True)
+        if gradient is not None
+    }
     return _joined(gradients)
 
 
 def _sums_of_few(
-    compute: Callable[[RelativeAttention, Tensor], Tensor], layer: RelativeAttention, x: Tensor, upstream: Tensor
+    compute: Callable[[RelativeAttention, Tensor], Tensor],
+    layer: RelativeAttention,
+    x: Tensor,
+    upstream: Tensor,
 ) -> dict[str, Sums]:
     """Takes gradients of few numbers apart, by name: each is a sum over all elements of the output, which cancel."""
     exact = as_dtype(layer, torch.float64)
     y = compute(exact, x.double())
-    few = {name: parameter for name, parameter in exact.named_parameters() if parameter.numel() <= _FEW}
+    few = {
+        name: parameter for name, parameter in exact.named_parameters() if parameter.numel() <= _FEW
+    }
     if not few:
         return {}
     each = torch.diag(upstream.double().flatten()).view(-1, *y.shape)
-    terms = torch.autograd.grad(y, list(few.values()), each, is_grads_batched=True, materialize_grads=True)
+    terms = torch.autograd.grad(
+        y, list(few.values()), each, is_grads_batched=True, materialize_grads=True
+    )
     terms = [part.flatten(1) for part in terms]
-    return {name: Sums(int((t != 0).sum(0).max()), t.abs().sum(0)) for name, t in zip(few, terms, strict=True)}
+    return {
+        name: Sums(int((t != 0).sum(0).max()), t.abs().sum(0))
+        for name, t in zip(few, terms, strict=True)
+    }
 
 
 def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -268,5 +313,7 @@ def _joined(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     joined: dict[str, list[Tensor]] = {}
     for name, gradient in gradients.items():
-        joined.setdefault(name.removesuffix(".bias").removesuffix(".weight"), []).append(gradient.flatten())
+        joined.setdefault(name.removesuffix(".bias").removesuffix(".weight"), []).append(
+            gradient.flatten()
+        )
     return {name: torch.cat(parts) for name, parts in joined.items()}

@@ -75,7 +75,9 @@ def convolve(
     return y + _Outer.apply(conv.bias[None], ones, order).view(y.shape)
 
 
-def tap_maps(conv: AnyConvolution, weight: Float[Tensor, "..."]) -> Float[Tensor, "taps outputs channels"]:
+def tap_maps(
+    conv: AnyConvolution, weight: Float[Tensor, "..."]
+) -> Float[Tensor, "taps outputs channels"]:
     """Reads a weight (or its gradient) of a convolution as one matrix (outputs, inputs // groups) per tap.
 
     A transposed convolution meets its taps in reverse order: what it scatters forwards is gathered from behind.
@@ -86,8 +88,14 @@ def tap_maps(conv: AnyConvolution, weight: Float[Tensor, "..."]) -> Float[Tensor
     return torch.stack([_one_tap(weight, tap, conv.groups).mT.flatten(0, 1) for tap in taps[::-1]])
 
 
-def _one_tap(weight: Tensor, tap: tuple[int, ...], groups: int) -> Float[Tensor, "groups inputs outputs"]:
-    return rearrange(weight[(slice(None), slice(None), *tap)], "(groups inputs) o -> groups inputs o", groups=groups)
+def _one_tap(
+    weight: Tensor, tap: tuple[int, ...], groups: int
+) -> Float[Tensor, "groups inputs outputs"]:
+    return rearrange(
+        weight[(slice(None), slice(None), *tap)],
+        "(groups inputs) o -> groups inputs o",
+        groups=groups,
+    )
 
 
 def _gather(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
@@ -98,8 +106,13 @@ def _gather(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], or
     y = 0
     for tap in taps:
         first = [t * d for t, d in zip(tap, conv.dilation, strict=True)]
-        place = [slice(f, f + s * (c - 1) + 1, s) for f, s, c in zip(first, conv.stride, counts, strict=True)]
-        weight = rearrange(conv.weight[(slice(None), slice(None), *tap)], "(g out) i -> g out i", g=conv.groups)
+        place = [
+            slice(f, f + s * (c - 1) + 1, s)
+            for f, s, c in zip(first, conv.stride, counts, strict=True)
+        ]
+        weight = rearrange(
+            conv.weight[(slice(None), slice(None), *tap)], "(g out) i -> g out i", g=conv.groups
+        )
         y = y + _block_product(keys[(slice(None), slice(None), *place)], weight, order)
     assert isinstance(y, Tensor)
     return y
@@ -111,22 +124,34 @@ def _plain_index(conv: AnyConvolution, sizes: Sequence[int]) -> list[list[int]]:
     for axis, (k, d) in enumerate(zip(conv.kernel_size, conv.dilation, strict=True)):
         total = d * (k - 1)
         words = {"same": (total // 2, (total + 1) // 2), "valid": (0, 0)}
-        pairs.append(words[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2)
+        pairs.append(
+            words[conv.padding] if isinstance(conv.padding, str) else (conv.padding[axis],) * 2
+        )
     return [key_index(n, pair, conv.padding_mode) for n, pair in zip(sizes, pairs, strict=True)]
 
 
-def _scatter(conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int) -> Tensor:
+def _scatter(
+    conv: AnyConvolution, x: Tensor, taps: Sequence[tuple[int, ...]], order: int
+) -> Tensor:
     """Computes a transposed convolution without bias: each tap writes pixels."""
     spans = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in _sizes(conv, x)]
     extra = [int(p) for p in conv.output_padding]
-    y = x.new_zeros(x.shape[0], conv.out_channels, *(span + e for span, e in zip(spans, extra, strict=True)))
+    y = x.new_zeros(
+        x.shape[0], conv.out_channels, *(span + e for span, e in zip(spans, extra, strict=True))
+    )
     for tap in taps:
-        place = [slice(t * d, t * d + (n - 1) * s + 1, s) for t, (n, s, d, _) in zip(tap, _sizes(conv, x), strict=True)]
+        place = [
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, (n, s, d, _) in zip(tap, _sizes(conv, x), strict=True)
+        ]
         written = _block_product(x, _one_tap(conv.weight, tap, conv.groups).mT, order)
         layer = torch.zeros_like(y)
         layer[(slice(None), slice(None), *place)] = written
         y = y + layer
-    crop = [slice(int(p), span + e - int(p)) for p, span, e in zip(conv.padding, spans, extra, strict=True)]
+    crop = [
+        slice(int(p), span + e - int(p))
+        for p, span, e in zip(conv.padding, spans, extra, strict=True)
+    ]
     return y[(slice(None), slice(None), *crop)]
 
 
@@ -136,7 +161,9 @@ def _sizes(conv: AnyConvolution, x: Tensor) -> list[tuple[int, int, int, int]]:
 
 def _block_product(x: Tensor, weight: Float[Tensor, "groups outputs inputs"], order: int) -> Tensor:
     """Applies one matrix per group at each pixel, summing over channels one by one."""
-    split = rearrange(x, "batch (groups inputs) ... -> batch groups inputs ...", groups=weight.shape[0])
+    split = rearrange(
+        x, "batch (groups inputs) ... -> batch groups inputs ...", groups=weight.shape[0]
+    )
     y = 0
     for i in list(range(weight.shape[2]))[::order]:
         y = y + _Outer.apply(weight[:, :, i], split[:, :, i].flatten(2), order)
@@ -152,13 +179,22 @@ class _Outer(torch.autograd.Function):
         """Returns (batch, groups, outputs, pixels)."""
         ctx.save_for_backward(weight, channel)
         ctx.order = order
-        return einsum(weight, channel, "groups outputs, batch groups pixels -> batch groups outputs pixels")
+        return einsum(
+            weight, channel, "groups outputs, batch groups pixels -> batch groups outputs pixels"
+        )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
         """Adds the weight's gradient up from the first pixel to the last, each sum rounded."""
         (grad,), (weight, channel) = grad_outputs, ctx.saved_tensors
-        back = einsum(weight, grad, "groups outputs, batch groups outputs pixels -> batch groups pixels")
-        terms = rearrange(grad * channel[:, :, None], "batch groups outputs pixels -> (batch pixels) groups outputs")
-        ordered = torch.cat([torch.zeros_like(weight)[None], terms if ctx.order > 0 else terms.flip(0)])
+        back = einsum(
+            weight, grad, "groups outputs, batch groups outputs pixels -> batch groups pixels"
+        )
+        terms = rearrange(
+            grad * channel[:, :, None],
+            "batch groups outputs pixels -> (batch pixels) groups outputs",
+        )
+        ordered = torch.cat(
+            [torch.zeros_like(weight)[None], terms if ctx.order > 0 else terms.flip(0)]
+        )
         return torch.from_numpy(np.add.accumulate(ordered.numpy())[-1]), back, None

@@ -16,7 +16,11 @@ __all__ = ["as_dtype", "dense_attention", "dense_scores", "dense_weights"]
 
 
 def dense_attention(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
+    layer: RelativeAttention,
+    x: Float[Tensor, "batch channels *spatial"],
+    formula: Formula,
+    *,
+    backwards: bool = False,
 ) -> Float[Tensor, "batch outputs *out"]:
     """Computes a layer by its definition, y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], in the dtype of x.
 
@@ -38,24 +42,39 @@ def dense_attention(
     terms = [((weight @ pixels.mT) / total) @ matrix.mT for weight, total, matrix in heads[::order]]
     y = sum(terms[1:], terms[0]).mT
     y = y if layer.bias is None else y + layer.bias[:, None]
-    return y.unflatten(-1, [len({query[axis] for query in queries}) for axis in range(len(queries[0]))])
+    return y.unflatten(
+        -1, [len({query[axis] for query in queries}) for axis in range(len(queries[0]))]
+    )
 
 
 def dense_weights(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
+    layer: RelativeAttention,
+    x: Float[Tensor, "batch channels *spatial"],
+    formula: Formula,
+    *,
+    backwards: bool = False,
 ) -> Float[Tensor, "batch heads *queries_keys"]:
     """Computes attention weights by their definition, in at least float32: (batch, heads, *out, *keys).
 
     The arguments are those of `dense_attention`.
     """
     _, places, queries = _grids(layer, x)
-    weights = _weights(layer, *dense_scores(layer, x, formula, backwards=backwards), backwards=backwards)
-    sizes = [[len({point[axis] for point in points}) for axis in range(layer.dims)] for points in (queries, places)]
+    weights = _weights(
+        layer, *dense_scores(layer, x, formula, backwards=backwards), backwards=backwards
+    )
+    sizes = [
+        [len({point[axis] for point in points}) for axis in range(layer.dims)]
+        for points in (queries, places)
+    ]
     return weights.expand(len(x), -1, -1, -1).unflatten(-1, sizes[1]).unflatten(2, sizes[0])
 
 
 def dense_scores(
-    layer: RelativeAttention, x: Float[Tensor, "batch channels *spatial"], formula: Formula, *, backwards: bool = False
+    layer: RelativeAttention,
+    x: Float[Tensor, "batch channels *spatial"],
+    formula: Formula,
+    *,
+    backwards: bool = False,
 ) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "batch heads queries keys"] | None]:
     """Computes the scores of positions and those of content, in at least float32.
 
@@ -71,7 +90,9 @@ def dense_scores(
     return position, _content_scores(layer, keys, centres, features, kind, order)
 
 
-def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype | None = None) -> RelativeAttention:
+def as_dtype(
+    layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype | None = None
+) -> RelativeAttention:
     """Copies a layer into a dtype, and its encoding into another one if given."""
     made = copy.deepcopy(layer).to(dtype)
     if encoding is not None:
@@ -79,17 +100,23 @@ def as_dtype(layer: RelativeAttention, dtype: torch.dtype, encoding: torch.dtype
     return made
 
 
-def _grids(layer: RelativeAttention, x: Tensor) -> tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]:
+def _grids(
+    layer: RelativeAttention, x: Tensor
+) -> tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Returns the key image, the places of the keys and those of the queries, from the layer's arguments."""
     options = layer.options()
     indices, queries = [], []
     for axis, size in enumerate(x.shape[2:]):
-        step, kernel, dilation = (options[n][axis] for n in ("input_dilation", "kernel_size", "dilation"))
+        step, kernel, dilation = (
+            options[n][axis] for n in ("input_dilation", "kernel_size", "dilation")
+        )
         index = key_index(size, tuple(options["padding"][axis]), options["padding_mode"], step)
         first = dilation * ((kernel - 1) // 2)
         last = len(index) - 1 - dilation * (kernel - 1) + first
         indices.append(index)
-        queries.append([q for q in range(first, last + 1) if (q - first) % options["stride"][axis] == 0])
+        queries.append(
+            [q for q in range(first, last + 1) if (q - first) % options["stride"][axis] == 0]
+        )
     keys = take_keys(x, indices)
     return keys, list(product(*map(range, keys.shape[2:]))), list(product(*queries))
 
@@ -124,20 +151,33 @@ def _position_share(layer: RelativeAttention, kind: torch.dtype) -> Float[Tensor
     """Computes σ(λ), or 1 − tanh(g) as 2 / (1 + e^{2g})."""
     assert layer.gate is not None
     gate = layer.gate.to(kind)[:, None, None]
-    return 1 / (1 + torch.exp(-gate)) if layer.options()["gate"] == "sigmoid" else 2 / (1 + torch.exp(2 * gate))
+    return (
+        1 / (1 + torch.exp(-gate))
+        if layer.options()["gate"] == "sigmoid"
+        else 2 / (1 + torch.exp(2 * gate))
+    )
 
 
 def _position_terms(
-    layer: RelativeAttention, displacements: Float[Tensor, "queries keys dims"], formula: Formula, *, one_by_one: bool
+    layer: RelativeAttention,
+    displacements: Float[Tensor, "queries keys dims"],
+    formula: Formula,
+    *,
+    one_by_one: bool,
 ) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "queries keys width"] | None]:
     """Scores all pairs, and takes their features where content asks; one query after another, or all at once."""
     groups = displacements.split(1 if one_by_one else len(displacements))
     shapes = [group.shape[:2] for group in groups]
     flat = [group.flatten(0, 1) for group in groups]
-    scores = [formula.score(layer.encoding, g).unflatten(1, s) for g, s in zip(flat, shapes, strict=True)]
+    scores = [
+        formula.score(layer.encoding, g).unflatten(1, s) for g, s in zip(flat, shapes, strict=True)
+    ]
     if layer.content is None or not layer.content.uses_position or formula.features is None:
         return torch.cat(scores, dim=1), None
-    features = [formula.features(layer.encoding, g).unflatten(0, s) for g, s in zip(flat, shapes, strict=True)]
+    features = [
+        formula.features(layer.encoding, g).unflatten(0, s)
+        for g, s in zip(flat, shapes, strict=True)
+    ]
     return torch.cat(scores, dim=1), torch.cat(features)
 
 
@@ -159,7 +199,11 @@ def _content_scores(
         part = slice(head * width, (head + 1) * width)
         q, k = _ordered(asked[..., part], order), _ordered(offered[..., part], order)
         bias = 0 if maps.content_bias is None else _ordered(maps.content_bias[head].to(kind), order)
-        score = (q + bias) @ k.mT if order < 0 or maps.content_bias is None else q @ k.mT + (k @ bias)[:, None]
+        score = (
+            (q + bias) @ k.mT
+            if order < 0 or maps.content_bias is None
+            else q @ k.mT + (k @ bias)[:, None]
+        )
         if features is not None:
             score = score + _feature_scores(asked[..., part], features, maps.position, head, order)
         heads.append(score / width**0.5)
@@ -192,7 +236,11 @@ def _block_diagonal(layer: RelativeAttention) -> Sequence[Tensor]:
         if "weight" in parameters:
             blocks = parameters["weight"][head].chunk(groups)
         else:
-            pairs = zip(parameters["output"][head].chunk(groups), parameters["value"][head].chunk(groups), strict=True)
+            pairs = zip(
+                parameters["output"][head].chunk(groups),
+                parameters["value"][head].chunk(groups),
+                strict=True,
+            )
             blocks = [output @ value for output, value in pairs]
         matrices.append(torch.block_diag(*blocks))
     return matrices

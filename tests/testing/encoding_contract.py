@@ -30,7 +30,9 @@ class FullEncodingContract(EncodingContract):
         if not isinstance(encoding, AxisAdditiveEncoding):
             return
         if not encoding.feature_width:
-            with pytest.raises(ArgumentError, match="encoding must be one with features shared by all heads"):
+            with pytest.raises(
+                ArgumentError, match="encoding must be one with features shared by all heads"
+            ):
                 encoding.axis_features(axes)
             return
         wide = torch.promote_types(dtype, torch.float32)
@@ -39,7 +41,9 @@ class FullEncodingContract(EncodingContract):
             (len(axis.displacements()), encoding.feature_width) for axis in axes
         ]
         assert {table.dtype for table in tables} == {wide}
-        total = torch.stack([table[index] for table, index in zip(tables, table_indices(axes), strict=True)]).sum(0)
+        total = torch.stack(
+            [table[index] for table, index in zip(tables, table_indices(axes), strict=True)]
+        ).sum(0)
         points, formula = grid_points(axes), self.formula.features
         assert formula is not None
         hi = formula(copy.deepcopy(encoding).double(), points.double())
@@ -62,7 +66,11 @@ class FullEncodingContract(EncodingContract):
     def test_grids_of_other_dimension_are_refused(self, dims: int) -> None:
         encoding, asks = self.made(2), []
         if isinstance(encoding, AxisAdditiveEncoding):
-            asks = [encoding.axis_tables, encoding.axis_features] if encoding.feature_width else [encoding.axis_tables]
+            asks = (
+                [encoding.axis_tables, encoding.axis_features]
+                if encoding.feature_width
+                else [encoding.axis_tables]
+            )
         for ask in (encoding.table, *asks):
             with pytest.raises(ShapeError, match=rf"len\(axes\) must be 2, but is {dims}"):
                 ask(self.axes(dims))

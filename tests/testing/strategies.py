@@ -7,7 +7,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, TransposedConvolution
+from convattn.convert.taps import (
+    CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
+    AnyConvolution,
+    TransposedConvolution,
+)
 from convattn.grid import PADDING_MODES
 
 __all__ = ["convolutions", "convolutions_with_images", "images_for"]
@@ -17,11 +22,15 @@ _LARGEST_DILATION = {1: 3, 2: 3, 3: 2}
 _SPARE_PIXELS = {1: (0, 1, 2, 5, 10), 2: (0, 1, 2, 4), 3: (0, 1, 2)}
 """How many pixels an image has beyond the fewest that the convolution takes."""
 
-Draw = Callable[..., Any]  # hypothesis's own DrawFn is a protocol that cannot be checked at run time
+Draw = Callable[
+    ..., Any
+]  # hypothesis's own DrawFn is a protocol that cannot be checked at run time
 
 
 @st.composite
-def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)) -> AnyConvolution:
+def convolutions(
+    draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
+) -> AnyConvolution:
     """Draws a convolution of one to three axes, plain or transposed, with normally distributed weights.
 
     Kernels are even, odd and different per axis; stride, dilation, padding (an integer, one per axis, "same", "valid"),
@@ -41,7 +50,9 @@ def convolutions(draw: Draw, dtypes: tuple[torch.dtype, ...] = (torch.float32, t
         "bias": draw(st.booleans()),
         "dtype": draw(st.sampled_from(dtypes)),
     }
-    options |= draw((_transposed_options if transposed else _plain_options)(dims, kernel_size, dilation))
+    options |= draw(
+        (_transposed_options if transposed else _plain_options)(dims, kernel_size, dilation)
+    )
     conv = (TRANSPOSED_CONVOLUTIONS if transposed else CONVOLUTIONS)[dims](**options)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     scale = draw(st.sampled_from([1e-3, 1.0, 1e3]))
@@ -59,7 +70,9 @@ def images_for(draw: Draw, conv: AnyConvolution) -> Tensor:
     batch = draw(st.sampled_from([1, 2, 3, 0]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     sizes = [least + more for least, more in zip(fewest, spare, strict=True)]
-    return torch.randn(batch, conv.in_channels, *sizes, generator=generator, dtype=torch.float64).to(conv.weight.dtype)
+    return torch.randn(
+        batch, conv.in_channels, *sizes, generator=generator, dtype=torch.float64
+    ).to(conv.weight.dtype)
 
 
 @st.composite
@@ -72,11 +85,17 @@ def convolutions_with_images(
 
 
 @st.composite
-def _plain_options(draw: Draw, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]) -> dict[str, Any]:
+def _plain_options(
+    draw: Draw, dims: int, kernel_size: tuple[int, ...], dilation: tuple[int, ...]
+) -> dict[str, Any]:
     """Draws what only a plain convolution has."""
     stride = draw(st.one_of(st.just((1,) * dims), _per_axis(dims, 1, 3)))
     reach = max(d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True))
-    choices = [st.just("valid"), st.integers(0, min(reach, 4) + 1), _per_axis(dims, 0, min(reach, 4) + 1)]
+    choices = [
+        st.just("valid"),
+        st.integers(0, min(reach, 4) + 1),
+        _per_axis(dims, 0, min(reach, 4) + 1),
+    ]
     if set(stride) == {1}:
         choices.append(st.just("same"))
     return {
@@ -92,8 +111,12 @@ def _transposed_options(
 ) -> dict[str, Any]:
     """Draws what only a transposed convolution has; its padding may be wider than its kernel."""
     stride = draw(_per_axis(dims, 1, 3))
-    padding = [draw(st.integers(0, d * (k - 1) + 1)) for d, k in zip(dilation, kernel_size, strict=True)]
-    output_padding = [draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)]
+    padding = [
+        draw(st.integers(0, d * (k - 1) + 1)) for d, k in zip(dilation, kernel_size, strict=True)
+    ]
+    output_padding = [
+        draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+    ]
     return {"stride": stride, "padding": tuple(padding), "output_padding": tuple(output_padding)}
 
 
@@ -111,5 +134,9 @@ def _fewest_pixels(conv: AnyConvolution, axis: int) -> int:
         before, total = (reach // 2, reach) if conv.padding == "same" else (0, 0)
     else:
         before, total = int(conv.padding[axis]), 2 * int(conv.padding[axis])
-    wrapped = {"reflect": total - before + 1, "circular": total - before}.get(conv.padding_mode, 1) if total else 1
+    wrapped = (
+        {"reflect": total - before + 1, "circular": total - before}.get(conv.padding_mode, 1)
+        if total
+        else 1
+    )
     return max(1, reach + 1 - total, wrapped)

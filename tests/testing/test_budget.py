@@ -12,13 +12,17 @@ def test_budget_is_twice_the_largest_spread_and_the_rounding():
     lows = [torch.tensor([1.0, low]) for low in (-4.0, -4.25, -4.5, -3.75)]
     assert budget(hi, lows) == 2 * (0.5 + EPS * 4)
     assert_within_budget(torch.tensor([2.0, -4.0]), hi, lows)
-    with pytest.raises(AssertionError, match=r"result: error 1.01 is above the budget 1 \(max\|hi\| 4\)"):
+    with pytest.raises(
+        AssertionError, match=r"result: error 1.01 is above the budget 1 \(max\|hi\| 4\)"
+    ):
         assert_within_budget(torch.tensor([2.01, -4.0]), hi, lows)
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_fewer_than_four_computations_are_refused(number):
-    with pytest.raises(AssertionError, match=f"a budget needs 4 roundings or more, but has {number}"):
+    with pytest.raises(
+        AssertionError, match=f"a budget needs 4 roundings or more, but has {number}"
+    ):
         assert_within_budget(torch.ones(2), torch.ones(2).double(), [torch.ones(2)] * number)
 
 
@@ -32,12 +36,22 @@ def test_every_element_may_lose_what_a_sum_of_its_terms_loses():
 
 
 def test_roundings_move_the_last_digits_of_all_that_is_computed_from():
-    layer, x, index = nn.Linear(31, 61), torch.randn(3, 31, requires_grad=True), torch.tensor([2, 0])
+    layer, x, index = (
+        nn.Linear(31, 61),
+        torch.randn(3, 31, requires_grad=True),
+        torch.tensor([2, 0]),
+    )
     given = []
-    plain, *others = roundings(lambda *inputs: given.append(inputs) or inputs[0](inputs[1]), layer, x, index)
+    plain, *others = roundings(
+        lambda *inputs: given.append(inputs) or inputs[0](inputs[1]), layer, x, index
+    )
     assert torch.equal(plain, layer(x))
     assert len(others) == 4
-    assert all(not torch.equal(one, other) for place, one in enumerate(others) for other in [plain, *others[:place]])
+    assert all(
+        not torch.equal(one, other)
+        for place, one in enumerate(others)
+        for other in [plain, *others[:place]]
+    )
     for moved, images, same in given[1:]:
         assert images.requires_grad
         assert torch.equal(same, index)
@@ -58,16 +72,48 @@ def test_no_numbers_have_no_budget():
 @pytest.mark.parametrize(
     ("actual", "hi", "lo", "message"),
     [
-        (torch.zeros(2), torch.zeros(2), torch.zeros(2), "hi must be float64, but is torch.float32"),
+        (
+            torch.zeros(2),
+            torch.zeros(2),
+            torch.zeros(2),
+            "hi must be float64, but is torch.float32",
+        ),
         (torch.zeros(2, 1), torch.zeros(2).double(), torch.zeros(2), "shapes differ"),
-        (torch.zeros(2), torch.zeros(2).double(), torch.zeros(2).double(), "dtypes differ: torch.float32 against"),
-        (torch.zeros(2), torch.full((2,), torch.inf).double(), torch.zeros(2), "the references must be finite"),
-        (torch.zeros(2), torch.zeros(2).double(), torch.full((2,), torch.nan), "the references must be finite"),
-        (torch.full((2,), torch.nan), torch.zeros(2).double(), torch.zeros(2), "error nan is above the budget 0"),
-        (torch.full((2,), torch.inf), torch.zeros(2).double(), torch.zeros(2), "error inf is above the budget 0"),
+        (
+            torch.zeros(2),
+            torch.zeros(2).double(),
+            torch.zeros(2).double(),
+            "dtypes differ: torch.float32 against",
+        ),
+        (
+            torch.zeros(2),
+            torch.full((2,), torch.inf).double(),
+            torch.zeros(2),
+            "the references must be finite",
+        ),
+        (
+            torch.zeros(2),
+            torch.zeros(2).double(),
+            torch.full((2,), torch.nan),
+            "the references must be finite",
+        ),
+        (
+            torch.full((2,), torch.nan),
+            torch.zeros(2).double(),
+            torch.zeros(2),
+            "error nan is above the budget 0",
+        ),
+        (
+            torch.full((2,), torch.inf),
+            torch.zeros(2).double(),
+            torch.zeros(2),
+            "error inf is above the budget 0",
+        ),
     ],
 )
-def test_what_cannot_be_judged_or_is_not_a_number_is_refused(actual, hi, lo, message, without_type_checks):
+def test_what_cannot_be_judged_or_is_not_a_number_is_refused(
+    actual, hi, lo, message, without_type_checks
+):
     with pytest.raises(AssertionError, match=message):
         assert_within_budget(actual, hi, [torch.zeros_like(lo)] * 3 + [lo])
 

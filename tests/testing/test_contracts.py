@@ -34,7 +34,9 @@ FAULTS = {
     "a leak of 1e-5 in the softmax": with_leaky_weights,
     "values in half precision": half,
     "one wrong border row": lambda y, *_: torch.cat([y[..., :1, :] * 1.001, y[..., 1:, :]], dim=-2),
-    "rows and columns exchanged": lambda y, *_: y.flatten(2).view(*y.shape[:2], y.shape[3], y.shape[2]).mT,
+    "rows and columns exchanged": lambda y, *_: (
+        y.flatten(2).view(*y.shape[:2], y.shape[3], y.shape[2]).mT
+    ),
     "bias left out": lambda y, layer, *_: y - layer.bias[:, None, None],
     "one channel twice": lambda y, *_: torch.cat([y[:, :1], y[:, :-1]], dim=1),
     "not a number": lambda y, *_: torch.where(y == y.max(), torch.nan, y),
@@ -124,7 +126,9 @@ class Misplaced(Faulty):
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_queries_and_keys_elsewhere_are_rejected(name):
     with pytest.raises(AssertionError, match="result: error"):
-        Misplaced(WRONG_GEOMETRIES[name]).test_any_geometry_is_attention_by_definition(GEOMETRIES[name])
+        Misplaced(WRONG_GEOMETRIES[name]).test_any_geometry_is_attention_by_definition(
+            GEOMETRIES[name]
+        )
 
 
 def test_padding_on_the_other_side_is_rejected():
@@ -171,7 +175,10 @@ def zero_written(y, _, x):
 
 VALUES = "test_output_is_attention_by_definition"
 CLAUSES = [
-    *((rounded_further, VALUES, dtype, "error") for dtype in (torch.float64, torch.bfloat16, torch.float16)),
+    *(
+        (rounded_further, VALUES, dtype, "error")
+        for dtype in (torch.float64, torch.bfloat16, torch.float16)
+    ),
     (as_if_contiguous, "test_channels_last_input", None, "error"),
     (as_if_contiguous, "test_input_that_is_a_view", None, "error"),
     (at_least_one_image, "test_small_batches", 0, "shapes differ"),
@@ -225,11 +232,18 @@ def test_a_right_encoding_passes():
 
 @pytest.mark.parametrize(
     "fault",
-    [lambda scores: scores * (1 + 1e-5), lambda scores: scores.half().float(), lambda scores: scores.flip(0)],
+    [
+        lambda scores: scores * (1 + 1e-5),
+        lambda scores: scores.half().float(),
+        lambda scores: scores.flip(0),
+    ],
     ids=["a part in 1e5", "half precision", "heads in another order"],
 )
 def test_a_fault_in_the_scores_is_rejected(fault):
-    for check in ("test_scores_at_whole_pixels_are_the_formula", "test_table_holds_the_scores_of_a_grid"):
+    for check in (
+        "test_scores_at_whole_pixels_are_the_formula",
+        "test_table_holds_the_scores_of_a_grid",
+    ):
         with pytest.raises(AssertionError, match="result: error"):
             getattr(FaultyEncoding(fault), check)(2)
 

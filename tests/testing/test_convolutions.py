@@ -12,14 +12,18 @@ from convattn.testing.budget import assert_within_budget
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the type check does
+@pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module inside strategies"
+)  # the type check does
 @settings(max_examples=60)
 @given(convolutions_with_images())
 def test_convolution_by_definition_is_torchs(case):
     conv, x = case
     hi = copy.deepcopy(conv).double()(x.double())
     from_other_digits = [conv(rounded_differently(x, seed)) for seed in range(4)]
-    for number, candidate in enumerate([conv(x), convolve(conv, x), convolve(conv, x, backwards=True)]):
+    for number, candidate in enumerate(
+        [conv(x), convolve(conv, x), convolve(conv, x, backwards=True)]
+    ):
         others = [conv(x), convolve(conv, x), convolve(conv, x, backwards=True)]
         del others[number]
         assert_within_budget(candidate, hi, others + from_other_digits)

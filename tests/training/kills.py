@@ -30,7 +30,14 @@ def start(recipe: Recipe, folder: Path, *, resume: bool) -> int:
         return child
     try:
         torch.set_num_threads(1)
-        train(recipe, output=folder, data=tiny_data(), progress=False, resume=resume, checkpoint_every=1)
+        train(
+            recipe,
+            output=folder,
+            data=tiny_data(),
+            progress=False,
+            resume=resume,
+            checkpoint_every=1,
+        )
         os._exit(0)
     finally:
         traceback.print_exc()

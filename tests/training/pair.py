@@ -24,10 +24,20 @@ def start(rank: int, folder: Path, port: str) -> int:
     if child:
         return child
     try:
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": PROCESSES, "LOCAL_WORLD_SIZE": PROCESSES}
+        names = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": PROCESSES,
+            "LOCAL_WORLD_SIZE": PROCESSES,
+        }
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        train(load_recipe(str(folder / "recipe.toml")), output=folder / "run", data=tiny_data(), progress=False)
+        train(
+            load_recipe(str(folder / "recipe.toml")),
+            output=folder / "run",
+            data=tiny_data(),
+            progress=False,
+        )
         os._exit(0)
     finally:
         traceback.print_exc()

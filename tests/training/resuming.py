@@ -15,7 +15,10 @@ RECIPE = tiny_recipe(epochs=2, dropout=0.2)  # two epochs of five steps
 def timeless(folder):
     """What a run leaves behind, but for how long it took."""
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    untimed = [{key: row[key] for key in row if key not in ("seconds", "images_per_second")} for row in metrics]
+    untimed = [
+        {key: row[key] for key in row if key not in ("seconds", "images_per_second")}
+        for row in metrics
+    ]
     heads = parquet.read_table(folder / "heads.parquet").to_pylist()
     return (folder / "model.safetensors").read_bytes(), untimed, heads
 
@@ -32,7 +35,13 @@ def cut_off(monkeypatch, folder, *, step, recipe=RECIPE, checkpoint_every=1):
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_on", fail_at_step)
         with pytest.raises(KeyboardInterrupt):
-            train(recipe, output=folder, data=tiny_data(), progress=False, checkpoint_every=checkpoint_every)
+            train(
+                recipe,
+                output=folder,
+                data=tiny_data(),
+                progress=False,
+                checkpoint_every=checkpoint_every,
+            )
 
 
 def resume(folder, recipe=RECIPE, **options):

@@ -34,9 +34,17 @@ class FakeTrain:
             "epochs": self.epochs,
             "seconds": self.seconds,
             "fail": run.name in self.failing,
-            "record": fake_record(run, self.revisions.get(run.name, "abc"), self.hashes.get(run.name, "123")),
+            "record": fake_record(
+                run, self.revisions.get(run.name, "abc"), self.hashes.get(run.name, "123")
+            ),
         }
-        return [sys.executable, "-P", str(FILE), json.dumps(task), *(["--resume"] if resume else [])]
+        return [
+            sys.executable,
+            "-P",
+            str(FILE),
+            json.dumps(task),
+            *(["--resume"] if resume else []),
+        ]
 
 
 def fake_record(run, revision, digest):

@@ -40,7 +40,9 @@ def followed(recipe, network):
                 now
                 if averages is None
                 else {
-                    name: decay * averages[name] + (1 - decay) * value if value.is_floating_point() else value
+                    name: decay * averages[name] + (1 - decay) * value
+                    if value.is_floating_point()
+                    else value
                     for name, value in now.items()
                 }
             )
@@ -63,7 +65,9 @@ def test_lookahead_follows_its_formula(steps):
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
         assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
-            for own, averaged in zip(network.state_dict().values(), average.module.state_dict().values(), strict=True):
+            for own, averaged in zip(
+                network.state_dict().values(), average.module.state_dict().values(), strict=True
+            ):
                 assert torch.equal(own, averaged)
     assert network[1].num_batches_tracked == TOTAL
 
@@ -82,4 +86,9 @@ def test_weights_without_a_lookahead_are_left_alone():
 
 
 def test_no_average_is_made_unasked():
-    assert make_average(small_network(), dataclasses.replace(tiny_speed_recipe(), lookahead=None), TOTAL) is None
+    assert (
+        make_average(
+            small_network(), dataclasses.replace(tiny_speed_recipe(), lookahead=None), TOTAL
+        )
+        is None
+    )

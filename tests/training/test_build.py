@@ -6,7 +6,14 @@ from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import load_digits, normalise
 from convattn.errors import DataError, RecipeError
-from convattn.lab.recipe import ConvNetRecipe, DataRecipe, OptimRecipe, ResNetRecipe, SpeedNetRecipe, StartRecipe
+from convattn.lab.recipe import (
+    ConvNetRecipe,
+    DataRecipe,
+    OptimRecipe,
+    ResNetRecipe,
+    SpeedNetRecipe,
+    StartRecipe,
+)
 from convattn.lab.run_setup import build_network, build_optimizer, load_data, rate_of_group
 from convattn.models import AttentionNet
 from convattn.models.speed_net import WhitenedPatches
@@ -34,15 +41,21 @@ def test_network_to_start_from_gives_its_weights_and_the_recipe_all_else(tmp_pat
     made = build_network(dataclasses.replace(tiny_recipe(dropout=0.5), start=start), tiny_data())
     assert made.arguments["dropout"] == 0.5
     assert {module.p for module in made.modules() if isinstance(module, torch.nn.Dropout)} == {0.5}
-    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in made.state_dict().items())
+    assert all(
+        torch.equal(value, trained.state_dict()[name]) for name, value in made.state_dict().items()
+    )
 
 
 def test_shapes_of_generalised_heads_are_kept_from_weight_decay():
     network = AttentionNet("generalized_quadratic", width=8, depth=2, heads=3, ffn=8)
     optimizer = build_optimizer(OptimRecipe(weight_decay=0.5), network)
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    decay = {
+        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
+    }
     kept = {name for name, p in network.named_parameters() if decay[id(p)] == 0}
-    assert kept == {f"blocks.{block}.mixer.encoding.{name}" for block in (0, 1) for name in ("centres", "shape")}
+    assert kept == {
+        f"blocks.{block}.mixer.encoding.{name}" for block in (0, 1) for name in ("centres", "shape")
+    }
 
 
 def test_other_encodings_are_decayed():
@@ -56,13 +69,19 @@ def test_rates_of_their_own_go_by_name():
     network = build_network(recipe, tiny_data())
     optimizer = build_optimizer(recipe.optim, network, stem_epochs=1)
     own = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    kinds = {"encoding.centres": (0.5, 0.0), "encoding.root_sharpness": (0.25, 0.0), "norm.bias": (8.0, 1e-3 / 8)}
+    kinds = {
+        "encoding.centres": (0.5, 0.0),
+        "encoding.root_sharpness": (0.25, 0.0),
+        "norm.bias": (8.0, 1e-3 / 8),
+    }
     for name, parameter in network.named_parameters():
         if name.endswith("norm.weight"):
             assert id(parameter) not in own
             continue
         found = own[id(parameter)]
-        expected = next((values for kind, values in kinds.items() if name.endswith(kind)), (1.0, 1e-3))
+        expected = next(
+            (values for kind, values in kinds.items() if name.endswith(kind)), (1.0, 1e-3)
+        )
         assert (found["rate"], found["weight_decay"]) == expected
         learns = [rate_of_group(found, epoch) > 0 for epoch in (0, 1, 2)]
         assert learns == [True, name != "stem.bias", name != "stem.bias"]
@@ -74,7 +93,9 @@ def test_heads_that_are_frozen_are_not_in_the_optimizer():
     network = build_network(recipe, tiny_data())
     optimizer = build_optimizer(recipe.optim, network)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert not trained & {id(p) for stage in network.stages for p in stage.first.encoding.parameters()}
+    assert not trained & {
+        id(p) for stage in network.stages for p in stage.first.encoding.parameters()
+    }
 
 
 def test_epochs_of_a_stem_need_a_stem():
@@ -93,7 +114,9 @@ def test_stem_whitens_the_training_images():
 
 def test_sgd_and_adamw_take_their_options():
     network = build_network(tiny_recipe(), tiny_data())
-    sgd = build_optimizer(OptimRecipe("sgd", learning_rate=0.3, momentum=0.8, nesterov=True), network)
+    sgd = build_optimizer(
+        OptimRecipe("sgd", learning_rate=0.3, momentum=0.8, nesterov=True), network
+    )
     assert isinstance(sgd, torch.optim.SGD)
     assert [sgd.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.3, 0.8, True]
     adamw = build_optimizer(OptimRecipe("adamw", learning_rate=0.3, momentum=0.8), network)

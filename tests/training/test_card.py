@@ -37,12 +37,16 @@ CHECKLIST = {
 
 @pytest.mark.parametrize("item", CHECKLIST)
 def test_card_answers_every_item_of_the_checklist(record, item):
-    assert re.search(rf"^\| {re.escape(CHECKLIST[item])} \| [^|\n]+ \|$", model_card(record), re.MULTILINE)
+    assert re.search(
+        rf"^\| {re.escape(CHECKLIST[item])} \| [^|\n]+ \|$", model_card(record), re.MULTILINE
+    )
 
 
 def test_the_claim_is_said_to_be_the_recipes(record):
     """The run may have had other settings."""
-    assert f"\n\nWhat the recipe claims, for its own settings: {record.claim}\n\n" in model_card(record)
+    assert f"\n\nWhat the recipe claims, for its own settings: {record.claim}\n\n" in model_card(
+        record
+    )
 
 
 def test_images_given_in_python_are_not_said_to_be_those_of_the_recipe(tmp_path):
@@ -61,4 +65,7 @@ def test_each_table_of_the_card_has_two_columns_whatever_its_cells_hold(record):
     assert "a\\|b c" in card
     rows = [line for line in card.splitlines() if line.startswith("|")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
-    assert all(line.startswith("|") for line in re.findall(r"## Model\n\n(.*?)\n\n", card, re.DOTALL)[0].splitlines())
+    assert all(
+        line.startswith("|")
+        for line in re.findall(r"## Model\n\n(.*?)\n\n", card, re.DOTALL)[0].splitlines()
+    )

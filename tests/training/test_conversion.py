@@ -32,7 +32,11 @@ def trained(tmp_path_factory):
 
 
 def attention(network):
-    return {name: module for name, module in network.named_modules() if isinstance(module, RelativeAttention)}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, RelativeAttention)
+    }
 
 
 @pytest.mark.parametrize("content", [False, True])
@@ -41,7 +45,9 @@ def test_training_goes_on_from_the_function_that_was_trained(trained, content):
     network = build_network(recipe(convert, trained), tiny_data())
     layers = attention(network)
     assert tuple(layers) == LAST
-    assert {type(layer) for layer in layers.values()} == {GatedRelativeAttention2d if content else RelativeAttention2d}
+    assert {type(layer) for layer in layers.values()} == {
+        GatedRelativeAttention2d if content else RelativeAttention2d
+    }
     before, _ = network_to_conv(network.eval(), fold=False)
     expected = load_network(trained).state_dict()
     found = before.state_dict()
@@ -51,7 +57,9 @@ def test_training_goes_on_from_the_function_that_was_trained(trained, content):
 
 def test_centres_sharpness_and_gates_learn_and_the_network_comes_back(trained, tmp_path):
     convert = ConvertRecipe(include=LAST, sharpness=5.0, content=True)
-    record = train(recipe(convert, trained), output=tmp_path / "run", data=tiny_data(), progress=False)
+    record = train(
+        recipe(convert, trained), output=tmp_path / "run", data=tiny_data(), progress=False
+    )
     network = load_network(tmp_path / "run")
     start = build_network(recipe(convert, trained), tiny_data())
     for name, layer in attention(network).items():
@@ -63,17 +71,26 @@ def test_centres_sharpness_and_gates_learn_and_the_network_comes_back(trained, t
     data = tiny_data()
     with torch.no_grad():
         scores = network((data.test.images / 255 - data.mean[0]) / data.std[0])
-    assert (scores.argmax(1) == data.test.labels).double().mean().item() == record.results["test_accuracy"]
+    assert (scores.argmax(1) == data.test.labels).double().mean().item() == record.results[
+        "test_accuracy"
+    ]
 
 
 def test_heads_of_converted_layers_are_followed(trained, tmp_path):
     from pyarrow import parquet
 
     convert = ConvertRecipe(include=LAST, sharpness=5.0)
-    train(recipe(convert, trained, epochs=1), output=tmp_path / "run", data=tiny_data(), progress=False)
+    train(
+        recipe(convert, trained, epochs=1),
+        output=tmp_path / "run",
+        data=tiny_data(),
+        progress=False,
+    )
     rows = parquet.read_table(tmp_path / "run" / "heads.parquet").to_pylist()
     first = [row for row in rows if row["step"] == 0]
-    assert [(row["layer"], row["head"]) for row in first] == [(layer, head) for layer in range(2) for head in range(9)]
+    assert [(row["layer"], row["head"]) for row in first] == [
+        (layer, head) for layer in range(2) for head in range(9)
+    ]
     assert [row["sharpness"] for row in first] == pytest.approx([5.0] * 18)
     assert [(row["centre_row"], row["centre_col"]) for row in first[:9]] == [
         (row, col) for row in (-1.0, 0.0, 1.0) for col in (-1.0, 0.0, 1.0)
@@ -86,7 +103,9 @@ class Stopped(Exception):  # noqa: N818 - a kill, not an error
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
     convert = ConvertRecipe(include=LAST, sharpness=5.0, content=True)
-    whole = train(recipe(convert, trained), output=tmp_path / "whole", data=tiny_data(), progress=False)
+    whole = train(
+        recipe(convert, trained), output=tmp_path / "whole", data=tiny_data(), progress=False
+    )
     from convattn.lab.trainer import Trainer
 
     step = Trainer._train_on
@@ -98,9 +117,21 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monke
 
     monkeypatch.setattr(Trainer, "_train_on", killed)
     with pytest.raises(Stopped):
-        train(recipe(convert, trained), output=tmp_path / "cut", data=tiny_data(), progress=False, checkpoint_every=3)
+        train(
+            recipe(convert, trained),
+            output=tmp_path / "cut",
+            data=tiny_data(),
+            progress=False,
+            checkpoint_every=3,
+        )
     monkeypatch.undo()
-    cut = train(recipe(convert, trained), output=tmp_path / "cut", data=tiny_data(), progress=False, resume=True)
+    cut = train(
+        recipe(convert, trained),
+        output=tmp_path / "cut",
+        data=tiny_data(),
+        progress=False,
+        resume=True,
+    )
     assert cut.resumed == 1
     assert {**cut.results, "images_per_second": 0} == {**whole.results, "images_per_second": 0}
     for name in ("model.safetensors", "heads.parquet", "config.json"):
@@ -109,11 +140,14 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monke
 
 def test_conversions_that_cannot_be_are_refused_before_the_first_step(trained):
     with pytest.raises(
-        ArgumentError, match=r"include must be a pattern that matches convolutions .*, but is 'stage\.3'"
+        ArgumentError,
+        match=r"include must be a pattern that matches convolutions .*, but is 'stage\.3'",
     ):
         build_network(recipe(ConvertRecipe(include=("stage.3",)), trained), tiny_data())
     attention_net = dataclasses.replace(tiny_recipe(), convert=ConvertRecipe())
-    with pytest.raises(ConversionError, match=r"no convolution to convert in AttentionNet: .* attention already"):
+    with pytest.raises(
+        ConversionError, match=r"no convolution to convert in AttentionNet: .* attention already"
+    ):
         build_network(attention_net, tiny_data())
 
 
@@ -124,42 +158,68 @@ def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
 
     monkeypatch.setattr(run_setup, "network_to_attention", disturbed)
     with pytest.raises(
-        ConversionError, match="the conversion that the recipe asks for failed its check:\nnetwork to atten"
+        ConversionError,
+        match="the conversion that the recipe asks for failed its check:\nnetwork to atten",
     ):
         build_network(recipe(ConvertRecipe(include=LAST)), tiny_data())
 
 
 def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_alone(tmp_path):
     short = {"training.epochs": "1", "training.batch_size": "240"}
-    train(load_recipe("resnet18", scale="tiny", overrides=short), output=tmp_path / "start", progress=False)
+    train(
+        load_recipe("resnet18", scale="tiny", overrides=short),
+        output=tmp_path / "start",
+        progress=False,
+    )
     start = {**short, "start.folder": str(tmp_path / "start")}
     records = []
     for name in ("resnet18-to-attention", "resnet18-longer"):
         chosen = load_recipe(name, scale="tiny", overrides=start)
         records.append(train(chosen, output=tmp_path / name, progress=False))
     converted, control = ({**record.recipe, "name": "", "claim": ""} for record in records)
-    assert converted.pop("convert") == {"include": ["stages.3.*"], "sharpness": 5.0, "content": True}
+    assert converted.pop("convert") == {
+        "include": ["stages.3.*"],
+        "sharpness": 5.0,
+        "content": True,
+    }
     assert converted == control
     assert len(attention(load_network(tmp_path / "resnet18-to-attention"))) == 3
     for scale in ("paper", "small"):
-        first, second = (load_recipe(name, scale=scale) for name in ("resnet18-to-attention", "resnet18-longer"))
-        assert dataclasses.replace(first, name=second.name, claim=second.claim, convert=None) == second
+        first, second = (
+            load_recipe(name, scale=scale) for name in ("resnet18-to-attention", "resnet18-longer")
+        )
+        assert (
+            dataclasses.replace(first, name=second.name, claim=second.claim, convert=None) == second
+        )
 
 
 def test_a_run_of_another_recipe_is_no_start(tmp_path):
     """Its network may fit; the record would then name a recipe that did not make it."""
     short = {"training.epochs": "1", "training.batch_size": "240"}
     start = {**short, "start.folder": str(tmp_path / "start")}
-    train(load_recipe("resnet18", scale="tiny", overrides=short), output=tmp_path / "start", progress=False)
-    train(load_recipe("resnet18-longer", scale="tiny", overrides=start), output=tmp_path / "longer", progress=False)
+    train(
+        load_recipe("resnet18", scale="tiny", overrides=short),
+        output=tmp_path / "start",
+        progress=False,
+    )
+    train(
+        load_recipe("resnet18-longer", scale="tiny", overrides=start),
+        output=tmp_path / "longer",
+        progress=False,
+    )
     again = {**short, "start.folder": str(tmp_path / "longer")}
     with pytest.raises(RecipeError, match=r"is 'resnet18', but .* is a run of 'resnet18-longer'"):
-        train(load_recipe("resnet18-longer", scale="tiny", overrides=again), output=tmp_path / "more", progress=False)
+        train(
+            load_recipe("resnet18-longer", scale="tiny", overrides=again),
+            output=tmp_path / "more",
+            progress=False,
+        )
 
 
 def test_a_run_to_start_from_that_is_no_such_network_is_refused(trained):
     larger = dataclasses.replace(
-        recipe(ConvertRecipe(include=LAST), trained), model=ResNetRecipe(blocks_per_stage=1, width=8)
+        recipe(ConvertRecipe(include=LAST), trained),
+        model=ResNetRecipe(blocks_per_stage=1, width=8),
     )
     with pytest.raises(CheckpointError, match="does not fit the recipe's ResNet"):
         build_network(larger, tiny_data())

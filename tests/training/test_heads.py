@@ -18,7 +18,9 @@ def test_quadratic_heads_are_recorded_as_they_are(tmp_path):
     trace = HeadTrace(network)
     trace.record(step=5, epoch=1)
     rows = read(trace, tmp_path).to_pylist()
-    assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in (0, 1) for head in (0, 1, 2)]
+    assert [(row["layer"], row["head"]) for row in rows] == [
+        (layer, head) for layer in (0, 1) for head in (0, 1, 2)
+    ]
     for row in rows:
         encoding = network.blocks[row["layer"]].mixer.encoding
         centre, root = encoding.centres[row["head"]], encoding.root_sharpness[row["head"]]
@@ -32,14 +34,19 @@ def test_generalised_heads_are_recorded_with_their_precision(tmp_path):
     network = AttentionNet("generalized_quadratic", **SIZES)
     trace = HeadTrace(network)
     trace.record(step=0, epoch=0)
-    row, shape = read(trace, tmp_path).to_pylist()[4], network.blocks[1].mixer.encoding.shape[1].detach()
+    row, shape = (
+        read(trace, tmp_path).to_pylist()[4],
+        network.blocks[1].mixer.encoding.shape[1].detach(),
+    )
     precision = torch.tensor(
         [
             [row["precision_row_row"], row["precision_row_col"]],
             [row["precision_row_col"], row["precision_col_col"]],
         ]
     )
-    rounding = 4 * torch.finfo(torch.float32).eps * (shape.T.abs() @ shape.abs())  # two products and a sum, twice
+    rounding = (
+        4 * torch.finfo(torch.float32).eps * (shape.T.abs() @ shape.abs())
+    )  # two products and a sum, twice
     assert ((precision - shape.T @ shape).abs() <= rounding).all()
     assert row["sharpness"] == (row["precision_row_row"] + row["precision_col_col"]) / 4
 

@@ -21,13 +21,20 @@ RECIPE = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, held_ou
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("held out") / "run"
     told = []
-    return folder, train(RECIPE, output=folder, data=tiny_data(), progress=False, tell=told.append), told
+    return (
+        folder,
+        train(RECIPE, output=folder, data=tiny_data(), progress=False, tell=told.append),
+        told,
+    )
 
 
 def test_record_and_metrics_name_the_validation_images_and_no_test_images(run):
     folder, record, told = run
     assert record.data.counts == {"train": 30, "validation": 10}
-    assert (record.measured, record.accuracy) == ("validation", record.results["validation_accuracy"])
+    assert (record.measured, record.accuracy) == (
+        "validation",
+        record.results["validation_accuracy"],
+    )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 6]
     for numbers in (record.results, *lines):
@@ -43,7 +50,9 @@ def test_record_and_metrics_name_the_validation_images_and_no_test_images(run):
 def test_test_images_change_nothing(run, tmp_path):
     data = tiny_data()
     noise = ImageSplit(torch.full_like(data.test.images, 7), 1 - data.test.labels)
-    train(RECIPE, output=tmp_path / "run", data=dataclasses.replace(data, test=noise), progress=False)
+    train(
+        RECIPE, output=tmp_path / "run", data=dataclasses.replace(data, test=noise), progress=False
+    )
     assert timeless(tmp_path / "run") == timeless(run[0])
 
 
@@ -56,7 +65,9 @@ def test_run_cut_off_ends_with_the_same_bits(run, monkeypatch, tmp_path):
 def test_it_shows_in_no_table_of_test_accuracies(run):
     found = find_runs(run[0])
     assert found.finished == ()
-    assert "the run measured held-out training images, not the test images" in found.unreadable[0][1]
+    assert (
+        "the run measured held-out training images, not the test images" in found.unreadable[0][1]
+    )
 
 
 def test_recipes_without_it_are_as_before():
@@ -66,6 +77,7 @@ def test_recipes_without_it_are_as_before():
 def test_some_training_images_must_be_left():
     recipe = dataclasses.replace(RECIPE, data=dataclasses.replace(RECIPE.data, held_out=40))
     with pytest.raises(
-        RecipeError, match=r"^data\.held_out must be below the number of training images, 40, but is 40$"
+        RecipeError,
+        match=r"^data\.held_out must be below the number of training images, 40, but is 40$",
     ):
         train(recipe, data=tiny_data(), progress=False)

@@ -44,7 +44,9 @@ def test_run_leaves_all_its_files(tmp_path):
     heads = parquet.read_table(folder / "heads.parquet")
     assert heads.schema.names == [*HEAD_COLUMNS]
     assert heads["step"].to_pylist() == [step for step in range(11) for _ in range(3)]
-    assert heads["epoch"].to_pylist() == [epoch for epoch in [0] * 5 + [1] * 5 + [2] for _ in range(3)]
+    assert heads["epoch"].to_pylist() == [
+        epoch for epoch in [0] * 5 + [1] * 5 + [2] for _ in range(3)
+    ]
     network = load_network(folder)
     assert isinstance(network, AttentionNet)
     assert record.parameters == sum(parameter.numel() for parameter in network.parameters())
@@ -80,7 +82,12 @@ def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
     runs = {"first": 0, "again": 0, "other": 1}
     for name, seed in runs.items():
         torch.manual_seed(hash(name) % 1000)  # the caller's random state must not matter
-        train(tiny_recipe(seed=seed, dropout=0.2), output=tmp_path / name, data=tiny_data(), progress=False)
+        train(
+            tiny_recipe(seed=seed, dropout=0.2),
+            output=tmp_path / name,
+            data=tiny_data(),
+            progress=False,
+        )
     weights = {name: (tmp_path / name / "model.safetensors").read_bytes() for name in runs}
     assert weights["first"] == weights["again"]
     assert weights["first"] != weights["other"]
@@ -109,7 +116,8 @@ def test_folder_with_contents_is_refused_and_kept(tmp_path):
 def test_folder_of_a_run_is_refused_and_the_message_says_how_to_go_on(tmp_path):
     (tmp_path / "recipe.toml").write_text("")
     message = (
-        r"output must be new or empty, but '.*' holds a run: continue it with resume=True \(command: --resume\), or"
+        r"output must be new or empty, but '.*' holds a run: continue it with "
+        r"resume=True \(command: --resume\), or"
     )
     with pytest.raises(ArgumentError, match=message):
         train(tiny_recipe(), output=tmp_path, data=tiny_data(), progress=False)
@@ -135,7 +143,10 @@ def test_wrong_arguments_are_named(arguments, message, without_type_checks):
 
 
 def test_batch_larger_than_the_data_is_refused():
-    with pytest.raises(RecipeError, match=r"training.batch_size must be from 1 \(processes\) to 5 \(training images\)"):
+    with pytest.raises(
+        RecipeError,
+        match=r"training.batch_size must be from 1 \(processes\) to 5 \(training images\)",
+    ):
         train(tiny_recipe(), data=tiny_data(train=5), progress=False)
 
 
@@ -143,10 +154,15 @@ def test_batch_larger_than_the_data_is_refused():
     ("changes", "message"),
     [
         ({"cutout": 7}, r"^data\.cutout must be at most 6 for images of 6 pixels, but is 7$"),
-        ({"crop_padding": 6, "crop_border": "reflect"}, r"^data\.crop_padding must be at most 5 for images of 6 "),
+        (
+            {"crop_padding": 6, "crop_border": "reflect"},
+            r"^data\.crop_padding must be at most 5 for images of 6 ",
+        ),
     ],
 )
-def test_augmentation_that_does_not_fit_the_images_is_refused_before_a_folder_is_made(tmp_path, changes, message):
+def test_augmentation_that_does_not_fit_the_images_is_refused_before_a_folder_is_made(
+    tmp_path, changes, message
+):
     recipe = tiny_recipe()
     wrong = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **changes))
     with pytest.raises(RecipeError, match=message):
@@ -156,7 +172,12 @@ def test_augmentation_that_does_not_fit_the_images_is_refused_before_a_folder_is
 
 def test_loss_that_is_not_finite_stops_the_run_without_a_record(tmp_path):
     with pytest.raises(TrainingError, match="tiny: the loss is nan at step"):
-        train(tiny_recipe(learning_rate=1e30), output=tmp_path / "run", data=tiny_data(), progress=False)
+        train(
+            tiny_recipe(learning_rate=1e30),
+            output=tmp_path / "run",
+            data=tiny_data(),
+            progress=False,
+        )
     assert not (tmp_path / "run" / "record.json").exists()
 
 
@@ -165,14 +186,18 @@ def test_centres_and_sharpness_are_kept_from_weight_decay():
     network = build_network(recipe, tiny_data())
     decayed, free = build_optimizer(recipe.optim, network).param_groups
     encodings = [block.mixer.encoding for block in network.blocks]
-    expected = {id(p) for encoding in encodings for p in (encoding.centres, encoding.root_sharpness)}
+    expected = {
+        id(p) for encoding in encodings for p in (encoding.centres, encoding.root_sharpness)
+    }
     assert {id(parameter) for parameter in free["params"]} == expected
     assert free["weight_decay"] == 0
     assert decayed["weight_decay"] == recipe.optim.weight_decay == 1e-4
     assert len(decayed["params"]) + len(free["params"]) == len(list(network.parameters()))
 
 
-@pytest.mark.parametrize("name", ["sa-quadratic", "sa-learned", "sa-learned-content", "convnet", "resnet18"])
+@pytest.mark.parametrize(
+    "name", ["sa-quadratic", "sa-learned", "sa-learned-content", "convnet", "resnet18"]
+)
 def test_recipes_of_the_paper_take_a_step_when_made_small(name):
     small = {"training.epochs": "1", "training.batch_size": "8"}
     if name == "resnet18":
@@ -185,7 +210,9 @@ def test_recipes_of_the_paper_take_a_step_when_made_small(name):
 
 def test_terminal_is_shown_each_epoch(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(loop, "Console", lambda **_: Console(file=screen, force_terminal=True, width=200))
+    monkeypatch.setattr(
+        loop, "Console", lambda **_: Console(file=screen, force_terminal=True, width=200)
+    )
     record = train(tiny_recipe(epochs=2), data=tiny_data(), progress=True)
     assert f"epoch 2: loss {record.results['train_loss']:.3f}" in screen.getvalue()
     assert f"test {record.results['test_accuracy']:.2%}" in screen.getvalue()
@@ -215,4 +242,7 @@ def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_
 )
 def test_record_names_what_it_does_not_cover(without_type_checks, resumed, processes, more):
     session = SimpleNamespace(ledger=SimpleNamespace(resumed=resumed))
-    assert loop._not_covered(session, processes) == ("the spread over seeds: this is one run", *more)
+    assert loop._not_covered(session, processes) == (
+        "the spread over seeds: this is one run",
+        *more,
+    )

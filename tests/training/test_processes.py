@@ -40,14 +40,18 @@ TWO = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 
 
 def with_precision(recipe, precision):
-    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, precision=precision))
+    return dataclasses.replace(
+        recipe, training=dataclasses.replace(recipe.training, precision=precision)
+    )
 
 
 def run(*command):
     """Runs Python on the CPU, with one thread a process."""
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+    return subprocess.run(
+        words, check=False, capture_output=True, text=True, env=environment, cwd=ROOT
+    )
 
 
 def train_elsewhere(recipe, folder, *launcher, last=None, **options):
@@ -76,7 +80,9 @@ def train_in_two_processes(recipe, folder):
 
 def test_second_precision_in_one_process_is_refused():
     train(tiny_recipe(epochs=1), data=tiny_data(), progress=False)
-    with pytest.raises(DeviceError, match=r"training\.precision 'bf16' is not possible in this process"):
+    with pytest.raises(
+        DeviceError, match=r"training\.precision 'bf16' is not possible in this process"
+    ):
         train(with_precision(tiny_recipe(epochs=1), "bf16"), data=tiny_data(), progress=False)
 
 
@@ -90,7 +96,8 @@ def test_what_the_folder_needs_is_named_before_anything_is_trained(monkeypatch, 
     for module in ("huggingface_hub", "pyarrow", "tomli_w"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        MissingDependencyError, match="needs huggingface-hub, pyarrow, tomli-w, which are not installed"
+        MissingDependencyError,
+        match="needs huggingface-hub, pyarrow, tomli-w, which are not installed",
     ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False)
     assert not (tmp_path / "run").exists()
@@ -106,11 +113,15 @@ def test_mixed_precision_learns(tmp_path):
 def losses(folder):
     """The curve of a run: training and test loss of each epoch."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return torch.tensor([[row["train_loss"], row["test_loss"]] for row in rows], dtype=torch.float64)
+    return torch.tensor(
+        [[row["train_loss"], row["test_loss"]] for row in rows], dtype=torch.float64
+    )
 
 
 def test_two_processes_give_the_loss_curve_of_one(tmp_path):
-    recipe = tiny_recipe(epochs=2)  # crops and flips are on: every process must draw those of the whole batch
+    recipe = tiny_recipe(
+        epochs=2
+    )  # crops and flips are on: every process must draw those of the whole batch
     together = train_in_two_processes(recipe, tmp_path)
     assert together.hardware["processes"] == "2"
 
@@ -120,10 +131,17 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path):
         return losses(folder)
 
     hi, lows = references_of_runs(curve)
-    lows, sums = [low.float() for low in lows], Sums(10, hi)  # a loss is the mean over ten images or more
-    assert_within_budget(losses(tmp_path / "run").float(), hi, lows, "loss curve of two processes", sums=sums)
+    lows, sums = (
+        [low.float() for low in lows],
+        Sums(10, hi),
+    )  # a loss is the mean over ten images or more
+    assert_within_budget(
+        losses(tmp_path / "run").float(), hi, lows, "loss curve of two processes", sums=sums
+    )
     with pytest.raises(AssertionError, match="above the budget"):
-        assert_within_budget(curve(dataclasses.replace(recipe, seed=1)).float(), hi, lows, sums=sums)
+        assert_within_budget(
+            curve(dataclasses.replace(recipe, seed=1)).float(), hi, lows, sums=sums
+        )
 
 
 @pytest.mark.slow
@@ -134,7 +152,9 @@ def test_two_processes_taken_up_within_an_epoch_end_with_the_same_curve(tmp_path
     record = train_elsewhere(recipe, tmp_path / "cut", *TWO, resume=True, trackers=["tensorboard"])
     assert record.resumed == 1
     assert torch.equal(losses(tmp_path / "cut" / "run"), losses(tmp_path / "whole" / "run"))
-    weights = [(tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("cut", "whole")]
+    weights = [
+        (tmp_path / name / "run" / "model.safetensors").read_bytes() for name in ("cut", "whole")
+    ]
     assert weights[0] == weights[1]
     assert any("other processes" in item for item in record.not_covered)
 
@@ -142,5 +162,7 @@ def test_two_processes_taken_up_within_an_epoch_end_with_the_same_curve(tmp_path
 @pytest.mark.slow
 def test_compiled_network_learns(tmp_path):
     recipe = tiny_recipe(epochs=12)
-    compiled = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, compile=True))
+    compiled = dataclasses.replace(
+        recipe, training=dataclasses.replace(recipe.training, compile=True)
+    )
     assert train_elsewhere(compiled, tmp_path).results["test_accuracy"] >= 0.9

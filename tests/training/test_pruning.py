@@ -20,10 +20,15 @@ DEGENERATE = ([1, 4], [], [0, 2, 3])
 
 def with_eigenvalues(*pairs, angle=0.7):
     """Heads whose Σ⁻¹ has these eigenvalues, on axes turned by an angle."""
-    encoding, turn = GeneralizedQuadratic(len(pairs), 2).double(), torch.tensor(angle, dtype=torch.float64)
+    encoding, turn = (
+        GeneralizedQuadratic(len(pairs), 2).double(),
+        torch.tensor(angle, dtype=torch.float64),
+    )
     rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()]).view(2, 2)
     with torch.no_grad():
-        encoding.shape.copy_(torch.diag_embed(torch.tensor(pairs, dtype=torch.float64).sqrt()) @ rotation)
+        encoding.shape.copy_(
+            torch.diag_embed(torch.tensor(pairs, dtype=torch.float64).sqrt()) @ rotation
+        )
     return encoding
 
 
@@ -43,7 +48,9 @@ def flatten(encoding, head):
     if isinstance(encoding, Quadratic):
         encoding.root_sharpness[head] = 0.05
     else:
-        encoding.shape[head] = torch.tensor([[1.0, 0.0], [1.0, 0.0]]) if head % 2 else 0.03 * torch.eye(2)
+        encoding.shape[head] = (
+            torch.tensor([[1.0, 0.0], [1.0, 0.0]]) if head % 2 else 0.03 * torch.eye(2)
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,12 +71,17 @@ def flatten(encoding, head):
     ],
 )
 def test_heads_are_degenerate_by_the_eigenvalues_of_their_precision(pair, options, expected):
-    assert degenerate_heads(with_eigenvalues((2.0, 1.0), pair), **options).tolist() == [False, expected]
+    assert degenerate_heads(with_eigenvalues((2.0, 1.0), pair), **options).tolist() == [
+        False,
+        expected,
+    ]
 
 
 @pytest.mark.parametrize("sharpness", [0.49 / 256, 0.51 / 256])
 def test_quadratic_head_is_flat_where_two_alpha_is_below_the_bound(sharpness):
-    assert degenerate_heads(Quadratic(1, 2, sharpness=sharpness)).item() is (2 * sharpness < 1 / 256)
+    assert degenerate_heads(Quadratic(1, 2, sharpness=sharpness)).item() is (
+        2 * sharpness < 1 / 256
+    )
 
 
 def test_fresh_heads_are_not_degenerate():
@@ -78,15 +90,21 @@ def test_fresh_heads_are_not_degenerate():
         assert not degenerate_heads(kind(1000, 2)).any()
 
 
-@pytest.mark.parametrize(("centre", "least"), [((0.0, 0.0), 251), ((4.0, 4.0), 245), ((-4.0, 4.0), 245)])
+@pytest.mark.parametrize(
+    ("centre", "least"), [((0.0, 0.0), 251), ((4.0, 4.0), 245), ((-4.0, 4.0), 245)]
+)
 def test_head_at_the_bound_covers_as_much_of_the_papers_grid_as_is_said(centre, least):
-    layer = RelativeAttention2d(1, 1, 1, Quadratic(1, 2, centres=[centre], sharpness=1 / 512)).double()
+    layer = RelativeAttention2d(
+        1, 1, 1, Quadratic(1, 2, centres=[centre], sharpness=1 / 512)
+    ).double()
     weights = layer.attention((16, 16)).detach()[0].flatten(2)
     covered = (-(weights * weights.log()).sum(-1)).exp()
     assert least < covered.min() < least + 1
     if centre == (0.0, 0.0):
         middle = weights[8, 8]
-        assert abs(middle.max() / middle.min() - torch.e**0.25) < 256 * torch.finfo(torch.float64).eps
+        assert (
+            abs(middle.max() / middle.min() - torch.e**0.25) < 256 * torch.finfo(torch.float64).eps
+        )
 
 
 def silenced(network):
@@ -108,10 +126,14 @@ def test_pruning_removes_exactly_what_the_heads_contribute(encoding, fused):
     assert pruned.heads == (3, 5, 2)
     hi, lows = references(run, silent, images)
     assert_within_budget(pruned(images), hi, lows)
-    with pytest.raises(AssertionError, match="result: error"):  # negative control: the heads did contribute
+    with pytest.raises(
+        AssertionError, match="result: error"
+    ):  # negative control: the heads did contribute
         assert_within_budget(network(images), hi, lows)
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
-    assert not {t.data_ptr() for t in network.parameters()} & {t.data_ptr() for t in pruned.parameters()}
+    assert not {t.data_ptr() for t in network.parameters()} & {
+        t.data_ptr() for t in pruned.parameters()
+    }
 
 
 def test_network_that_lost_a_wrong_matrix_is_rejected():
@@ -142,7 +164,11 @@ def test_pruned_network_is_saved_loaded_and_pruned_again(tmp_path, options):
     save_network(pruned, tmp_path)
     loaded = load_network(tmp_path)
     assert torch.equal(loaded(small_images()), pruned(small_images()))
-    assert loaded.heads == pruned.heads == tuple(options.get("heads", 5) - len(heads) for heads in DEGENERATE)
+    assert (
+        loaded.heads
+        == pruned.heads
+        == tuple(options.get("heads", 5) - len(heads) for heads in DEGENERATE)
+    )
     assert prune_heads(loaded).heads == loaded.heads
     assert loaded.flops(10) == pruned.flops(10)
     assert pruned.flops(10).mixing < AttentionNet(**{**SMALL, **options}).flops(10).mixing
@@ -169,7 +195,9 @@ def test_sound_network_is_copied_whole():
 
 @pytest.mark.parametrize("bound", [-1e-9, float("inf"), float("nan")])
 def test_flattest_out_of_range_is_refused(bound):
-    with pytest.raises(ArgumentError, match="flattest must be a finite number of at least 0, but is"):
+    with pytest.raises(
+        ArgumentError, match="flattest must be a finite number of at least 0, but is"
+    ):
         prune_heads(damaged(), flattest=bound)
 
 
@@ -181,13 +209,16 @@ def test_condition_out_of_range_is_refused(bound):
 
 def test_other_encodings_are_refused(without_type_checks):
     with pytest.raises(
-        ArgumentError, match="encoding must be a Quadratic or a GeneralizedQuadratic, but is 'Distance'"
+        ArgumentError,
+        match="encoding must be a Quadratic or a GeneralizedQuadratic, but is 'Distance'",
     ):
         degenerate_heads(Distance(3, 2))
 
 
 def test_networks_whose_heads_cannot_be_judged_are_refused():
-    with pytest.raises(ArgumentError, match=r"encoding of block 0 must be a Quadratic or .* but is 'Distance'"):
+    with pytest.raises(
+        ArgumentError, match=r"encoding of block 0 must be a Quadratic or .* but is 'Distance'"
+    ):
         prune_heads(AttentionNet("distance", **SMALL))
     for gated in (False, True):
         with pytest.raises(ArgumentError, match="network must be without content"):
@@ -195,7 +226,8 @@ def test_networks_whose_heads_cannot_be_judged_are_refused():
     network = AttentionNet(**SMALL)
     network.blocks[1].mixer = nn.Conv2d(14, 14, 1)
     with pytest.raises(
-        UnsupportedModelError, match="cannot prune block 1: its mixer is Conv2d, not RelativeAttention2d"
+        UnsupportedModelError,
+        match="cannot prune block 1: its mixer is Conv2d, not RelativeAttention2d",
     ):
         prune_heads(network)
 
@@ -206,6 +238,11 @@ def test_diverged_networks_are_refused_and_left_alone(name):
     with torch.no_grad():
         network.blocks[2].mixer.encoding.get_parameter(name)[1] = torch.nan
     before = copy.deepcopy(network.state_dict())
-    with pytest.raises(ArgumentError, match=r"encoding must be of finite numbers, but is GeneralizedQuadratic\("):
+    with pytest.raises(
+        ArgumentError, match=r"encoding must be of finite numbers, but is GeneralizedQuadratic\("
+    ):
         prune_heads(network)
-    assert all(torch.equal(before[key].nan_to_num(), t.nan_to_num()) for key, t in network.state_dict().items())
+    assert all(
+        torch.equal(before[key].nan_to_num(), t.nan_to_num())
+        for key, t in network.state_dict().items()
+    )

@@ -21,9 +21,18 @@ from convattn.lab.recipe import (
 )
 
 PAPER = {
-    "sa-quadratic": (AttentionNetRecipe("attention_net", "quadratic", content=False), CosineRecipe()),
-    "sa-learned": (AttentionNetRecipe("attention_net", "learned_axial", content=False), CosineRecipe()),
-    "sa-learned-content": (AttentionNetRecipe("attention_net", "learned_axial", content=True), CosineRecipe()),
+    "sa-quadratic": (
+        AttentionNetRecipe("attention_net", "quadratic", content=False),
+        CosineRecipe(),
+    ),
+    "sa-learned": (
+        AttentionNetRecipe("attention_net", "learned_axial", content=False),
+        CosineRecipe(),
+    ),
+    "sa-learned-content": (
+        AttentionNetRecipe("attention_net", "learned_axial", content=True),
+        CosineRecipe(),
+    ),
     "convnet": (ConvNetRecipe(kernel_size=3), CosineRecipe()),
     "resnet18": (ResNetRecipe(), StepsRecipe(milestones=(80, 150, 250), factor=0.1)),
 }
@@ -34,7 +43,9 @@ def test_recipes_of_the_paper_have_its_settings(name):
     recipe, (model, schedule) = load_recipe(name), PAPER[name]
     assert (recipe.model, recipe.schedule) == (model, schedule)
     assert recipe.data == DataRecipe("cifar10", folder=None, crop_padding=4, flip=True)
-    assert recipe.optim == OptimRecipe("sgd", learning_rate=0.1, momentum=0.9, nesterov=False, weight_decay=1e-4)
+    assert recipe.optim == OptimRecipe(
+        "sgd", learning_rate=0.1, momentum=0.9, nesterov=False, weight_decay=1e-4
+    )
     assert recipe.training == TrainingRecipe(epochs=300, batch_size=100, precision="no")
 
 
@@ -46,17 +57,29 @@ def test_speed_run_has_the_settings_of_the_convolutional_record():
     both = 1 + 1 / (1 - recipe.optim.momentum)
     assert recipe.optim.learning_rate == pytest.approx(11.5 / both, rel=1e-12)
     decay = 0.0153 / both / recipe.optim.learning_rate
-    assert recipe.optim.weight_decay == pytest.approx(decay, rel=5e-3)  # the recipe has three digits
-    assert (recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.norm_bias_rate) == (0.85, True, 64)
+    assert recipe.optim.weight_decay == pytest.approx(
+        decay, rel=5e-3
+    )  # the recipe has three digits
+    assert (recipe.optim.momentum, recipe.optim.nesterov, recipe.optim.norm_bias_rate) == (
+        0.85,
+        True,
+        64,
+    )
     assert recipe.schedule == TriangleRecipe(start=0.2, peak=0.23, end=0.07)
     assert recipe.lookahead == LookaheadRecipe(steps=5, decay=0.95)
-    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.stem_epochs) == (12, 1024, 3)
+    assert (recipe.training.epochs, recipe.training.batch_size, recipe.training.stem_epochs) == (
+        12,
+        1024,
+        3,
+    )
     assert recipe.training.label_smoothing == 0.2
 
 
 def test_two_averages_at_once_are_refused():
     training = dataclasses.replace(tiny_speed_recipe().training, ema=0.9)
-    with pytest.raises(RecipeError, match=r"training\.ema must be left out with lookahead, but is 0\.9"):
+    with pytest.raises(
+        RecipeError, match=r"training\.ema must be left out with lookahead, but is 0\.9"
+    ):
         dataclasses.replace(tiny_speed_recipe(), training=training)
 
 
@@ -66,7 +89,14 @@ def test_speed_run_comes_back_from_its_file(tmp_path):
 
 
 def test_defaults_are_the_papers_sizes():
-    sizes = {"width": 400, "depth": 6, "ffn": 512, "patch": 2, "dropout": 0.1, "initializer_range": 0.02}
+    sizes = {
+        "width": 400,
+        "depth": 6,
+        "ffn": 512,
+        "patch": 2,
+        "dropout": 0.1,
+        "initializer_range": 0.02,
+    }
     for model in (AttentionNetRecipe(), ConvNetRecipe()):
         assert {key: getattr(model, key) for key in sizes} == sizes
     assert AttentionNetRecipe().heads == 9
@@ -85,7 +115,10 @@ def test_defaults_are_the_papers_sizes():
     ],
 )
 def test_override_is_read_as_the_type_of_its_key(key, text, value):
-    recipe, (section, field) = load_recipe("digits-quadratic", overrides={key: text}), key.split(".")
+    recipe, (section, field) = (
+        load_recipe("digits-quadratic", overrides={key: text}),
+        key.split("."),
+    )
     found = getattr(getattr(recipe, section), field)
     assert (found, type(found)) == (value, type(value))
 
@@ -97,7 +130,10 @@ WRONG_FILES = {
     "kind missing": ("[model]\nwidth = 8", "model.kind must be 'attention_net'.*but is None"),
     "kind is no text": ("[model]\nkind = [1]", r"model.kind must be .*but is \[1\]"),
     "key of another kind": ("[model]\nkind = 'resnet'\nheads = 8", "unknown key 'model.heads'"),
-    "milestones fall": ("[schedule]\nkind = 'steps'\nmilestones = [3, 2]", "schedule.milestones must be rising epochs"),
+    "milestones fall": (
+        "[schedule]\nkind = 'steps'\nmilestones = [3, 2]",
+        "schedule.milestones must be rising epochs",
+    ),
     "milestone is no number": (
         "[schedule]\nkind = 'steps'\nmilestones = ['x']",
         r"schedule.milestones\[0\] must be an integer of at least 1, but is 'x'",
@@ -125,17 +161,28 @@ def test_values_are_checked_in_python_as_well():
 
 
 @pytest.mark.parametrize(
-    "model", [AttentionNetRecipe(encoding="distance"), ConvNetRecipe(kernel_size=5), ResNetRecipe(blocks_per_stage=1)]
+    "model",
+    [
+        AttentionNetRecipe(encoding="distance"),
+        ConvNetRecipe(kernel_size=5),
+        ResNetRecipe(blocks_per_stage=1),
+    ],
 )
 def test_recipe_built_in_python_comes_back_from_its_file(model, tmp_path):
-    recipe = dataclasses.replace(tiny_recipe(), model=model, schedule=StepsRecipe(milestones=(1, 2)))
+    recipe = dataclasses.replace(
+        tiny_recipe(), model=model, schedule=StepsRecipe(milestones=(1, 2))
+    )
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(recipe))
     assert load_recipe(tmp_path / "recipe.toml") == recipe
 
 
 def test_command_quotes_what_a_shell_would_split():
-    recipe = load_recipe("resnet18", overrides={"seed": "2", "data.folder": "a b", "data.flip": "false"})
-    assert command_for(recipe) == ("convattn train resnet18 --set seed=2 --set 'data.folder=a b' --set data.flip=false")
+    recipe = load_recipe(
+        "resnet18", overrides={"seed": "2", "data.folder": "a b", "data.flip": "false"}
+    )
+    assert command_for(recipe) == (
+        "convattn train resnet18 --set seed=2 --set 'data.folder=a b' --set data.flip=false"
+    )
 
 
 def test_command_of_a_recipe_that_overrides_cannot_make_is_its_own_file():

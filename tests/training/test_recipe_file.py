@@ -9,22 +9,54 @@ from convattn.lab import load_recipe, recipe_names, recipe_to_toml
 from convattn.lab.recipe import command_for, differing_keys
 
 REFUSED = {
-    "unknown key": ("optim.learning_rat", "1", r"unknown key 'optim.learning_rat': did you mean 'learning_rate'\?"),
+    "unknown key": (
+        "optim.learning_rat",
+        "1",
+        r"unknown key 'optim.learning_rat': did you mean 'learning_rate'\?",
+    ),
     "unknown section": ("optimm.momentum", "1", r"unknown key 'optimm': did you mean 'optim'\?"),
-    "not a number": ("optim.learning_rate", "fast", "optim.learning_rate must be a number above 0, but is 'fast'"),
-    "out of range": ("optim.momentum", "1", r"optim.momentum must be a number in \[0, 1\), but is '1'"),
-    "not an integer": ("training.epochs", "1.5", "training.epochs must be an integer of at least 1, but is '1.5'"),
+    "not a number": (
+        "optim.learning_rate",
+        "fast",
+        "optim.learning_rate must be a number above 0, but is 'fast'",
+    ),
+    "out of range": (
+        "optim.momentum",
+        "1",
+        r"optim.momentum must be a number in \[0, 1\), but is '1'",
+    ),
+    "not an integer": (
+        "training.epochs",
+        "1.5",
+        "training.epochs must be an integer of at least 1, but is '1.5'",
+    ),
     "too few": ("training.epochs", "0", "training.epochs must be an integer of at least 1, but is"),
     "not finite": ("optim.learning_rate", "inf", "optim.learning_rate must be a number above 0"),
-    "not a choice": ("data.name", "mnist", "data.name must be 'digits' or 'cifar10', but is 'mnist'"),
+    "not a choice": (
+        "data.name",
+        "mnist",
+        "data.name must be 'digits' or 'cifar10', but is 'mnist'",
+    ),
     "not a kind": (
         "model.kind",
         "vit",
         "model.kind must be 'attention_net' or 'conv_net' or 'resnet' or 'speed_net', but is 'vit'",
     ),
-    "not true or false": ("data.flip", "perhaps", "data.flip must be true or false, but is 'perhaps'"),
-    "value as a section": ("name.first", "x", "cannot set name.first, because name is a single value"),
-    "flips without flip": ("data.alternate_flip", "true", "alternate_flip must be false without flip, but is True"),
+    "not true or false": (
+        "data.flip",
+        "perhaps",
+        "data.flip must be true or false, but is 'perhaps'",
+    ),
+    "value as a section": (
+        "name.first",
+        "x",
+        "cannot set name.first, because name is a single value",
+    ),
+    "flips without flip": (
+        "data.alternate_flip",
+        "true",
+        "alternate_flip must be false without flip, but is True",
+    ),
     "no rate": ("optim.centre_rate", "0", "optim.centre_rate must be a number above 0, but is '0'"),
     "pruned from nothing": (
         "start.prune",
@@ -36,8 +68,16 @@ REFUSED = {
         "runs",
         "recipe must be the name of a recipe, because folder or prune is set",
     ),
-    "scale": ("scale", "tiny", r"scale cannot be set by an override: use scale=NAME \(command: --scale NAME\)$"),
-    "combination": ("optim.nesterov", "true", "nesterov must be false without sgd and a momentum, but is True"),
+    "scale": (
+        "scale",
+        "tiny",
+        r"scale cannot be set by an override: use scale=NAME \(command: --scale NAME\)$",
+    ),
+    "combination": (
+        "optim.nesterov",
+        "true",
+        "nesterov must be false without sgd and a momentum, but is True",
+    ),
 }
 
 
@@ -81,7 +121,10 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         with pytest.raises(RecipeError, match="not TOML"):
             load_recipe(tmp_path / "bad.toml")
     (tmp_path / "bad.toml").write_text(f"name = 'a'\nclaim = 'b'\nseed = 0x{5_000 * 'f'}")
-    with pytest.raises(RecipeError, match=r"seed must be an integer .* but is a number of type int that is too long"):
+    with pytest.raises(
+        RecipeError,
+        match=r"seed must be an integer .* but is a number of type int that is too long",
+    ):
         load_recipe(tmp_path / "bad.toml")
     (tmp_path / "short.toml").write_text('name = "x"')
     with pytest.raises(RecipeError, match="claim is missing; it must be text"):
@@ -89,15 +132,25 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 
 def test_override_lists_stand_between_commas():
-    recipe = load_recipe("resnet18", overrides={"schedule.milestones": "2, 5", "training.epochs": "7"})
+    recipe = load_recipe(
+        "resnet18", overrides={"schedule.milestones": "2, 5", "training.epochs": "7"}
+    )
     assert recipe.schedule.milestones == (2, 5)
-    assert command_for(recipe) == "convattn train resnet18 --set schedule.milestones=2,5 --set training.epochs=7"
+    assert (
+        command_for(recipe)
+        == "convattn train resnet18 --set schedule.milestones=2,5 --set training.epochs=7"
+    )
 
 
 def test_overrides_that_are_no_dict_are_refused(without_type_checks):
-    with pytest.raises(ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \['seed=3'\]$"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^overrides must be new values by key, as a dict, but is \['seed=3'\]$",
+    ):
         load_recipe("digits-quadratic", overrides=["seed=3"])
-    with pytest.raises(ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \{3: 'a'\}$"):
+    with pytest.raises(
+        ArgumentError, match=r"^overrides must be new values by key, as a dict, but is \{3: 'a'\}$"
+    ):
         load_recipe("digits-quadratic", overrides={3: "a"})
 
 

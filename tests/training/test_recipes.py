@@ -22,7 +22,16 @@ def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
     assert [recipe.scale for recipe in recipes] == list(SCALES)
     assert [recipe.data.name for recipe in recipes] == ["cifar10", "cifar10", "cifar10", "digits"]
     assert {recipe.optim.algorithm for recipe in recipes[1:]} == {"adamw"}
-    for key in ("kind", "encoding", "content", "gated", "centres", "position_start", "heads", "mixing"):
+    for key in (
+        "kind",
+        "encoding",
+        "content",
+        "gated",
+        "centres",
+        "position_start",
+        "heads",
+        "mixing",
+    ):
         assert len({getattr(recipe.model, key, None) for recipe in recipes}) == 1
     assert all(recipe.start == recipes[0].start for recipe in recipes)
     for recipe in recipes[1:]:
@@ -33,7 +42,9 @@ def test_scales_change_sizes_and_not_what_the_recipe_is_about(name):
 def test_runs_of_a_scale_have_the_same_budget(scale):
     recipes = [load_recipe(name, scale=scale) for name in DRAWN]
     budgets = {(recipe.optim, recipe.schedule, recipe.training) for recipe in recipes}
-    assert len(budgets) == 3  # all but sa-quadratic-strong and speedrun, whose labels are smoothed in their own ways
+    assert (
+        len(budgets) == 3
+    )  # all but sa-quadratic-strong and speedrun, whose labels are smoothed in their own ways
     assert len({(recipe.optim, recipe.schedule, recipe.training.epochs) for recipe in recipes}) == 1
 
 
@@ -43,18 +54,27 @@ def test_medium_networks_are_small_ones_but_wider_and_trained_longer():
     assert medium.training.epochs >= 20 > small.training.epochs
 
 
-@pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
+@pytest.mark.parametrize(
+    "name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])]
+)
 def test_tiny_run_ends(name, tmp_path):
     recipe = load_recipe(name, scale="tiny", overrides=SHORT)
     record = train(recipe, output=tmp_path / "run", progress=False)
     assert record.results["test_loss"] > 0
-    assert (tmp_path / "run" / "README.md").read_text().count(f"# {name} at scale tiny, seed 0\n") == 1
+    assert (tmp_path / "run" / "README.md").read_text().count(
+        f"# {name} at scale tiny, seed 0\n"
+    ) == 1
 
 
 def test_pruned_recipe_trains_on_the_run_that_it_is_given(tmp_path):
-    train(load_recipe("sa-quadratic-generalized", scale="tiny", overrides=SHORT), output=tmp_path / "whole")
+    train(
+        load_recipe("sa-quadratic-generalized", scale="tiny", overrides=SHORT),
+        output=tmp_path / "whole",
+    )
     start = {"start.folder": str(tmp_path / "whole")}
-    pruned = load_recipe("sa-quadratic-generalized-pruned", scale="tiny", overrides={**SHORT, **start})
+    pruned = load_recipe(
+        "sa-quadratic-generalized-pruned", scale="tiny", overrides={**SHORT, **start}
+    )
     record = train(pruned, output=tmp_path / "pruned", progress=False)
     assert record.recipe["start"] == {
         "recipe": "sa-quadratic-generalized",
@@ -64,7 +84,9 @@ def test_pruned_recipe_trains_on_the_run_that_it_is_given(tmp_path):
 
 
 def test_pruned_recipe_without_a_run_to_start_from_is_refused():
-    with pytest.raises(RecipeError, match=r"start\.folder must be the folder of a run of sa-quadratic-generalized"):
+    with pytest.raises(
+        RecipeError, match=r"start\.folder must be the folder of a run of sa-quadratic-generalized"
+    ):
         train(load_recipe("sa-quadratic-generalized-pruned", scale="tiny"), progress=False)
 
 
@@ -93,9 +115,15 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
     ("scales", "message"),
     [
         ("scales = 3", "scales must be a table, but is 3"),
-        ("[scales.tny.data]\ncutout = 2", "the key in scales must be 'medium', 'small' or 'tiny', but is 'tny'"),
+        (
+            "[scales.tny.data]\ncutout = 2",
+            "the key in scales must be 'medium', 'small' or 'tiny', but is 'tny'",
+        ),
         ("[scales]\ntiny = 3", r"scales\.tiny must be tables of sections, but is 3"),
-        ("[scales.tiny]\nseed = 3", r"scales\.tiny must be tables of sections, but is \{'seed': 3\}"),
+        (
+            "[scales.tiny]\nseed = 3",
+            r"scales\.tiny must be tables of sections, but is \{'seed': 3\}",
+        ),
     ],
 )
 @pytest.mark.parametrize("scale", [None, "tiny"])

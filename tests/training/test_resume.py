@@ -21,19 +21,30 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("step", "checkpoint_every"), [(0, None), (0, 1), (3, 3), (4, 1), (4, None), (5, None), (6, 3), (9, 1), (9, None)]
+    ("step", "checkpoint_every"),
+    [(0, None), (0, 1), (3, 3), (4, 1), (4, None), (5, None), (6, 3), (9, 1), (9, None)],
 )
-def test_run_cut_off_at_any_step_ends_with_the_same_bits(whole, monkeypatch, tmp_path, step, checkpoint_every):
+def test_run_cut_off_at_any_step_ends_with_the_same_bits(
+    whole, monkeypatch, tmp_path, step, checkpoint_every
+):
     cut_off(monkeypatch, tmp_path / "run", step=step, checkpoint_every=checkpoint_every)
     record = resume(tmp_path / "run", checkpoint_every=checkpoint_every)
     assert timeless(tmp_path / "run") == timeless(whole)
     assert record.resumed == 1
-    assert "peak memory, hardware, versions and revision before the run was last resumed" in record.not_covered
+    assert (
+        "peak memory, hardware, versions and revision before the run was last resumed"
+        in record.not_covered
+    )
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_other_weights_would_be_noticed(whole, tmp_path):
-    train(dataclasses.replace(RECIPE, seed=1), output=tmp_path / "run", data=tiny_data(), progress=False)
+    train(
+        dataclasses.replace(RECIPE, seed=1),
+        output=tmp_path / "run",
+        data=tiny_data(),
+        progress=False,
+    )
     assert timeless(tmp_path / "run")[0] != timeless(whole)[0]
 
 
@@ -59,8 +70,16 @@ def whole_speed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("step", "checkpoint_every"), [(2, 1), (4, 3), (5, None), (7, 1), (9, 4)])
-def test_every_state_of_a_speed_run_is_taken_up(whole_speed, monkeypatch, tmp_path, step, checkpoint_every):
-    cut_off(monkeypatch, tmp_path / "run", step=step, recipe=tiny_speed_recipe(), checkpoint_every=checkpoint_every)
+def test_every_state_of_a_speed_run_is_taken_up(
+    whole_speed, monkeypatch, tmp_path, step, checkpoint_every
+):
+    cut_off(
+        monkeypatch,
+        tmp_path / "run",
+        step=step,
+        recipe=tiny_speed_recipe(),
+        checkpoint_every=checkpoint_every,
+    )
     resumed = resume(tmp_path / "run", tiny_speed_recipe())
     assert timeless(tmp_path / "run") == timeless(whole_speed)
     expected = RunRecord.load(whole_speed / "record.json").results
@@ -71,7 +90,9 @@ def test_every_state_of_a_speed_run_is_taken_up(whole_speed, monkeypatch, tmp_pa
 def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatch, tmp_path):
     cut_off(monkeypatch, tmp_path / "run", step=2)
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "evaluate", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(
+            Trainer, "evaluate", lambda *_: (_ for _ in ()).throw(RuntimeError("power cut"))
+        )
         with pytest.raises(RuntimeError, match="power"):
             resume(tmp_path / "run", checkpoint_every=1)
     record = resume(tmp_path / "run")
@@ -79,19 +100,28 @@ def test_run_cut_off_twice_counts_its_time_and_its_resumptions(whole, monkeypatc
     assert record.resumed == 2
 
 
-def test_run_cut_off_before_its_record_is_finished_without_another_step(whole, monkeypatch, tmp_path):
+def test_run_cut_off_before_its_record_is_finished_without_another_step(
+    whole, monkeypatch, tmp_path
+):
     with monkeypatch.context() as patch:
         patch.setattr(RunRecord, "save", lambda *_: (_ for _ in ()).throw(OSError("unplugged")))
-        with pytest.raises(CheckpointError, match=r"cannot write the network .*\(unplugged\); .*resume"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot write the network .*\(unplugged\); .*resume"
+        ):
             train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_train_on", lambda *_: pytest.fail("a step was taken"))
         record = resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
-    assert record.results["test_accuracy"] == RunRecord.load(whole / "record.json").results["test_accuracy"]
+    assert (
+        record.results["test_accuracy"]
+        == RunRecord.load(whole / "record.json").results["test_accuracy"]
+    )
 
 
-def test_heads_of_the_start_are_kept_once_where_only_its_checkpoint_is_left(whole, monkeypatch, tmp_path):
+def test_heads_of_the_start_are_kept_once_where_only_its_checkpoint_is_left(
+    whole, monkeypatch, tmp_path
+):
     cut_off(monkeypatch, tmp_path / "run", step=1)
     assert (tmp_path / "run" / "heads.parquet").exists()
     truncate(newest(tmp_path / "run"))
@@ -110,7 +140,9 @@ def test_random_numbers_of_the_caller_are_left_as_they_were(monkeypatch, tmp_pat
     cut_off(monkeypatch, tmp_path / "run", step=7)
     np.random.seed(5)  # noqa: NPY002  (the state that accelerate saves and loads)
     before, of_torch = str(np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
-    resume(tmp_path / "run")  # that of Python is not compared here: the run-time type check draws from it
+    resume(
+        tmp_path / "run"
+    )  # that of Python is not compared here: the run-time type check draws from it
     assert str(np.random.get_state()) == before  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), of_torch)
     of_python = random.getstate()
@@ -121,15 +153,24 @@ def test_random_numbers_of_the_caller_are_left_as_they_were(monkeypatch, tmp_pat
 
 def test_words_of_another_claim_do_not_make_another_run(whole, monkeypatch, tmp_path):
     cut_off(monkeypatch, tmp_path / "run", step=7)
-    assert resume(tmp_path / "run", dataclasses.replace(RECIPE, claim="measured since")).claim == "measured since"
+    assert (
+        resume(tmp_path / "run", dataclasses.replace(RECIPE, claim="measured since")).claim
+        == "measured since"
+    )
     assert timeless(tmp_path / "run") == timeless(whole)
 
 
 def kill(recipe, folder, count):
     """Kills so many runs at random moments, resumes them and compares their ends with that of an undisturbed one."""
     command = [sys.executable, "-m", "tests.training.kills", recipe, folder, str(count), "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+    }
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     undisturbed = timeless(folder / "whole")
     for number in range(count):

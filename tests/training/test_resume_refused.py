@@ -27,9 +27,18 @@ def flip_a_bit(checkpoint):
 DAMAGES = {
     "truncated": (truncate, "changed since it was written: model.safetensors"),
     "one bit": (flip_a_bit, "changed since it was written: optimizer.bin"),
-    "file gone": (lambda checkpoint: (checkpoint / "random_states_0.pkl").unlink(), "FileNotFoundError"),
-    "no manifest": (lambda checkpoint: (checkpoint / "checkpoint.json").unlink(), "FileNotFoundError"),
-    "manifest is no JSON": (lambda checkpoint: (checkpoint / "checkpoint.json").write_text("{"), "JSONDecodeError"),
+    "file gone": (
+        lambda checkpoint: (checkpoint / "random_states_0.pkl").unlink(),
+        "FileNotFoundError",
+    ),
+    "no manifest": (
+        lambda checkpoint: (checkpoint / "checkpoint.json").unlink(),
+        "FileNotFoundError",
+    ),
+    "manifest is no JSON": (
+        lambda checkpoint: (checkpoint / "checkpoint.json").write_text("{"),
+        "JSONDecodeError",
+    ),
     "manifest is nested deep": (
         lambda checkpoint: (checkpoint / "checkpoint.json").write_text(100_000 * "["),
         "RecursionError",
@@ -44,7 +53,8 @@ def test_damaged_checkpoint_is_said_and_the_one_before_is_used(whole, monkeypatc
     assert newest(tmp_path / "run").name == "step-00000007"
     damage(newest(tmp_path / "run"))
     with pytest.warns(
-        CheckpointWarning, match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before it is used"
+        CheckpointWarning,
+        match=rf"checkpoint step-00000007 is damaged.*{reason}.*the one before it is used",
     ):
         resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
@@ -68,12 +78,17 @@ def test_no_checkpoint_left_is_an_error_and_nothing_starts_anew(monkeypatch, tmp
     [
         (lambda file: file.unlink(), "must hold 1 epochs, each once"),
         (lambda file: file.write_text(2 * file.read_text()), "must hold 1 epochs, each once"),
-        (lambda file: file.write_text('{"step": 5, "epoch": 1}\n'), "learning_rate is missing; it must be a number"),
+        (
+            lambda file: file.write_text('{"step": 5, "epoch": 1}\n'),
+            "learning_rate is missing; it must be a number",
+        ),
         (lambda file: file.write_text("{"), "JSONDecodeError"),
         (lambda file: file.write_text(100_000 * "["), "RecursionError"),
     ],
 )
-def test_metrics_that_are_not_those_of_the_epochs_before_are_an_error(monkeypatch, tmp_path, damage, reason):
+def test_metrics_that_are_not_those_of_the_epochs_before_are_an_error(
+    monkeypatch, tmp_path, damage, reason
+):
     cut_off(monkeypatch, tmp_path / "run", step=7)
     damage(tmp_path / "run" / "metrics.jsonl")
     with pytest.raises(CheckpointError, match=f"cannot resume .*{reason}"):
@@ -88,7 +103,9 @@ def flip_a_byte(file):
 
 def rewritten(change):
     def damage(file):
-        parquet.write_table(pa.Table.from_pylist(change(parquet.read_table(file).to_pylist())), file)
+        parquet.write_table(
+            pa.Table.from_pylist(change(parquet.read_table(file).to_pylist())), file
+        )
 
     return damage
 
@@ -101,12 +118,20 @@ def rewritten(change):
         (rewritten(lambda rows: rows[:-1]), "must hold every head"),
         (rewritten(lambda rows: rows + rows[-1:]), "must hold every head"),
         (rewritten(lambda rows: rows[::-1]), "must hold every head"),
-        (rewritten(lambda rows: [{**row, "centre_row": None} for row in rows]), "must hold every head"),
-        (rewritten(lambda rows: [{**row, "sharpness": math.nan} for row in rows]), "must hold every head"),
+        (
+            rewritten(lambda rows: [{**row, "centre_row": None} for row in rows]),
+            "must hold every head",
+        ),
+        (
+            rewritten(lambda rows: [{**row, "sharpness": math.nan} for row in rows]),
+            "must hold every head",
+        ),
         (rewritten(lambda rows: [{"step": row["step"]} for row in rows]), "KeyError"),
     ],
 )
-def test_heads_that_are_not_those_of_the_steps_before_are_an_error(monkeypatch, tmp_path, damage, reason):
+def test_heads_that_are_not_those_of_the_steps_before_are_an_error(
+    monkeypatch, tmp_path, damage, reason
+):
     cut_off(monkeypatch, tmp_path / "run", step=7)
     damage(tmp_path / "run" / "heads.parquet")
     with pytest.raises(CheckpointError, match=f"cannot resume .*{reason}"):
@@ -118,7 +143,8 @@ def test_checkpoint_that_other_code_wrote_is_an_error(monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "load_state_dict", lambda _, state: state["what older code kept"])
         with pytest.raises(
-            CheckpointError, match=r"step-00000007 is complete, but this version cannot load it \(KeyError"
+            CheckpointError,
+            match=r"step-00000007 is complete, but this version cannot load it \(KeyError",
         ):
             resume(tmp_path / "run")
 
@@ -131,7 +157,9 @@ def test_run_of_another_recipe_is_not_taken_up(whole):
 def test_other_data_are_refused(monkeypatch, tmp_path):
     def data(digest):
         made = tiny_data()
-        return dataclasses.replace(made, record=dataclasses.replace(made.record, hashes={"train": digest}))
+        return dataclasses.replace(
+            made, record=dataclasses.replace(made.record, hashes={"train": digest})
+        )
 
     monkeypatch.setattr("tests.training.resuming.tiny_data", lambda: data("one"))
     cut_off(monkeypatch, tmp_path / "run", step=7)
@@ -156,7 +184,9 @@ def test_folder_without_a_run_is_refused(tmp_path):
 def test_resuming_nothing_and_no_steps_between_checkpoints_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="output must be the run's folder"):
         train(RECIPE, data=tiny_data(), resume=True)
-    with pytest.raises(ArgumentError, match="checkpoint_every must be an integer of at least 1, but is 0"):
+    with pytest.raises(
+        ArgumentError, match="checkpoint_every must be an integer of at least 1, but is 0"
+    ):
         train(RECIPE, output=tmp_path / "run", data=tiny_data(), checkpoint_every=0)
     assert not (tmp_path / "run").exists()
 
@@ -164,10 +194,13 @@ def test_resuming_nothing_and_no_steps_between_checkpoints_are_refused(tmp_path)
 def test_full_disk_is_an_error_and_leaves_the_checkpoint_before(whole, monkeypatch, tmp_path):
     cut_off(monkeypatch, tmp_path / "run", step=7)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # heads.parquet still fits, a checkpoint does not
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (4000, limits[1])
+    )  # heads.parquet still fits, a checkpoint does not
     try:
         with pytest.raises(
-            CheckpointError, match=r"cannot write the checkpoint of step 8 to .*run \(.*earlier ones are kept"
+            CheckpointError,
+            match=r"cannot write the checkpoint of step 8 to .*run \(.*earlier ones are kept",
         ):
             resume(tmp_path / "run", checkpoint_every=1)
     finally:
@@ -182,7 +215,9 @@ def test_full_disk_at_the_start_is_an_error_and_leaves_nothing(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"cannot write the checkpoint of step 0 .*the folder is not made"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot write the checkpoint of step 0 .*the folder is not made"
+        ):
             train(RECIPE, output=tmp_path / "run", data=tiny_data(), progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -200,7 +235,11 @@ with sole_use(Path("run")):
     sys.stdin.readline()
 """
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout.readline() == "ready\n"
         with pytest.raises(CheckpointError, match=rf"run is in use by process {other.pid} on "):
@@ -219,7 +258,9 @@ def test_a_run_keeps_its_folder_to_itself(monkeypatch, tmp_path):
 
     def look(trainer, *batch):
         if not seen:
-            with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on ") as caught:
+            with pytest.raises(
+                CheckpointError, match=rf"is in use by process {os.getpid()} on "
+            ) as caught:
                 resume(tmp_path / "run")
             seen.append(caught)
         return honest(trainer, *batch)

@@ -20,7 +20,9 @@ def command(tmp_path):
     def make(script):
         start = ["sh", "-c", script, "run"]
         run = tmp_path / "run"
-        return RunCommand(run, tmp_path / "run.log", start, [*start, "resumed"], tmp_path, {"WORD": "given"})
+        return RunCommand(
+            run, tmp_path / "run.log", start, [*start, "resumed"], tmp_path, {"WORD": "given"}
+        )
 
     return make
 
@@ -32,7 +34,9 @@ def until(condition):
 
 def output(place: Path) -> list[str]:
     """Return what the log holds besides the commands."""
-    return [line for line in (place / "run.log").read_text().splitlines() if not line.startswith("$")]
+    return [
+        line for line in (place / "run.log").read_text().splitlines() if not line.startswith("$")
+    ]
 
 
 def test_run_sees_its_place_its_environment_and_no_input(command, tmp_path):
@@ -46,12 +50,16 @@ def test_death_by_a_signal_is_named(command, tmp_path):
     assert output(tmp_path) == ["ended by SIGUSR1"]
 
 
-def test_runs_are_stopped_with_their_children_also_those_that_ignore_sigterm(command, tmp_path, monkeypatch):
+def test_runs_are_stopped_with_their_children_also_those_that_ignore_sigterm(
+    command, tmp_path, monkeypatch
+):
     monkeypatch.setattr(run_process, "_GRACE", 0.3)
     # The kernel closes a pipe's end with the last process that has it, so its end says that all of them are gone.
     os.mkfifo(tmp_path / "alive")
     reader = os.fdopen(os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
-    stubborn = start_run(command("exec 3>alive; trap '' TERM; (touch ready; while :; do sleep 60; done) & wait"))
+    stubborn = start_run(
+        command("exec 3>alive; trap '' TERM; (touch ready; while :; do sleep 60; done) & wait")
+    )
     until((tmp_path / "ready").exists)
     stop_runs([stubborn])
     assert stubborn.returncode == -signal.SIGKILL
@@ -69,7 +77,9 @@ def test_worker_that_is_stopped_stops_its_run_first(command, tmp_path):
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        carry_out(command("trap 'touch ended; exit' TERM; touch ready; while :; do sleep 0.01; done"))
+        carry_out(
+            command("trap 'touch ended; exit' TERM; touch ready; while :; do sleep 0.01; done")
+        )
     thread.join()
     signal.signal(signal.SIGINT, before)
     assert (tmp_path / "ended").exists()
@@ -98,7 +108,10 @@ def test_folders_without_a_whole_checkpoint_are_set_aside_by_number_and_kept(com
         assert carry_out(command("echo $1")) == 0
         assert not run.exists()
     kept = [tmp_path / f"run.stopped-{number}" / "checkpoints" for number in (1, 2)]
-    assert [[item.name for item in place.iterdir()] for place in kept] == [[".first.new"], [".second.new"]]
+    assert [[item.name for item in place.iterdir()] for place in kept] == [
+        [".first.new"],
+        [".second.new"],
+    ]
     assert output(tmp_path) == ["", ""]
 
 

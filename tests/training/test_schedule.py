@@ -14,7 +14,9 @@ def factor(recipe, step, total):
 @pytest.mark.parametrize("step", range(101))
 def test_cosine_follows_its_formula(step):
     expected = step / 7 if step < 7 else 0.5 + 0.5 * math.cos(math.pi * (step - 7) / 93)
-    assert factor(CosineRecipe(warmup=0.075), step, 100) == pytest.approx(expected, rel=1e-15, abs=1e-15)
+    assert factor(CosineRecipe(warmup=0.075), step, 100) == pytest.approx(
+        expected, rel=1e-15, abs=1e-15
+    )
 
 
 def test_cosine_without_warmup_starts_at_one():
@@ -28,7 +30,10 @@ def test_steps_multiply_at_each_milestone():
 
 def test_milestones_count_epochs():
     recipe = StepsRecipe(milestones=(80, 150, 250))
-    at = {epoch: learning_rate_factor(recipe, epoch * 500, epochs=300, steps_per_epoch=500) for epoch in (79, 80, 299)}
+    at = {
+        epoch: learning_rate_factor(recipe, epoch * 500, epochs=300, steps_per_epoch=500)
+        for epoch in (79, 80, 299)
+    }
     assert at == pytest.approx({79: 1, 80: 0.1, 299: 1e-3})
 
 
@@ -51,5 +56,7 @@ def test_triangle_without_a_rise_starts_at_one():
 
 def test_triangle_of_a_recipe_counts_all_steps():
     recipe = TriangleRecipe(start=0.2, peak=0.25, end=0.1)
-    factors = [learning_rate_factor(recipe, step, epochs=4, steps_per_epoch=10) for step in (0, 10, 40)]
+    factors = [
+        learning_rate_factor(recipe, step, epochs=4, steps_per_epoch=10) for step in (0, 10, 40)
+    ]
     assert factors == pytest.approx([0.2, 1, 0.1], rel=1e-15)

@@ -25,7 +25,9 @@ RECIPE = "digits-quadratic"
 
 def engine(**options):
     workers, told = options.pop("workers", 2), []
-    return LocalEngine(workers=workers, threads=1, command=FakeTrain(**options), tell=told.append), told
+    return LocalEngine(
+        workers=workers, threads=1, command=FakeTrain(**options), tell=told.append
+    ), told
 
 
 def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), **options):
@@ -35,7 +37,9 @@ def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), **options):
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+    return {
+        file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))
+    }
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -49,9 +53,17 @@ def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
     assert len(weights(tmp_path)) == len(set(weights(tmp_path).values())) == 6
     for group in record.groups:
         found = [each.results["test_accuracy"] for each in record.runs if each.label == group.label]
-        assert (group.accuracy.n, group.accuracy.minimum, group.accuracy.maximum) == (3, min(found), max(found))
+        assert (group.accuracy.n, group.accuracy.minimum, group.accuracy.maximum) == (
+            3,
+            min(found),
+            max(found),
+        )
     (difference,) = record.differences
-    assert (difference.label, difference.baseline, difference.seeds) == (labels[1], labels[0], (0, 1, 2))
+    assert (difference.label, difference.baseline, difference.seeds) == (
+        labels[1],
+        labels[0],
+        (0, 1, 2),
+    )
     assert (difference.low, difference.high) == t_interval(difference.values)
     assert StudyRecord.load(tmp_path / "study.json") == record
     assert sum("done in 11.0 s" in line for line in told) == 6
@@ -156,14 +168,22 @@ def test_stopped_study_leaves_no_process_and_is_continued(tmp_path, number, rais
     assert weights(stopped) == weights(whole)
     for seed, count in zip((0, 1), size, strict=True):
         attempts = [row["began"] for row in metrics(stopped / f"{RECIPE}-{seed}")]
-        assert sorted(set(attempts)) in ([0, count], [0, count - 1])  # the last line may lack its checkpoint
-        commands = [line for line in (stopped / f"{RECIPE}-{seed}.log").read_text().splitlines() if line[0] == "$"]
+        assert sorted(set(attempts)) in (
+            [0, count],
+            [0, count - 1],
+        )  # the last line may lack its checkpoint
+        commands = [
+            line
+            for line in (stopped / f"{RECIPE}-{seed}.log").read_text().splitlines()
+            if line[0] == "$"
+        ]
         assert [line.endswith(" --resume") for line in commands] == [False, True]
 
 
 def test_runs_of_different_data_are_not_compared(tmp_path):
     expected = (
-        "digits-quadratic-0 and digits-quadratic-1 saw different data and cannot be compared: images is 123 and 9"
+        "digits-quadratic-0 and digits-quadratic-1 saw different data and "
+        "cannot be compared: images is 123 and 9"
     )
     with pytest.raises(DataError, match=expected):
         run(tmp_path, hashes={f"{RECIPE}-1": "9"})
@@ -173,7 +193,8 @@ def test_runs_of_different_data_are_not_compared(tmp_path):
         study([RECIPE], output=tmp_path, seeds=(0, 1, 2), engine=made)
     assert told == []
     with pytest.raises(
-        DataError, match=r"different data cannot be compared \(digits-quadratic: digits, convnet: cifar10\)"
+        DataError,
+        match=r"different data cannot be compared \(digits-quadratic: digits, convnet: cifar10\)",
     ):
         run(tmp_path, recipes=(RECIPE, "convnet"))
 
@@ -189,7 +210,9 @@ def test_other_revisions_and_dirty_code_are_warned_of(tmp_path):
 
 def test_other_threads_are_warned_of(tmp_path):
     run(tmp_path, seeds=(0,))
-    record = study([RECIPE], output=tmp_path, seeds=(0, 1), engine=LocalEngine(threads=3, command=FakeTrain()))
+    record = study(
+        [RECIPE], output=tmp_path, seeds=(0, 1), engine=LocalEngine(threads=3, command=FakeTrain())
+    )
     assert RunRecord.load(tmp_path / f"{RECIPE}-1" / "record.json").hardware["threads"] == "3"
     assert record.warnings == ("the runs have different numbers of threads: 1, 3",)
 
@@ -201,7 +224,10 @@ def test_two_studies_in_one_folder_are_refused(tmp_path):
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ArgumentError, match=r"output must be new, empty or the folder of a study, but .* holds thesis"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"output must be new, empty or the folder of a study, but .* holds thesis",
+    ):
         run(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -224,11 +250,20 @@ def test_workers_take_cuda_devices_in_turn(monkeypatch):
 
 @pytest.mark.parametrize(
     ("platform", "workers", "threads"),
-    [("linux", 1, 7), ("linux", 2, 3), ("linux", 11, 1), ("darwin", 2, 6), ("a board of one core", 2, 1)],
+    [
+        ("linux", 1, 7),
+        ("linux", 2, 3),
+        ("linux", 11, 1),
+        ("darwin", 2, 6),
+        ("a board of one core", 2, 1),
+    ],
 )
-def test_workers_share_the_cores_that_the_process_may_use(monkeypatch, tmp_path, platform, workers, threads):
+def test_workers_share_the_cores_that_the_process_may_use(
+    monkeypatch, tmp_path, platform, workers, threads
+):
     cores = SimpleNamespace(
-        sched_getaffinity=lambda _: set(range(7)), cpu_count=lambda: 13 if platform == "darwin" else None
+        sched_getaffinity=lambda _: set(range(7)),
+        cpu_count=lambda: 13 if platform == "darwin" else None,
     )
     monkeypatch.setattr(engines, "os", cores)
     monkeypatch.setattr(engines, "sys", SimpleNamespace(platform=platform))

@@ -59,7 +59,10 @@ def test_search_measures_validation_images(search):
 def test_best_variant_is_taken_and_the_choice_is_in_record_and_page(search, tmp_path):
     place = with_accuracies(search, tmp_path, 0.5, 0.75, 0.25)
     record = run(tmp_path / "table", seeds=(0, 1), chosen=place)
-    rates = [load_recipe(tmp_path / "table" / each.folder / "recipe.toml").optim.learning_rate for each in record.runs]
+    rates = [
+        load_recipe(tmp_path / "table" / each.folder / "recipe.toml").optim.learning_rate
+        for each in record.runs
+    ]
     assert rates == [3e-3, 3e-3]
     assert [group.label for group in record.groups] == [NAME]
     assert (record.measured, record.warnings) == ("test", ())
@@ -112,22 +115,31 @@ def test_variant_that_failed_is_not_chosen_and_stays_in_the_record(tmp_path):
     assert f"{NAME}: {KEY}=3e-3 was not eligible, because a run of it failed" in warned
     record = StudyRecord.load(tmp_path / "search" / "study.json")
     dataclasses.replace(record, groups=()).save(tmp_path / "search" / "study.json")
-    with pytest.raises(CheckpointError, match=f"^no variant of {NAME} has finished all of its runs"):
+    with pytest.raises(
+        CheckpointError, match=f"^no variant of {NAME} has finished all of its runs"
+    ):
         read_search(tmp_path / "search")
 
 
 def test_wrong_searches_are_refused_before_anything_runs(search, tmp_path):
     with pytest.raises(CheckpointError, match="cannot read StudyRecord"):
         run(tmp_path / "table", chosen=tmp_path)
-    with pytest.raises(ArgumentError, match=f"^chosen must be a study of convnet as well, but is '{NAME}'$"):
+    with pytest.raises(
+        ArgumentError, match=f"^chosen must be a study of convnet as well, but is '{NAME}'$"
+    ):
         run(tmp_path / "table", recipes=["convnet"], chosen=search[0])
     for given in ({"overrides": {KEY: "1"}}, {"grid": {KEY: ("1",)}}):
-        with pytest.raises(ArgumentError, match=f"^the key {KEY} is chosen by a study, and given in overrides or grid"):
+        with pytest.raises(
+            ArgumentError,
+            match=f"^the key {KEY} is chosen by a study, and given in overrides or grid",
+        ):
             run(tmp_path / "table", chosen=search[0], **given)
     record = json.loads((search[0] / "study.json").read_text())
     record["data"]["counts"] = {"train": 5, "test": 3}
     (tmp_path / "study.json").write_text(json.dumps(record))
-    with pytest.raises(ArgumentError, match=r"^chosen must be a study of runs with data\.held_out, but is "):
+    with pytest.raises(
+        ArgumentError, match=r"^chosen must be a study of runs with data\.held_out, but is "
+    ):
         run(tmp_path / "table", chosen=tmp_path)
     assert not (tmp_path / "table").exists()
 
@@ -143,7 +155,9 @@ def test_damaged_searches_are_refused_and_what_is_not_finite_is_not_chosen(searc
     assert read_search(place)[1].choices[0].values == {KEY: "9e-3"}
     for item in search[1].runs:
         (place / item.folder).unlink()
-    with pytest.raises(CheckpointError, match=r"^cannot read a run of the study .*: .*No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"^cannot read a run of the study .*: .*No such file"
+    ):
         run(tmp_path / "table", chosen=place)
     for change, message in (
         ({"runs": ()}, "is damaged: it lists no run of"),
@@ -160,7 +174,9 @@ def test_search_whose_runs_changed_is_refused(search, tmp_path):
         (place / item.folder).unlink()
         (place / item.folder).mkdir()
         (place / item.folder / "record.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="has changed since its study: give the study's command again"):
+    with pytest.raises(
+        CheckpointError, match="has changed since its study: give the study's command again"
+    ):
         run(tmp_path / "table", chosen=place)
 
 
@@ -175,5 +191,9 @@ def test_recipes_of_a_search_that_are_not_run_leave_no_doubt(search, tmp_path):
 
 def test_words_have_no_smallest_and_no_largest():
     tried = [{"optim.algorithm": word, KEY: rate} for word, rate in (("adamw", "1"), ("sgd", "3"))]
-    choice = StudyChoice(NAME, tried[1], tuple(StudyCandidate(values, None, ()) for values in tried))
-    assert _at_an_end(choice) == [f"{KEY}=3 is the largest of those tried; one beyond it was not tried"]
+    choice = StudyChoice(
+        NAME, tried[1], tuple(StudyCandidate(values, None, ()) for values in tried)
+    )
+    assert _at_an_end(choice) == [
+        f"{KEY}=3 is the largest of those tried; one beyond it was not tried"
+    ]

@@ -12,7 +12,9 @@ RECIPE = "digits-quadratic"
 
 
 def plan(folder, recipes=(RECIPE,), *, seeds=(0,), scale=None, overrides=None, grid=None):
-    return plan_runs(recipes, folder, seeds=seeds, scale=scale, overrides=overrides or {}, grid=grid or {})
+    return plan_runs(
+        recipes, folder, seeds=seeds, scale=scale, overrides=overrides or {}, grid=grid or {}
+    )
 
 
 def test_runs_are_recipes_times_variants_times_seeds(tmp_path):
@@ -22,18 +24,28 @@ def test_runs_are_recipes_times_variants_times_seeds(tmp_path):
     last = runs[-1]
     assert last.label == f"{RECIPE}[model.heads=9,optim.learning_rate=1e-3]"
     recipe = last.recipe
-    assert (recipe.model.heads, recipe.optim.learning_rate, recipe.seed, recipe.training.epochs) == (9, 1e-3, 5, 2)
+    assert (
+        recipe.model.heads,
+        recipe.optim.learning_rate,
+        recipe.seed,
+        recipe.training.epochs,
+    ) == (9, 1e-3, 5, 2)
 
 
 def test_folder_names_are_safe_and_distinct(tmp_path):
     values = ("0.5", "0.25", "0.125")
     names = [run.name for run in plan(tmp_path, grid={"optim.learning_rate": values})]
     assert len({name.casefold() for name in names}) == 3
-    assert all(re.fullmatch(r"digits-quadratic_optim\.learning_rate_0\.\d+-[0-9a-f]{8}-0", name) for name in names)
+    assert all(
+        re.fullmatch(r"digits-quadratic_optim\.learning_rate_0\.\d+-[0-9a-f]{8}-0", name)
+        for name in names
+    )
     assert [run.name for run in plan(tmp_path, seeds=(7,))] == [f"{RECIPE}-7"]
 
 
-@pytest.mark.parametrize("name", ["Upper", "../escape", "with space", "con:aux", "x" * 300, "ü", ".hidden"])
+@pytest.mark.parametrize(
+    "name", ["Upper", "../escape", "with space", "con:aux", "x" * 300, "ü", ".hidden"]
+)
 def test_any_name_of_a_recipe_gives_a_safe_folder(tmp_path, name):
     file = tmp_path / "mine.toml"
     file.write_text(recipe_to_toml(load_recipe(RECIPE)).replace(RECIPE, name, 1), encoding="utf-8")
@@ -64,19 +76,31 @@ def test_command_repeats_the_recipe(tmp_path):
     ("options", "message"),
     [
         ({"recipes": ()}, r"^recipes must be a list of at least one recipe, but is \(\)$"),
-        ({"recipes": RECIPE}, f"^recipes must be a list of at least one recipe, but is '{RECIPE}'$"),
+        (
+            {"recipes": RECIPE},
+            f"^recipes must be a list of at least one recipe, but is '{RECIPE}'$",
+        ),
         ({"seeds": ()}, r"^seeds must be at least one number, each once, but is \[\]$"),
         ({"seeds": (1, 1)}, r"^seeds must be at least one number, each once, but is \[1, 1\]$"),
         ({"overrides": {"seed": "3"}}, "^seed cannot be set in a study: use seeds$"),
         ({"grid": {"seed": ("3",)}}, "^seed cannot be set in a study: use seeds$"),
-        ({"grid": {"model.heads": ("3", "3")}}, r"^grid model\.heads must be a list of at least one value, each once"),
+        (
+            {"grid": {"model.heads": ("3", "3")}},
+            r"^grid model\.heads must be a list of at least one value, each once",
+        ),
         ({"grid": {"model.heads": "49"}}, r"^grid model\.heads must be a list of .* but is '49'$"),
-        ({"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}}, "is in overrides and in grid"),
+        (
+            {"grid": {"model.heads": ("3",)}, "overrides": {"model.heads": "4"}},
+            "is in overrides and in grid",
+        ),
         (
             {"grid": {"optim.learning_rate": ("3e-3", "0.003")}},
             r"=3e-3\] and .*=0\.003\] are the same run: leave one out$",
         ),
-        ({"recipes": (RECIPE, RECIPE)}, f"^two recipes are called {RECIPE}: {RECIPE} and {RECIPE}; rename one$"),
+        (
+            {"recipes": (RECIPE, RECIPE)},
+            f"^two recipes are called {RECIPE}: {RECIPE} and {RECIPE}; rename one$",
+        ),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(tmp_path, options, message):
@@ -93,10 +117,15 @@ def test_runs_that_measure_other_images_are_refused_before_anything_runs(tmp_pat
 
 def test_a_study_stopped_before_its_first_checkpoint_goes_on(tmp_path):
     runs = plan(tmp_path)
-    runs[0].log.write_text("$ convattn train\n")  # all that is there when the first run is stopped while it starts
+    runs[0].log.write_text(
+        "$ convattn train\n"
+    )  # all that is there when the first run is stopped while it starts
     require_own(tmp_path, runs)
     runs[0].log.rename(tmp_path / "other-0.log")
-    with pytest.raises(ArgumentError, match=r"output must be new, empty or the folder of a study, but .*other-0\.log"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"output must be new, empty or the folder of a study, but .*other-0\.log",
+    ):
         require_own(tmp_path, runs)
 
 
@@ -118,7 +147,11 @@ LABELS = [f"{RECIPE}[model.heads={heads}]" for heads in (4, 9)]
 
 @pytest.mark.parametrize(
     ("values", "baseline", "found"),
-    [(("4", "9"), None, LABELS[0]), (("4", "9"), LABELS[1], LABELS[1]), (("9",), RECIPE, LABELS[1])],
+    [
+        (("4", "9"), None, LABELS[0]),
+        (("4", "9"), LABELS[1], LABELS[1]),
+        (("9",), RECIPE, LABELS[1]),
+    ],
     ids=["the first", "by its label", "the only variant of a recipe"],
 )
 def test_baseline_is_found(tmp_path, values, baseline, found):
@@ -128,5 +161,7 @@ def test_baseline_is_found(tmp_path, values, baseline, found):
 
 def test_baseline_is_found_by_the_file_that_the_recipe_was_given_as(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file.toml").write_text(recipe_to_toml(load_recipe(RECIPE, overrides={"name": "mine"})))
+    (tmp_path / "file.toml").write_text(
+        recipe_to_toml(load_recipe(RECIPE, overrides={"name": "mine"}))
+    )
     assert _find_baseline("file.toml", plan(tmp_path / "s", (RECIPE, "file.toml"))) == "mine"

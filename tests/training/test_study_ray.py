@@ -29,7 +29,9 @@ HEALTH = {
 }
 """Lets a dead node be missed within seconds rather than half a minute."""
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed"
+)
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def cluster():
 
 
 def weights(folder):
-    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+    return {
+        file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))
+    }
 
 
 @needs_ray
@@ -76,19 +80,32 @@ def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
     told = []
     fake = FakeTrain(epochs=30, seconds=0.1, failing=(f"{RECIPE}-{FAILING}",))
     found = study(
-        [RECIPE], output=there, seeds=(*SEEDS, FAILING), engine=RayEngine(threads=1, command=fake, tell=told.append)
+        [RECIPE],
+        output=there,
+        seeds=(*SEEDS, FAILING),
+        engine=RayEngine(threads=1, command=fake, tell=told.append),
     )
     killer.join()
     assert [(each.seed, each.reason) for each in found.failures] == [(FAILING, "cannot do epoch 0")]
     assert {run.hardware["threads"] for run in found.runs} == {"1"}
-    expected = study([RECIPE], output=here, seeds=SEEDS, engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)))
+    expected = study(
+        [RECIPE],
+        output=here,
+        seeds=SEEDS,
+        engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)),
+    )
     assert weights(there) == weights(here)
     assert found.groups == expected.groups
     logs = {seed: (there / f"{RECIPE}-{seed}.log").read_text().splitlines() for seed in SEEDS}
-    (lost,) = [seed for seed, log in logs.items() if len([line for line in log if line.startswith("$")]) == 2]
+    (lost,) = [
+        seed
+        for seed, log in logs.items()
+        if len([line for line in log if line.startswith("$")]) == 2
+    ]
     assert logs[lost][-1].endswith(" --resume")
     began = [
-        json.loads(line)["began"] for line in (there / f"{RECIPE}-{lost}" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line)["began"]
+        for line in (there / f"{RECIPE}-{lost}" / "metrics.jsonl").read_text().splitlines()
     ]
     assert 0 < began[-1] < 30
     assert told[:3] == [f"{RECIPE}-{seed}: submitted" for seed in SEEDS]
@@ -136,7 +153,11 @@ def test_stopped_study_leaves_no_process_and_no_cluster(tmp_path):
         study([RECIPE], output=tmp_path, seeds=(FAILING, 0), engine=engine)
     thread.join()
     failed, stopped = f"{RECIPE}-{FAILING}", f"{RECIPE}-0"
-    expected = [f"{failed}: submitted", f"{failed}: FAILED: cannot do epoch 0", f"{stopped}: submitted"]
+    expected = [
+        f"{failed}: submitted",
+        f"{failed}: FAILED: cannot do epoch 0",
+        f"{stopped}: submitted",
+    ]
     assert sorted(told) == sorted(expected)
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -157,12 +178,15 @@ def test_more_threads_than_any_node_has_are_refused():
     sizes = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 6.0}, {}]
     ray = SimpleNamespace(nodes=lambda: [{"Alive": True, "Resources": size} for size in sizes])
     with pytest.raises(
-        ArgumentError, match=r"^threads must be at most 6, the processors of the largest node, but is 7$"
+        ArgumentError,
+        match=r"^threads must be at most 6, the processors of the largest node, but is 7$",
     ):
         RayEngine(threads=7)._submitter(ray)
 
 
 def test_missing_ray_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r'needs ray, .* pip install "convattn\[cluster\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs ray, .* pip install "convattn\[cluster\]"'
+    ):
         study([RECIPE], output=tmp_path, engine=RayEngine(command=FakeTrain()))

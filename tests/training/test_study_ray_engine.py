@@ -21,7 +21,9 @@ FAILING = 3
 
 
 def weights(folder):
-    return {file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))}
+    return {
+        file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))
+    }
 
 
 class FakeRay(ModuleType):
@@ -81,7 +83,12 @@ class FakeRay(ModuleType):
 @pytest.fixture
 def fake(monkeypatch):
     """Puts a stand-in in the place of Ray."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    ):
         monkeypatch.setenv(name, "")  # which is put back afterwards
         monkeypatch.delenv(name)
 
@@ -106,7 +113,12 @@ def test_tasks_write_what_local_processes_write(fake, tmp_path):
     ray, told = fake({"CPU": 1.0}), []
     engine = RayEngine(command=FakeTrain(failing=(f"{RECIPE}-{FAILING}",)), tell=told.append)
     found = study([RECIPE], output=tmp_path / "there", seeds=(0, FAILING), engine=engine)
-    study([RECIPE], output=tmp_path / "here", seeds=(0,), engine=LocalEngine(threads=1, command=FakeTrain()))
+    study(
+        [RECIPE],
+        output=tmp_path / "here",
+        seeds=(0,),
+        engine=LocalEngine(threads=1, command=FakeTrain()),
+    )
     assert weights(tmp_path / "there") == weights(tmp_path / "here") != {}
     assert [(each.seed, each.reason) for each in found.failures] == [(FAILING, "cannot do epoch 0")]
     assert [line.split()[:2] for line in told] == [
@@ -118,7 +130,9 @@ def test_tasks_write_what_local_processes_write(fake, tmp_path):
     assert not ray.connected
 
 
-@pytest.mark.parametrize(("workers", "order"), [(None, [2, 1, 0]), (1, [0, 1, 2]), (2, [1, 2, 0]), (5, [2, 1, 0])])
+@pytest.mark.parametrize(
+    ("workers", "order"), [(None, [2, 1, 0]), (1, [0, 1, 2]), (2, [1, 2, 0]), (5, [2, 1, 0])]
+)
 def test_runs_are_given_as_they_end_and_no_more_than_workers_wait(fake, tmp_path, workers, order):
     ray, runs = fake({"CPU": 1.0}, work=nothing), planned(tmp_path)
     engine = RayEngine(workers=workers)
@@ -145,8 +159,15 @@ def test_task_asks_for_its_threads_and_a_gpu_if_there_is_one(
         monkeypatch.setenv(name, value)
     assert len(list(RayEngine(threads=threads, retries=17).run(planned(tmp_path)))) == 3
     cpus, gpus = expected
-    assert ray.options == {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 17, "scheduling_strategy": "SPREAD"}
-    assert [command.environment for command in ray.tasks.values()] == [{"OMP_NUM_THREADS": str(cpus)}] * 3
+    assert ray.options == {
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+        "max_retries": 17,
+        "scheduling_strategy": "SPREAD",
+    }
+    assert [command.environment for command in ray.tasks.values()] == [
+        {"OMP_NUM_THREADS": str(cpus)}
+    ] * 3
 
 
 def test_task_has_both_commands_of_its_run(fake, tmp_path):
@@ -165,7 +186,9 @@ def test_task_has_both_commands_of_its_run(fake, tmp_path):
     ],
     ids=["started here", "at an address"],
 )
-def test_cluster_is_connected_to_quietly_and_left_also_after_an_error(fake, tmp_path, monkeypatch, address, asked):
+def test_cluster_is_connected_to_quietly_and_left_also_after_an_error(
+    fake, tmp_path, monkeypatch, address, asked
+):
     def fail(_):
         raise OSError("no space")
 
@@ -190,7 +213,9 @@ def test_cluster_is_connected_to_quietly_and_left_also_after_an_error(fake, tmp_
 @pytest.mark.parametrize(("address", "named"), [(None, "this machine"), ("auto", "auto")])
 def test_cluster_that_cannot_be_reached_is_named(fake, tmp_path, kind, address, named):
     ray = fake(refused=kind("nobody answers"))
-    with pytest.raises(DeviceError, match=f"^cannot reach a Ray cluster at {named}: nobody answers$"):
+    with pytest.raises(
+        DeviceError, match=f"^cannot reach a Ray cluster at {named}: nobody answers$"
+    ):
         list(RayEngine(address=address).run(planned(tmp_path)))
     assert [item[0] for item in ray.log] == ["init"]  # nothing to leave
 
@@ -212,4 +237,8 @@ def test_iteration_that_ends_early_cancels_what_runs_and_waits_for_it(fake, tmp_
     assert next(iteration) == runs[2]
     iteration.close()
     rest = ["task 0", "task 1"]
-    assert ray.log[1:] == [*(("cancel", reference) for reference in rest), ("wait", rest, 2, 30.0), "shutdown"]
+    assert ray.log[1:] == [
+        *(("cancel", reference) for reference in rest),
+        ("wait", rest, 2, 30.0),
+        "shutdown",
+    ]

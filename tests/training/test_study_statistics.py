@@ -50,6 +50,8 @@ def test_values_that_are_not_finite_have_no_interval(wrong):
 
 
 def test_a_difference_says_whether_it_is_resolved():
-    assert difference_in_words([0.01, 0.02, 0.03]).endswith("95 % t interval -0.48 to +4.48, n = 3: not resolved")
+    assert difference_in_words([0.01, 0.02, 0.03]).endswith(
+        "95 % t interval -0.48 to +4.48, n = 3: not resolved"
+    )
     assert difference_in_words([0.02, 0.02, 0.03]).endswith("n = 3: resolved")
     assert difference_in_words([0.02, 0.04]) == "+3.00 points, n = 2: too few for an interval"

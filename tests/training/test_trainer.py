@@ -45,7 +45,9 @@ def test_micro_batches_add_up_to_the_step_of_the_whole_batch():
 
 def test_label_smoothing_raises_the_loss_of_what_is_learnt():
     plain = train(tiny_recipe(epochs=8), data=tiny_data(), progress=False)
-    smooth = train(with_training(tiny_recipe(epochs=8), label_smoothing=0.5), data=tiny_data(), progress=False)
+    smooth = train(
+        with_training(tiny_recipe(epochs=8), label_smoothing=0.5), data=tiny_data(), progress=False
+    )
     assert smooth.results["train_loss"] > plain.results["train_loss"] + 0.1
 
 
@@ -76,9 +78,14 @@ def test_network_starts_from_that_of_a_run_and_is_pruned(tmp_path):
     with torch.no_grad():
         network.blocks[0].mixer.encoding.shape[1] = 0
     save_network(network, tmp_path / "flat")
-    start = dataclasses.replace(first.start, recipe="tiny", folder=str(tmp_path / "flat"), prune=True)
+    start = dataclasses.replace(
+        first.start, recipe="tiny", folder=str(tmp_path / "flat"), prune=True
+    )
     record = train(
-        dataclasses.replace(first, start=start), output=tmp_path / "pruned", data=tiny_data(), progress=False
+        dataclasses.replace(first, start=start),
+        output=tmp_path / "pruned",
+        data=tiny_data(),
+        progress=False,
     )
     pruned = load_network(tmp_path / "pruned")
     assert isinstance(pruned, AttentionNet)
@@ -119,7 +126,9 @@ def test_image_mirrored_in_one_epoch_is_not_in_the_next():
         for images, _ in made:
             for image in images:
                 for shown in (False, True):
-                    row = (pixels == (image.flip(-1) if shown else image)).flatten(1).all(1).nonzero()
+                    row = (
+                        (pixels == (image.flip(-1) if shown else image)).flatten(1).all(1).nonzero()
+                    )
                     seen |= {int(row[0]): shown} if len(row) else {}
         return seen
 
@@ -142,7 +151,9 @@ def test_bias_of_the_stem_learns_in_its_epochs_alone():
     assert not torch.equal(found[0], found[1])
     centres = made.network.stages[0].first.encoding.centres.detach().clone()
     recipe = dataclasses.replace(tiny_speed_recipe(epochs=3), lookahead=None)
-    made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))  # an average brings earlier biases back
+    made = Trainer(
+        recipe, tiny_data(), Accelerator(cpu=True)
+    )  # an average brings earlier biases back
     made.run_epoch()
     after = made.network.stem.bias.detach().clone()
     made.run_epoch()
@@ -150,7 +161,9 @@ def test_bias_of_the_stem_learns_in_its_epochs_alone():
     assert not torch.equal(made.network.stages[0].first.encoding.centres, centres)
 
 
-@pytest.mark.parametrize("mixing", ["attention", "conv", "hard", "random", "random-frozen", "content"])
+@pytest.mark.parametrize(
+    "mixing", ["attention", "conv", "hard", "random", "random-frozen", "content"]
+)
 def test_every_mixing_trains_and_moves_the_centres_that_learn(mixing):
     made = Trainer(tiny_speed_recipe(mixing=mixing), tiny_data(), Accelerator(cpu=True))
     layer = made.network.stages[0].first
@@ -163,7 +176,9 @@ def test_every_mixing_trains_and_moves_the_centres_that_learn(mixing):
 
 def test_record_counts_what_learns():
     counts = [
-        train(tiny_speed_recipe(epochs=1, mixing=mixing), data=tiny_data(), progress=False).parameters
+        train(
+            tiny_speed_recipe(epochs=1, mixing=mixing), data=tiny_data(), progress=False
+        ).parameters
         for mixing in ("random", "random-frozen")
     ]
     assert counts[0] - counts[1] == 4 * 27
@@ -181,13 +196,21 @@ def test_scores_of_views_are_averaged():
     found = made.evaluate_views()
     assert found["views_accuracy"] == right
     assert found["views_loss"] != made.evaluate(made._test)[0]
-    plain = dataclasses.replace(tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None)
+    plain = dataclasses.replace(
+        tiny_speed_recipe(), training=tiny_recipe().training, lookahead=None
+    )
     assert Trainer(plain, tiny_data(), Accelerator(cpu=True)).evaluate_views() == {}
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_gets_the_metrics_of_each_epoch(tmp_path):
-    train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), progress=False, trackers=["tensorboard"])
+    train(
+        tiny_recipe(),
+        output=tmp_path / "run",
+        data=tiny_data(),
+        progress=False,
+        trackers=["tensorboard"],
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (file,) = (tmp_path / "run" / "tiny").glob("events*")
@@ -196,21 +219,27 @@ def test_tensorboard_gets_the_metrics_of_each_epoch(tmp_path):
 
 
 def test_unknown_tracker_is_named(tmp_path):
-    with pytest.raises(UnknownNameError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"
+    ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["tensorbord"])
     assert not (tmp_path / "run").exists()
 
 
 def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match=r'needs wandb.* pip install "convattn\[track\]"'):
+    with pytest.raises(
+        MissingDependencyError, match=r'needs wandb.* pip install "convattn\[track\]"'
+    ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
 
 
 def test_network_without_attention_is_not_pruned(tmp_path):
     recipe = dataclasses.replace(tiny_recipe(), model=ResNetRecipe(blocks_per_stage=1, width=3))
     train(recipe, output=tmp_path / "first", data=tiny_data(), progress=False)
-    start = dataclasses.replace(recipe.start, recipe="tiny", folder=str(tmp_path / "first"), prune=True)
+    start = dataclasses.replace(
+        recipe.start, recipe="tiny", folder=str(tmp_path / "first"), prune=True
+    )
     message = r"^start\.prune needs an AttentionNet, but .*first holds a ResNet$"
     with pytest.raises(CheckpointError, match=message):
         train(dataclasses.replace(recipe, start=start), data=tiny_data(), progress=False)

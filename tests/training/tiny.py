@@ -35,13 +35,27 @@ def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:
             image[0, 3 * label : 3 * label + 3] += 150
         return ImageSplit(images.to(torch.uint8), labels)
 
-    record = DataRecord("halves", "made by the tests", {}, {"train": train, "test": test}, "in order")
-    return ImageDataset(split(train), split(test), num_classes=2, mean=(0.4,), std=(0.3,), record=record)
+    record = DataRecord(
+        "halves", "made by the tests", {}, {"train": train, "test": test}, "in order"
+    )
+    return ImageDataset(
+        split(train), split(test), num_classes=2, mean=(0.4,), std=(0.3,), record=record
+    )
 
 
-def tiny_recipe(*, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, **model: object) -> Recipe:
+def tiny_recipe(
+    *, epochs: int = 2, learning_rate: float = 0.01, seed: int = 0, **model: object
+) -> Recipe:
     """AdamW on a one-block quadratic network."""
-    sizes = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0, "initializer_range": 0.1}
+    sizes = {
+        "width": 8,
+        "depth": 1,
+        "heads": 3,
+        "ffn": 8,
+        "patch": 1,
+        "dropout": 0.0,
+        "initializer_range": 0.1,
+    }
     return Recipe(
         "tiny",
         claim="none",
@@ -65,7 +79,10 @@ def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]
             return run()
 
     hi = changed(lambda given: given.double())
-    return hi, [run(), *(changed(partial(rounded_otherwise, seed=seed)) for seed in range(LEAST_ROUNDINGS))]
+    return hi, [
+        run(),
+        *(changed(partial(rounded_otherwise, seed=seed)) for seed in range(LEAST_ROUNDINGS)),
+    ]
 
 
 def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:
@@ -74,7 +91,9 @@ def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:
         "tiny",
         claim="none",
         model=SpeedNetRecipe(**{"widths": (4, 6), **model}),
-        data=DataRecipe("digits", crop_padding=1, crop_border="reflect", flip=True, alternate_flip=True),
+        data=DataRecipe(
+            "digits", crop_padding=1, crop_border="reflect", flip=True, alternate_flip=True
+        ),
         optim=OptimRecipe(
             learning_rate=0.2,
             momentum=0.85,
@@ -86,7 +105,11 @@ def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:
         ),
         schedule=TriangleRecipe(),
         training=TrainingRecipe(
-            epochs=epochs, batch_size=8, label_smoothing=0.2, stem_epochs=1, test_views="mirror_shift"
+            epochs=epochs,
+            batch_size=8,
+            label_smoothing=0.2,
+            stem_epochs=1,
+            test_views="mirror_shift",
         ),
         lookahead=LookaheadRecipe(steps=3),
     )

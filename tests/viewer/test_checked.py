@@ -26,10 +26,14 @@ KNOWN = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 def scene():
     """Everything that a scene may hold: two kinds of attention, a program, a timeline."""
     folder = network_folder("convattn:cifar10-small")
-    trained = Exhibit(load_network(folder), torch.zeros(1, 3, 32, 32), heads=read_heads(folder), **KNOWN)
+    trained = Exhibit(
+        load_network(folder), torch.zeros(1, 3, 32, 32), heads=read_heads(folder), **KNOWN
+    )
     torch.manual_seed(0)
     content = AttentionNet(width=8, depth=1, heads=4, ffn=8, content=True).eval()
-    return build_scene([trained, Exhibit(content, torch.rand(1, 3, 12, 10), name="content", **KNOWN)])
+    return build_scene(
+        [trained, Exhibit(content, torch.rand(1, 3, 12, 10), name="content", **KNOWN)]
+    )
 
 
 def _content(scene, header=None, **changes):
@@ -87,11 +91,20 @@ def test_files_that_are_cut_or_lie_about_their_size_are_refused(scene, tmp_path)
     [
         ('{"schema": 1, "images": [], "networks": ' + "[" * 50_000 + "]" * 50_000 + "}", "no JSON"),
         ('{"schema": 1, "title": NaN, "images": [], "networks": []}', "NaN is no number of JSON"),
-        ('{"schema": 1, "title": "", "images": [], "networks": [], "x": ' + "9" * 9999 + "}", "no JSON"),
-        ('{"schema": 1, "title": 1e999, "images": [], "networks": []}', "1e999 is no number of JSON"),
+        (
+            '{"schema": 1, "title": "", "images": [], "networks": [], "x": ' + "9" * 9999 + "}",
+            "no JSON",
+        ),
+        (
+            '{"schema": 1, "title": 1e999, "images": [], "networks": []}',
+            "1e999 is no number of JSON",
+        ),
         ('{"schema": 1, "images": [], "networks": []}', "images must be a list of at least one"),
         ('{"schema": 1, "images": [1]}', "networks must be a list of at least one, but is None"),
-        ('{"schema": 1, "images": {}, "networks": [1]}', "images must be a list of at least one, but is {}"),
+        (
+            '{"schema": 1, "images": {}, "networks": [1]}',
+            "images must be a list of at least one, but is {}",
+        ),
         ("[1]", "must be a scene of version 1, but is of None"),
     ],
     ids=["deep", "nan", "digits", "large", "no images", "no networks", "table", "array"],
@@ -107,22 +120,46 @@ LAYER, CONTENT = "networks.0.layers.0.", "networks.1.layers.0.attention."
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("images.0.picture", "tensors/networks/0/layers/0/values", r"images\[0\]\.picture .* be a tensor of uint8"),
-        ("images.0.picture", "none", "picture must be the name of a tensor in the file, but is 'none'"),
+        (
+            "images.0.picture",
+            "tensors/networks/0/layers/0/values",
+            r"images\[0\]\.picture .* be a tensor of uint8",
+        ),
+        (
+            "images.0.picture",
+            "none",
+            "picture must be the name of a tensor in the file, but is 'none'",
+        ),
         (LAYER + "heads", -1, "be a tensor of float -1 any"),
         (LAYER + "heads", 10**9, "be a tensor of float 1000000000"),
         (LAYER + "place", {"first": [0, 0], "step": [1e999, 1]}, "Infinity is no number"),
-        (LAYER + "attention.values", "tensors/none", "the name of a tensor in the file, but is 'tensors/none'"),
+        (
+            LAYER + "attention.values",
+            "tensors/none",
+            "the name of a tensor in the file, but is 'tensors/none'",
+        ),
         (LAYER + "attention.values", "none", "the name of a tensor in the file, but is 'none'"),
-        (CONTENT + "keys", "tensors/pictures/0", "must be a tensor of int32 any any, but is 'uint8"),
+        (
+            CONTENT + "keys",
+            "tensors/pictures/0",
+            "must be a tensor of int32 any any, but is 'uint8",
+        ),
         (CONTENT + "allowed", "tensors/pictures/0/0", "the name of a tensor in the file"),
         ("networks.1.layers.0.heads", 5, "be a tensor of float 5"),
         ("networks.1.layers", [], "list index out of range"),
-        ("networks.0.program.0.weight", "tensors/none", r"program\[0\].weight must be the name of a tensor"),
+        (
+            "networks.0.program.0.weight",
+            "tensors/none",
+            r"program\[0\].weight must be the name of a tensor",
+        ),
         ("title", 5, "title must be text, but is of type int"),
         ("images", [], "images must be a list of at least one"),
         ("networks", [], "networks must be a list of at least one"),
-        ("networks.0.timeline.centres", "tensors/pictures/0", "timeline.centres .* float any any any 2"),
+        (
+            "networks.0.timeline.centres",
+            "tensors/pictures/0",
+            "timeline.centres .* float any any any 2",
+        ),
     ],
 )
 def test_what_a_header_says_wrong_is_named(scene, tmp_path, place, value, message):
@@ -140,13 +177,29 @@ def test_what_a_header_says_wrong_is_named(scene, tmp_path, place, value, messag
     ("name", "change", "message"),
     [
         ("networks/0/layers/0/axes/0", lambda found: found * torch.nan, "holds nan or inf"),
-        ("networks/0/layers/0/axes/0", lambda found: found.double(), "be a tensor of float 9 any, but is 'float64"),
-        ("networks/0/layers/0/axes/1", lambda found: found[1:].clone(), "be a tensor of float 9 any, but is 'float 8"),
-        ("networks/0/layers/0/values", lambda found: found[..., 0].clone(), "be a tensor of float 9 any any"),
+        (
+            "networks/0/layers/0/axes/0",
+            lambda found: found.double(),
+            "be a tensor of float 9 any, but is 'float64",
+        ),
+        (
+            "networks/0/layers/0/axes/1",
+            lambda found: found[1:].clone(),
+            "be a tensor of float 9 any, but is 'float 8",
+        ),
+        (
+            "networks/0/layers/0/values",
+            lambda found: found[..., 0].clone(),
+            "be a tensor of float 9 any any",
+        ),
         ("networks/1/layers/0/axes/1", lambda found: -found * torch.inf, "holds nan or inf"),
         ("networks/0/program/0/weight", lambda found: found * torch.inf, "holds nan or inf"),
         ("pictures/0", lambda found: found[:0], "be a tensor of uint8 any any 3, but is 'uint8 0"),
-        ("networks/0/program/0/weight", lambda found: found[:0], "be a tensor of any, but is 'float 0"),
+        (
+            "networks/0/program/0/weight",
+            lambda found: found[:0],
+            "be a tensor of any, but is 'float 0",
+        ),
     ],
 )
 def test_tensors_that_are_not_as_they_must_be_are_named(scene, tmp_path, name, change, message):
@@ -156,7 +209,9 @@ def test_tensors_that_are_not_as_they_must_be_are_named(scene, tmp_path, name, c
 
 
 def test_the_lowest_weights_of_maps_have_a_size_for_each_head(scene, tmp_path):
-    with pytest.raises(CheckpointError, match=r"both/0/lows.* be a tensor of float any 4 any, but is 'float 1 3"):
+    with pytest.raises(
+        CheckpointError, match=r"both/0/lows.* be a tensor of float any 4 any, but is 'float 1 3"
+    ):
         _load(tmp_path, _content(scene, **{"maps/1/0/both/0/lows": torch.zeros(1, 3, 7)}))
 
 
@@ -171,7 +226,10 @@ def test_networks_that_hold_no_numbers_are_refused(value):
     network = AttentionNet(width=8, depth=1, heads=4, ffn=8)
     with torch.no_grad():
         network.blocks[0].mixer.values.weight[0, 0] = value
-    with pytest.raises(ArgumentError, match=r"must hold finite numbers, but networks/0/layers/0/values .* nan or inf"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"must hold finite numbers, but networks/0/layers/0/values .* nan or inf",
+    ):
         build_scene(Exhibit(network, torch.zeros(1, 3, 8, 8)))
 
 

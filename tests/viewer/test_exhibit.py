@@ -22,23 +22,33 @@ def _network(channels=3):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_mean_and_std_are_finite(name, value):
     given = {"mean": (0.0,) * 3, "std": (1.0,) * 3, name: (value, 1.0, 1.0)}
-    with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels"):
+    with pytest.raises(
+        ArgumentError, match=rf"{name} must be one finite number for each of 3 channels"
+    ):
         Exhibit(_network(), torch.rand(1, 3, 8, 8), **given)
 
 
-@pytest.mark.parametrize("given", [torch.full((3,), 0.5), np.full(3, 0.5), [0.5] * 3, [torch.tensor(0.5)] * 3])
+@pytest.mark.parametrize(
+    "given", [torch.full((3,), 0.5), np.full(3, 0.5), [0.5] * 3, [torch.tensor(0.5)] * 3]
+)
 def test_mean_and_std_become_floats(given, without_type_checks):
     exhibit = Exhibit(_network(), torch.rand(1, 3, 8, 8), mean=given, std=given)
     assert exhibit.mean == exhibit.std == (0.5, 0.5, 0.5)
     json.dumps(build_scene(exhibit).header)
 
 
-@pytest.mark.parametrize(("name", "value"), [("mean", 0.5), ("mean", None), ("std", "1.0"), ("std", [[1.0] * 3])])
+@pytest.mark.parametrize(
+    ("name", "value"), [("mean", 0.5), ("mean", None), ("std", "1.0"), ("std", [[1.0] * 3])]
+)
 def test_what_is_no_list_of_numbers_is_refused(name, value, without_type_checks):
     given = {"mean": (0.0,) * 3, "std": (1.0,) * 3, name: value}
-    with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "):
+    with pytest.raises(
+        ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "
+    ):
         Exhibit(_network(), torch.rand(1, 3, 8, 8), **given)
-    with pytest.raises(ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "):
+    with pytest.raises(
+        ArgumentError, match=rf"{name} must be one finite number for each of 3 channels, but is "
+    ):
         view(_network(), torch.rand(1, 3, 8, 8), mean=given["mean"], std=given["std"])
 
 
@@ -52,19 +62,24 @@ def test_what_is_no_list_of_numbers_is_refused(name, value, without_type_checks)
 )
 def test_images_of_another_shape_are_refused(images, found, without_type_checks):
     with pytest.raises(
-        ShapeError, match=rf"images must be of shape \(images, channels, rows, cols\), .*but is {found}"
+        ShapeError,
+        match=rf"images must be of shape \(images, channels, rows, cols\), .*but is {found}",
     ):
         Exhibit(_network(), images)
 
 
-@pytest.mark.parametrize("images", [torch.ones(1, 3, 8, 8, dtype=torch.uint8), torch.full((1, 3, 8, 8), math.nan)])
+@pytest.mark.parametrize(
+    "images", [torch.ones(1, 3, 8, 8, dtype=torch.uint8), torch.full((1, 3, 8, 8), math.nan)]
+)
 def test_images_are_finite_floating_point_numbers(images, without_type_checks):
     with pytest.raises(ArgumentError, match="images must be finite floating-point numbers"):
         Exhibit(_network(), images)
 
 
 def test_a_network_is_a_module(without_type_checks):
-    with pytest.raises(ArgumentError, match=r"network must be a network \(torch.nn.Module\), but is"):
+    with pytest.raises(
+        ArgumentError, match=r"network must be a network \(torch.nn.Module\), but is"
+    ):
         Exhibit(lambda images: images, torch.rand(1, 3, 8, 8))
 
 
@@ -80,12 +95,16 @@ class _Aside(nn.Module):
 
 
 def test_a_network_whose_layers_do_not_run_is_refused():
-    with pytest.raises(ArgumentError, match="none of the layers unused runs when the network sees an image"):
+    with pytest.raises(
+        ArgumentError, match="none of the layers unused runs when the network sees an image"
+    ):
         build_scene(Exhibit(_Aside(), torch.rand(1, 3, 8, 8)))
 
 
 def test_images_hold_numbers():
-    with pytest.raises(ArgumentError, match="images must be on a device that holds numbers, but is"):
+    with pytest.raises(
+        ArgumentError, match="images must be on a device that holds numbers, but is"
+    ):
         Exhibit(_network(), torch.empty(1, 3, 8, 8, device="meta"))
 
 
@@ -105,7 +124,9 @@ def test_what_a_picture_cuts_off_is_said():
     exhibit = Exhibit(_network(), prepared, mean=mean, std=std)
     first, second, third = exhibit.notes()
     assert first == third == ""
-    assert second.startswith("12.5% of this image's numbers lie outside 0 to 1 before normalisation (from -0.5 to 2).")
+    assert second.startswith(
+        "12.5% of this image's numbers lie outside 0 to 1 before normalisation (from -0.5 to 2)."
+    )
     assert [image["note"] for image in build_scene(exhibit).header["images"]] == ["", second, ""]
     assert Exhibit(_network(), prepared).notes() == ["", "", ""]
 

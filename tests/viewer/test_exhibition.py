@@ -17,14 +17,18 @@ from convattn.viewer.exhibition import Exhibition, gather
 SMALL = "convattn:cifar10-small"
 
 
-def _gather(source: str, *, images: Path | None = None, weights: bool = False, **options) -> Exhibition:
+def _gather(
+    source: str, *, images: Path | None = None, weights: bool = False, **options
+) -> Exhibition:
     load = NetworkOptions(random_weights=weights).loader([source, *options.get("compare", ())])
     return gather(source, images, load=load, **options)
 
 
 def _saved(folder: Path, name: str, **options) -> str:
     torch.manual_seed(0)
-    network = AttentionNet("quadratic", **({"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options))
+    network = AttentionNet(
+        "quadratic", **({"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options)
+    )
     save_network(network, folder / name)
     return str(folder / name)
 
@@ -32,20 +36,30 @@ def _saved(folder: Path, name: str, **options) -> str:
 @pytest.fixture
 def images(tmp_path):
     """Three images, prepared."""
-    np.save(tmp_path / "images.npy", np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32))
+    np.save(
+        tmp_path / "images.npy", np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32)
+    )
     return tmp_path / "images.npy"
 
 
 def test_chosen_layers_are_shown_of_every_network(tmp_path, images):
     """The page compares layers by their place."""
     one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", heads=5)
-    shown = _gather(one, images=images, limit=1, layers=["blocks.1.mixer"], compare=["untrained", "converted", other])
+    shown = _gather(
+        one,
+        images=images,
+        limit=1,
+        layers=["blocks.1.mixer"],
+        compare=["untrained", "converted", other],
+    )
     assert [exhibit.layers for exhibit in shown.exhibits] == [("blocks.1.mixer",)] * 4
 
 
 def test_a_network_without_the_chosen_layers_shows_all_and_says_so(tmp_path, images):
     one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", depth=1)
-    exhibit = _gather(one, images=images, limit=1, layers=["blocks.1.mixer"], compare=[other]).exhibits[1]
+    exhibit = _gather(
+        one, images=images, limit=1, layers=["blocks.1.mixer"], compare=[other]
+    ).exhibits[1]
     assert exhibit.layers is None
     assert exhibit.note == "All its layers are shown, because it has no blocks.1.mixer."
 
@@ -55,7 +69,9 @@ def test_weights_are_for_the_networks_that_take_them(tmp_path, images, built_fir
     saved, built = _saved(tmp_path, "saved"), "convattn:AttentionNet"
     sources = (built, saved) if built_first else (saved, built)
     shown = _gather(sources[0], images=images, limit=1, weights=True, compare=[sources[1]])
-    drawn = [exhibit.note == "Its weights are random, drawn with seed 0." for exhibit in shown.exhibits]
+    drawn = [
+        exhibit.note == "Its weights are random, drawn with seed 0." for exhibit in shown.exhibits
+    ]
     assert drawn == [built_first, not built_first]
 
 
@@ -67,7 +83,11 @@ def test_weights_that_no_network_takes_are_refused(tmp_path, images):
 
 def test_the_limit_is_for_every_kind_of_images(tmp_path):
     np.save(tmp_path / "images.npy", np.zeros((9, 3, 32, 32), np.float32))
-    for images, limit, count in ((None, None, 20), (None, 4, 4), (tmp_path / "images.npy", None, 8)):
+    for images, limit, count in (
+        (None, None, 20),
+        (None, 4, 4),
+        (tmp_path / "images.npy", None, 8),
+    ):
         shown = _gather(SMALL, images=images, limit=limit)
         assert len(shown.exhibits[0].images) == len(shown.names) == count
         assert len(shown.labels) == (count if images is None else 0)
@@ -78,7 +98,9 @@ def _with_hard_heads(folder: Path, size: int, *, whole: bool) -> str:
     _saved(folder, "soft")
     network = load_network(folder / "soft")
     names = ["blocks.0.mixer", *(["blocks.1.mixer"] if whole else [])]
-    made, _ = network_to_attention(network_to_conv(network, kernel_size=size, include=names, fold=False)[0])
+    made, _ = network_to_attention(
+        network_to_conv(network, kernel_size=size, include=names, fold=False)[0]
+    )
     save_network(made, folder / "hard")
     return str(folder / "hard")
 
@@ -91,11 +113,17 @@ def _with_hard_heads(folder: Path, size: int, *, whole: bool) -> str:
         (True, 7, "Converted to convolutions of 7 × 7, and back", [49, 49]),
     ],
 )
-def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(tmp_path, images, whole, asked, note, taps):
+def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(
+    tmp_path, images, whole, asked, note, taps
+):
     source = _with_hard_heads(tmp_path, 5, whole=whole)
-    exhibit = _gather(source, images=images, limit=1, compare=["converted"], kernel_size=asked).exhibits[1]
+    exhibit = _gather(
+        source, images=images, limit=1, compare=["converted"], kernel_size=asked
+    ).exhibits[1]
     assert note in exhibit.note
-    layers = [module for module in exhibit.network.modules() if isinstance(module, RelativeAttention)]
+    layers = [
+        module for module in exhibit.network.modules() if isinstance(module, RelativeAttention)
+    ]
     assert [layer.num_heads for layer in layers] == taps
 
 
@@ -103,11 +131,17 @@ def test_images_that_keep_their_class_are_counted(tmp_path):
     x = np.random.default_rng(0).standard_normal((23, 3, 8, 8), np.float32)
     np.save(tmp_path / "many.npy", x)
     torch.manual_seed(0)
-    network = AttentionNet("quadratic", width=8, depth=2, heads=4, ffn=8, image_size=8, initializer_range=0.2).eval()
+    network = AttentionNet(
+        "quadratic", width=8, depth=2, heads=4, ffn=8, image_size=8, initializer_range=0.2
+    ).eval()
     with torch.no_grad():
-        network.head.bias -= network(torch.from_numpy(x)).mean(0)  # so that no class is that of all images
+        network.head.bias -= network(torch.from_numpy(x)).mean(
+            0
+        )  # so that no class is that of all images
     save_network(network, tmp_path / "network")
-    shown = _gather(str(tmp_path / "network"), images=tmp_path / "many.npy", limit=23, compare=["converted"])
+    shown = _gather(
+        str(tmp_path / "network"), images=tmp_path / "many.npy", limit=23, compare=["converted"]
+    )
     before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in shown.exhibits)
     same = int((before == after).sum())
     assert 0 < same < 23
@@ -139,8 +173,15 @@ def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(tmp_pa
     save_network(SpeedNet("conv", widths=[5]).eval(), tmp_path / "convolutions")
     shown = _gather(str(tmp_path / "convolutions"), images=images, limit=2, compare=["converted"])
     (exhibit,) = shown.exhibits
-    assert (exhibit.name, exhibit.title, exhibit.layers) == ("converted", "convolutions, converted", None)
-    assert exhibit.note == "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
+    assert (exhibit.name, exhibit.title, exhibit.layers) == (
+        "converted",
+        "convolutions, converted",
+        None,
+    )
+    assert (
+        exhibit.note
+        == "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
+    )
 
 
 def test_the_untrained_copy_is_the_same_each_time_and_small(tmp_path, images):
@@ -149,7 +190,11 @@ def test_the_untrained_copy_is_the_same_each_time_and_small(tmp_path, images):
     copies = []
     for seed in (5, 7):
         torch.manual_seed(seed)
-        copies.append(_gather(source, images=images, limit=1, compare=["untrained"]).exhibits[1].network.state_dict())
+        copies.append(
+            _gather(source, images=images, limit=1, compare=["untrained"])
+            .exhibits[1]
+            .network.state_dict()
+        )
     assert sorted(copies[0]) == sorted(load_network(source).state_dict())
     assert all(torch.equal(copies[0][name], copies[1][name]) for name in copies[0])
     assert all(torch.equal(one, one.half().float()) for one in copies[0].values())

@@ -18,7 +18,9 @@ IRREGULAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.5]])
 
 def _read(layout):
     weights = torch.ones(1, layout.groups, 2, layout.queries.shape[1], layout.keys.shape[1])
-    call = AttentionCall("mix", "Mix", layout, weights, None, None, normalised=True, error=0.0, budget=0.0)
+    call = AttentionCall(
+        "mix", "Mix", layout, weights, None, None, normalised=True, error=0.0, budget=0.0
+    )
     return LayerCall("mix", nn.Identity(), (), call, {"both": weights[0]})
 
 
@@ -32,7 +34,9 @@ def test_keys_of_a_reduced_grid_are_cells_with_a_step():
 
 def test_a_key_alone_is_as_large_as_the_grid():
     """As in a pyramid transformer on a small image: the only key is a mean over the whole grid."""
-    lattice = key_lattice(global_layout((8, 6), keys=torch.tensor([[3.5, 0.5], [3.5, 2.5], [3.5, 4.5]])))
+    lattice = key_lattice(
+        global_layout((8, 6), keys=torch.tensor([[3.5, 0.5], [3.5, 2.5], [3.5, 4.5]]))
+    )
     assert lattice[:3] == ((1, 3), (3.5, 0.5), (8.0, 2.0))
     assert lattice.keys.tolist() == [[0, 1, 2]]
 
@@ -53,7 +57,9 @@ def test_keys_that_are_on_no_lattice_are_refused_with_the_name_of_the_layer():
 
 @pytest.mark.parametrize(("axes", "found"), [(1, "a sequence"), (3, "a grid of 3 axes")])
 def test_what_is_no_image_is_refused(axes, found):
-    with pytest.raises(UnsupportedModelError, match=f"mix attends on {found}, and the viewer shows images"):
+    with pytest.raises(
+        UnsupportedModelError, match=f"mix attends on {found}, and the viewer shows images"
+    ):
         require_image_grid("mix", axes)
 
 

@@ -33,12 +33,16 @@ class Compared(NamedTuple):
         return (self.made.double() - self.exact).abs().max().item()
 
 
-@pytest.mark.parametrize("seeds", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "200"])
+@pytest.mark.parametrize(
+    "seeds", [QUICK, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "200"]
+)
 def test_the_page_computes_what_the_layer_computes(seeds, tmp_path):
     worst = 0.0
     for seed, found in zip(seeds, _computed_in_page(seeds, tmp_path), strict=True):
         for what, compared in found.items():
-            assert compared.error <= compared.allowed, f"layer {seed}, {what}: {compared.error} > {compared.allowed}"
+            assert compared.error <= compared.allowed, (
+                f"layer {seed}, {what}: {compared.error} > {compared.allowed}"
+            )
             worst = max(worst, compared.error / compared.allowed)
     print(f"{len(seeds)} layers: the largest error is {worst:.2f} of its budget")  # noqa: T201 - with pytest -s
 
@@ -53,7 +57,9 @@ def test_a_fault_is_seen(tmp_path):
     found = _compare([(*moved, expected)], tmp_path)[0]["output"]
     assert found.error > 100 * found.allowed
 
-    padded = RelativeAttention2d(2, 3, 4, "quadratic", kernel_size=3, padding=1, padding_mode="replicate")
+    padded = RelativeAttention2d(
+        2, 3, 4, "quadratic", kernel_size=3, padding=1, padding_mode="replicate"
+    )
     zeros = RelativeAttention2d(2, 3, 4, padded.encoding, kernel_size=3, padding=1)
     zeros.load_state_dict(padded.state_dict())
     found = _compare([(zeros, torch.ones(1, 2, 7, 11), padded)], tmp_path)[0]["output"]
@@ -73,7 +79,10 @@ def _compare(
         build_scene(Exhibit(layer, image)).save(folder / f"{number}.scene")
         save_file({"features": image[0].movedim(0, -1).contiguous()}, folder / f"{number}.features")
     run_node("attend.js", folder)
-    return [_compared(layer, image, folder / str(number)) for number, (_, image, layer) in enumerate(cases)]
+    return [
+        _compared(layer, image, folder / str(number))
+        for number, (_, image, layer) in enumerate(cases)
+    ]
 
 
 def _compared(layer: RelativeAttention2d, image: Tensor, place: Path) -> dict[str, Compared]:
@@ -89,7 +98,11 @@ def _compared(layer: RelativeAttention2d, image: Tensor, place: Path) -> dict[st
     weights = wide.attention(image.shape[2:])
     query = (slice(None), weights.shape[1] - 1, weights.shape[2] // 2)
     computed = roundings(lambda layer: layer.attention(image.shape[2:])[query], layer)
-    row = Compared(_numbers(place, "row").view(computed[0].shape), weights[query], budget(weights[query], computed))
+    row = Compared(
+        _numbers(place, "row").view(computed[0].shape),
+        weights[query],
+        budget(weights[query], computed),
+    )
     return {**outputs, "row": row}
 
 

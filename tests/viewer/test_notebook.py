@@ -28,19 +28,30 @@ def _page(*exhibits, **options):
 
 
 def test_a_network_without_images_is_refused():
-    with pytest.raises(ArgumentError, match="images are missing: give the prepared images that the network is to see"):
+    with pytest.raises(
+        ArgumentError,
+        match="images are missing: give the prepared images that the network is to see",
+    ):
         view(_network())
 
 
-@pytest.mark.parametrize("shown", [_exhibit(), [_exhibit("one"), _exhibit("other")]], ids=["one", "two"])
-@pytest.mark.parametrize("given", [{"images": IMAGES}, {"mean": (0, 0, 0)}, {"std": (1, 1, 1)}, {"layers": ("a",)}])
+@pytest.mark.parametrize(
+    "shown", [_exhibit(), [_exhibit("one"), _exhibit("other")]], ids=["one", "two"]
+)
+@pytest.mark.parametrize(
+    "given", [{"images": IMAGES}, {"mean": (0, 0, 0)}, {"std": (1, 1, 1)}, {"layers": ("a",)}]
+)
 def test_exhibits_bring_all_that_is_of_one_network(shown, given):
-    with pytest.raises(ArgumentError, match="images, mean, std and layers must be left out, because exhibits bring"):
+    with pytest.raises(
+        ArgumentError, match="images, mean, std and layers must be left out, because exhibits bring"
+    ):
         view(shown, **given)
 
 
 def test_one_name_is_not_taken_for_names_of_layers():
-    with pytest.raises(ArgumentError, match="layers must be names of layers, or None, but is 'blocks"):
+    with pytest.raises(
+        ArgumentError, match="layers must be names of layers, or None, but is 'blocks"
+    ):
         view(_network(), IMAGES, layers="blocks.1.mixer")
 
 

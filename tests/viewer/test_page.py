@@ -17,7 +17,9 @@ from convattn.viewer import page as module_file
 from convattn.viewer.page import _stripped, joined_module, page_html
 
 LARGEST_MODULE = 150_000
-TOP_LEVEL = re.compile(r"^(?:export )?(?:async function\*?|function\*?|const|let|class) ([\w$]+|[{\[])", re.MULTILINE)
+TOP_LEVEL = re.compile(
+    r"^(?:export )?(?:async function\*?|function\*?|const|let|class) ([\w$]+|[{\[])", re.MULTILINE
+)
 FILES = resources.files("convattn.viewer") / "static" / "js"
 
 
@@ -55,7 +57,10 @@ def joining_faults(files: dict[str, str]) -> list[str]:
     for name, text in files.items():
         left_over = re.findall(r"^(?:import|export)\b.*", _stripped(text), re.MULTILINE)
         faults += [f"{name}: cannot join {left}" for left in left_over]
-        faults += [f"{name} renames what it imports" for _ in re.findall(r"^import \{.* as .*\}", text, re.MULTILINE)]
+        faults += [
+            f"{name} renames what it imports"
+            for _ in re.findall(r"^import \{.* as .*\}", text, re.MULTILINE)
+        ]
         for declared in TOP_LEVEL.findall(text):
             if declared in "{[":
                 faults.append(f"{name} takes apart a value outside of any block")
@@ -95,8 +100,12 @@ def test_no_text_goes_over_the_end_of_a_line():
 def test_files_come_after_what_they_import(made):
     imports = 'import { one } from "./one.js";\nimport { two } from "./two.js";\n'
     main = f"{imports}\nexport const main = one + two;\n"
-    two = "/**\n * A comment.\n */\nexport function two() {\n  // another\n  return one; // last\n}\n"
-    text = made(main=main, one="export const one = 1;\n", two=f'import {{ one }} from "./one.js";\n\n{two}')
+    two = (
+        "/**\n * A comment.\n */\nexport function two() {\n  // another\n  return one; // last\n}\n"
+    )
+    text = made(
+        main=main, one="export const one = 1;\n", two=f'import {{ one }} from "./one.js";\n\n{two}'
+    )
     assert text == "const one = 1;\nfunction two() {\nreturn one;\n}\nconst main = one + two;\n"
 
 
@@ -112,11 +121,15 @@ class _Tags(HTMLParser):
 
 def test_the_page_asks_for_nothing(tmp_path):
     scene = build_scene(
-        Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)), title="<b>{{style}}"
+        Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)),
+        title="<b>{{style}}",
     )
     page = write_page(scene, tmp_path / "page")
     text = page.read_text(encoding="utf-8")
-    assert sorted(file.name for file in page.parent.iterdir()) == ["index.html", "scene.safetensors"]
+    assert sorted(file.name for file in page.parent.iterdir()) == [
+        "index.html",
+        "scene.safetensors",
+    ]
     asking = ("src", "srcset", "action", "data", "poster")
     for tag, attributes in _Tags(text).found:
         assert not set(asking) & set(attributes), tag
@@ -146,7 +159,9 @@ def test_every_step_of_the_tour_has_texts():
         if tag == "template" and attributes["data-name"]
     ]
     assert names[-1] == "end"
-    assert {f"step-{name}.js" for name in names[:-1]} == {file.name for file in _files() if file.match("step-*.js")}
+    assert {f"step-{name}.js" for name in names[:-1]} == {
+        file.name for file in _files() if file.match("step-*.js")
+    }
 
 
 def test_a_page_without_a_scene_has_none():

@@ -40,7 +40,9 @@ def _speed_net(mixing: str = "attention") -> SpeedNet:
 
 
 def _attention_net() -> AttentionNet:
-    network = AttentionNet("learned_table", width=12, depth=2, heads=4, ffn=16, patch=2, image_size=16)
+    network = AttentionNet(
+        "learned_table", width=12, depth=2, heads=4, ffn=16, patch=2, image_size=16
+    )
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -48,7 +50,9 @@ def _attention_net() -> AttentionNet:
 
 
 def _converted() -> nn.Module:
-    convolutions, _ = network_to_conv(_speed_net(), kernel_size=3, images=torch.randn(1, 3, 16, 16), fold=False)
+    convolutions, _ = network_to_conv(
+        _speed_net(), kernel_size=3, images=torch.randn(1, 3, 16, 16), fold=False
+    )
     return network_to_attention(convolutions, images=torch.randn(1, 3, 16, 16))[0]
 
 
@@ -87,7 +91,10 @@ def test_the_page_runs_what_torch_runs(name, tmp_path):
     pictures = _pictures(2, 16)
     images = normalise(pictures, MEAN, STD)
     scene = build_scene(Exhibit(network, images, mean=MEAN, std=STD))
-    assert torch.equal(torch.stack([scene.tensors[f"tensors/pictures/{n}"] for n in range(2)]).movedim(3, 1), pictures)
+    assert torch.equal(
+        torch.stack([scene.tensors[f"tensors/pictures/{n}"] for n in range(2)]).movedim(3, 1),
+        pictures,
+    )
     scene.save(tmp_path / "scene")
     run_node("run.js", tmp_path / "scene", tmp_path)
     for image in range(2):
@@ -98,7 +105,9 @@ def test_the_page_runs_what_torch_runs(name, tmp_path):
 def test_the_page_runs_the_trained_network(tmp_path):
     samples, network = load_samples(), load_network("convattn:cifar10-small")
     images = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
-    build_scene(Exhibit(network, images, mean=CIFAR10_MEAN, std=CIFAR10_STD)).save(tmp_path / "scene")
+    build_scene(Exhibit(network, images, mean=CIFAR10_MEAN, std=CIFAR10_STD)).save(
+        tmp_path / "scene"
+    )
     run_node("run.js", tmp_path / "scene", tmp_path)
     for image in range(20):
         _assert_same(network, images[image : image + 1], tmp_path, f"0-{image}")
@@ -124,20 +133,52 @@ def test_what_the_page_cannot_run_has_no_program():
 
 
 CHANGES = {
-    "a norm of other statistics": (_speed_net, "stages.0.second_norm", lambda: nn.InstanceNorm2d(6)),
-    "a norm of each batch": (_speed_net, "stages.1.first_norm", lambda: nn.BatchNorm2d(10, track_running_stats=False)),
+    "a norm of other statistics": (
+        _speed_net,
+        "stages.0.second_norm",
+        lambda: nn.InstanceNorm2d(6),
+    ),
+    "a norm of each batch": (
+        _speed_net,
+        "stages.1.first_norm",
+        lambda: nn.BatchNorm2d(10, track_running_stats=False),
+    ),
     "a mixer that is neither": (_speed_net, "stages.0.first", nn.GELU),
-    "padding by its name": (_speed_net, "stages.0.first", lambda: nn.Conv2d(24, 6, 3, padding="same")),
-    "a convolution with steps": (_speed_net, "stages.0.second", lambda: nn.Conv2d(6, 6, 3, stride=2, padding=1)),
-    "a convolution beside the pixel": (_speed_net, "stages.0.second", lambda: nn.Conv2d(6, 6, 5, padding=1)),
-    "attention with steps": (_speed_net, "stages.1.first", lambda: RelativeAttention2d(6, 10, 3, "distance", stride=2)),
+    "padding by its name": (
+        _speed_net,
+        "stages.0.first",
+        lambda: nn.Conv2d(24, 6, 3, padding="same"),
+    ),
+    "a convolution with steps": (
+        _speed_net,
+        "stages.0.second",
+        lambda: nn.Conv2d(6, 6, 3, stride=2, padding=1),
+    ),
+    "a convolution beside the pixel": (
+        _speed_net,
+        "stages.0.second",
+        lambda: nn.Conv2d(6, 6, 5, padding=1),
+    ),
+    "attention with steps": (
+        _speed_net,
+        "stages.1.first",
+        lambda: RelativeAttention2d(6, 10, 3, "distance", stride=2),
+    ),
     "attention beside the pixel": (
         _speed_net,
         "stages.1.first",
         lambda: RelativeAttention2d(6, 10, 3, "distance", kernel_size=3, padding=((0, 2), (1, 1))),
     ),
-    "a head of two maps": (_speed_net, "head", lambda: nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 7))),
-    "an embedding of two maps": (_attention_net, "embed", lambda: nn.Sequential(nn.Linear(12, 5), nn.Linear(5, 12))),
+    "a head of two maps": (
+        _speed_net,
+        "head",
+        lambda: nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 7)),
+    ),
+    "an embedding of two maps": (
+        _attention_net,
+        "embed",
+        lambda: nn.Sequential(nn.Linear(12, 5), nn.Linear(5, 12)),
+    ),
     "an activation after the heads": (_attention_net, "blocks.1.dense", nn.Tanh),
 }
 
@@ -152,7 +193,9 @@ def test_one_part_that_the_page_does_not_know_leaves_no_program(name):
 
 
 def _numbers_of(network: nn.Module) -> dict[str, int]:
-    names = [name for name, part in network.named_modules() if isinstance(part, RelativeAttention2d)]
+    names = [
+        name for name, part in network.named_modules() if isinstance(part, RelativeAttention2d)
+    ]
     return {name: number for number, name in enumerate(names)}
 
 
@@ -161,15 +204,21 @@ def _assert_same(network: nn.Module, image: Tensor, folder: Path, place: str) ->
     """Compares scores and the features around every attention layer, as they are and with the last layer doubled."""
     wide, layers = copy.deepcopy(network).double(), _layers(network)
     exact = _seen(wide, image.double())
-    lows = [low for way in (network, _by_definition(network)) for low in roundings(_seen, way, image)]
+    lows = [
+        low for way in (network, _by_definition(network)) for low in roundings(_seen, way, image)
+    ]
     for what, hi in exact.items():
-        assert_within_budget(_numbers(folder / f"{place}-{what}", hi), hi, [low[what] for low in lows], what)
+        assert_within_budget(
+            _numbers(folder / f"{place}-{what}", hi), hi, [low[what] for low in lows], what
+        )
     doubled = copy.deepcopy(network)
     for parameter in _layers(doubled)[-1].values.parameters():
         parameter.mul_(2)
     hi = copy.deepcopy(doubled).double()(image.double())
     found = _numbers(folder / f"{place}-doubled", hi)
-    lows = [low for way in (doubled, _by_definition(doubled)) for low in roundings(call, way, image)]
+    lows = [
+        low for way in (doubled, _by_definition(doubled)) for low in roundings(call, way, image)
+    ]
     assert_within_budget(found, hi, lows, "doubled")
     assert torch.equal(found, _numbers(folder / f"{place}-resumed", hi))
     assert len(layers) * 2 + 1 == len(exact)
@@ -181,8 +230,12 @@ def _seen(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
     hooks = []
     for number, layer in enumerate(_layers(network)):
 
-        def note(_: nn.Module, given: tuple[Tensor, ...], out: Tensor, number: int = number) -> None:
-            seen[f"{number}-input"], seen[f"{number}-output"] = (x[0].movedim(0, -1).clone() for x in (given[0], out))
+        def note(
+            _: nn.Module, given: tuple[Tensor, ...], out: Tensor, number: int = number
+        ) -> None:
+            seen[f"{number}-input"], seen[f"{number}-output"] = (
+                x[0].movedim(0, -1).clone() for x in (given[0], out)
+            )
 
         hooks.append(layer.register_forward_hook(note))
     seen["scores"] = network(image)[0]

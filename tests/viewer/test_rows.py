@@ -30,7 +30,12 @@ def _vit() -> nn.Module:
 
 def _swin() -> nn.Module:
     return timm.create_model(
-        "swin_tiny_patch4_window7_224", img_size=(64, 64), embed_dim=12, depths=(2, 2), num_heads=(2, 3), window_size=4
+        "swin_tiny_patch4_window7_224",
+        img_size=(64, 64),
+        embed_dim=12,
+        depths=(2, 2),
+        num_heads=(2, 3),
+        window_size=4,
     )
 
 
@@ -40,7 +45,9 @@ class _Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         shape = {"kernel_size": 3, "stride": (2, 3), "padding": (1, 2)}
-        self.added = RelativeAttention2d(3, 4, 2, "quadratic", content=Content(key_width=5), **shape)
+        self.added = RelativeAttention2d(
+            3, 4, 2, "quadratic", content=Content(key_width=5), **shape
+        )
         self.gated = GatedRelativeAttention2d(4, 4, 3, "sinusoidal", gate="tanh")
         self.placed = RelativeAttention2d(4, 2, 4, "distance")
         with torch.no_grad():
@@ -61,7 +68,11 @@ def test_rows_are_the_weights_within_the_rounding_of_bytes(name, tmp_path):
     scene = build_scene(Exhibit(network, images))
     calls = {image: _calls(network, images[image : image + 1]) for image in range(2)}
     mean = {key: (calls[0][key][1] + calls[1][key][1]) / 2 for key in calls[0]}
-    asked = [{**query, "network": 0, "image": image, "part": "both"} for query in ALL for image in (1, "mean")]
+    asked = [
+        {**query, "network": 0, "image": image, "part": "both"}
+        for query in ALL
+        for image in (1, "mean")
+    ]
     asked += [{**FIRST_PREFIX, "network": 0, "image": 1, "part": "both"}]
     met = set()
     for rows in _ask(scene, asked, tmp_path):
@@ -90,7 +101,11 @@ def test_weights_of_position_alone_are_never_computed(monkeypatch):
 
     monkeypatch.setattr(image_maps, "watch", noting)
     scene = build_scene(Exhibit(_Own().eval(), torch.randn(2, 3, 13, 17)))
-    assert [layer["name"] for layer in scene.header["networks"][0]["layers"]] == ["added", "gated", "placed"]
+    assert [layer["name"] for layer in scene.header["networks"][0]["layers"]] == [
+        "added",
+        "gated",
+        "placed",
+    ]
     assert read == ["added", "gated"] * 2
 
 
@@ -104,7 +119,10 @@ def test_parts_of_layers_with_content(tmp_path):
         ["both", "position", "content"],
         None,
     ]
-    asked = [{"query": [4, 9], "network": 0, "image": 0, "part": part} for part in ("position", "content")]
+    asked = [
+        {"query": [4, 9], "network": 0, "image": 0, "part": part}
+        for part in ("position", "content")
+    ]
     x = image
     for number, layer in enumerate((network.added, network.gated)):
         axes = layer.geometry.axes(x.shape[2:])
@@ -115,7 +133,13 @@ def test_parts_of_layers_with_content(tmp_path):
         ]
         x = layer(x)
         answers = _ask(scene, asked, tmp_path)
-        assert [rows["layer"] for rows in answers] == [0, 1, 2, 0, 1]  # heads of position alone have no content part
+        assert [rows["layer"] for rows in answers] == [
+            0,
+            1,
+            2,
+            0,
+            1,
+        ]  # heads of position alone have no content part
         found = [rows for rows in answers if rows["layer"] == number]
         for rows, weights in zip(found, wanted, strict=True):
             query = rows["query"][0] * len(axes[1].queries) + rows["query"][1]
@@ -139,7 +163,9 @@ def test_a_fault_is_seen(tmp_path):
     torch.manual_seed(1)
     network, images = _vit().eval(), torch.randn(2, 3, 48, 64)
     scene = build_scene(Exhibit(network, images))
-    (rows, *_) = _ask(scene, [{"query": [20, 20], "network": 0, "image": 0, "part": "both"}], tmp_path)
+    (rows, *_) = _ask(
+        scene, [{"query": [20, 20], "network": 0, "image": 0, "part": "both"}], tmp_path
+    )
     layer = scene.header["networks"][0]["layers"][0]
     layout, weights = _calls(network, images[1:])[layer["name"]]
     group, place = (int(n) for n in (layout.queries == _index(layer, rows["query"])).nonzero()[0])
@@ -164,18 +190,25 @@ def _ask(scene: Scene, asked: list[dict], folder: Path) -> list[dict]:
 
 
 def _index(layer: dict, query: object) -> int:
-    return -1 - query["prefix"] if isinstance(query, dict) else query[0] * layer["grid"][1] + query[1]
+    return (
+        -1 - query["prefix"] if isinstance(query, dict) else query[0] * layer["grid"][1] + query[1]
+    )
 
 
 def _require_nearest(layer: dict, pixel: list[int], cell: list[int]) -> None:
     """Asserts that no cell of the layer is nearer to the pixel along an axis."""
     for axis in range(2):
-        centres = [layer["place"]["first"][axis] + layer["place"]["step"][axis] * n for n in range(layer["grid"][axis])]
+        centres = [
+            layer["place"]["first"][axis] + layer["place"]["step"][axis] * n
+            for n in range(layer["grid"][axis])
+        ]
         distances = [abs(centre - pixel[axis]) for centre in centres]
         assert distances[cell[axis]] == min(distances)
 
 
-def _require_row(layout: Layout, weights: Tensor, group: int, place: int, rows: dict, folder: Path) -> None:
+def _require_row(
+    layout: Layout, weights: Tensor, group: int, place: int, rows: dict, folder: Path
+) -> None:
     """Asserts that each key of the library is on the page's map where it stands, and nothing else is."""
     heads, keys = rows["heads"], layout.keys[group]
     shown = _numbers(folder / rows["weights"]).view(heads, rows["keyRows"], rows["keyCols"]).clone()
@@ -191,10 +224,14 @@ def _require_row(layout: Layout, weights: Tensor, group: int, place: int, rows: 
         if layout.key_prefix[key]:
             found = prefix[:, int(layout.key_prefix[:key].sum())]
         else:
-            row, col = (round(((keys[key] - first)[axis] / pitch[axis]).item()) for axis in range(2))
+            row, col = (
+                round(((keys[key] - first)[axis] / pitch[axis]).item()) for axis in range(2)
+            )
             found = shown[:, row, col].clone()
             shown[:, row, col] = torch.nan
-        assert ((found - weights[:, key]).abs() <= step).all(), "a weight is off by more than half a step"
+        assert ((found - weights[:, key]).abs() <= step).all(), (
+            "a weight is off by more than half a step"
+        )
     assert shown.isnan().all()
 
 

@@ -8,7 +8,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnknownNameError, UnsupportedModelError
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from convattn.heads import analyze, read_heads
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.models import AttentionNet, SpeedNet
@@ -29,7 +35,9 @@ def _layers(scene: Scene, network: int = 0) -> list[dict]:
 
 
 def test_a_scene_comes_back_from_its_file(tmp_path):
-    scene = build_scene(Exhibit(_network(), IMAGES), names=["a", "b"], labels=["cat", "dog"], title="two")
+    scene = build_scene(
+        Exhibit(_network(), IMAGES), names=["a", "b"], labels=["cat", "dog"], title="two"
+    )
     scene.save(tmp_path / "scene")
     loaded = Scene.load(tmp_path / "scene")
     assert loaded.header == json.loads(json.dumps(scene.header))
@@ -60,9 +68,21 @@ def test_places_of_patches_strides_and_padding():
     assert described["attention"]["queries"] == {"first": [1, 1], "stride": [2, 3]}
     patches = _layers(build_scene(Exhibit(_network(), IMAGES)))
     assert patches[0]["place"] == {"first": [0.5, 0.5], "step": [2.0, 2.0]}
-    speed = _layers(build_scene(Exhibit(SpeedNet(widths=[4, 5]).eval(), IMAGES.new_zeros(1, 3, 16, 16))))
-    assert [one["place"]["first"] for one in speed] == [[0.5, 0.5], [1.0, 1.0], [1.0, 1.0], [2.0, 2.0]]
-    assert [one["place"]["step"] for one in speed] == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0], [4.0, 4.0]]
+    speed = _layers(
+        build_scene(Exhibit(SpeedNet(widths=[4, 5]).eval(), IMAGES.new_zeros(1, 3, 16, 16)))
+    )
+    assert [one["place"]["first"] for one in speed] == [
+        [0.5, 0.5],
+        [1.0, 1.0],
+        [1.0, 1.0],
+        [2.0, 2.0],
+    ]
+    assert [one["place"]["step"] for one in speed] == [
+        [1.0, 1.0],
+        [2.0, 2.0],
+        [2.0, 2.0],
+        [4.0, 4.0],
+    ]
 
 
 def test_networks_side_by_side_share_the_pixels_of_the_first():
@@ -80,7 +100,10 @@ def test_a_report_says_what_heads_do():
     head = report.layers[1].heads[3]
     assert described["sentence"] == report.layers[1].sentence
     assert described["statistics"][3]["shift"]["value"] == [one.value for one in head.shift]
-    assert described["statistics"][3]["spread"] == {"value": head.spread.value, "error": head.spread.error}
+    assert described["statistics"][3]["spread"] == {
+        "value": head.spread.value,
+        "error": head.spread.error,
+    }
     json.dumps(described, allow_nan=False)
     other = AttentionNet(width=8, depth=1, heads=7, ffn=8)
     assert _layers(build_scene(Exhibit(other, IMAGES, report=report)))[0]["statistics"] is None
@@ -121,7 +144,9 @@ def test_damaged_files_are_refused(tmp_path):
     save_file({"a": torch.zeros(2)}, tmp_path / "other")
     save_file({"a": torch.zeros(2)}, tmp_path / "text", {"convattn.scene": "{"})
     save_file({"a": torch.zeros(2)}, tmp_path / "newer", {"convattn.scene": '{"schema": 2}'})
-    save_file({"a": torch.zeros(2)}, tmp_path / "empty", {"convattn.scene": '{"schema": 1, "images": []}'})
+    save_file(
+        {"a": torch.zeros(2)}, tmp_path / "empty", {"convattn.scene": '{"schema": 1, "images": []}'}
+    )
     lacking = '{"schema": 1, "networks": [], "images": [{"picture": "tensors/pictures/0"}]}'
     save_file({"a": torch.zeros(2)}, tmp_path / "lacking", {"convattn.scene": lacking})
     for name, message in {
@@ -140,7 +165,10 @@ def test_damaged_files_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("layer", "message"),
-    [(RelativeAttention1d(3, 4, 3, "quadratic"), "a sequence"), (RelativeAttention3d(3, 4, 3, "quadratic"), "3 axes")],
+    [
+        (RelativeAttention1d(3, 4, 3, "quadratic"), "a sequence"),
+        (RelativeAttention3d(3, 4, 3, "quadratic"), "3 axes"),
+    ],
 )
 def test_sequences_and_volumes_are_refused(layer, message):
     class Folded(nn.Module):
@@ -160,13 +188,19 @@ def test_layers_called_by_name_and_on_single_images_are_shown(content):
     class Called(nn.Module):
         def __init__(self, call) -> None:
             super().__init__()
-            self.layer, self.call = RelativeAttention2d(3, 4, 2, "learned_axial", content=content), call
+            self.layer, self.call = (
+                RelativeAttention2d(3, 4, 2, "learned_axial", content=content),
+                call,
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.call(self.layer, x)
 
     scenes = []
-    for call in (lambda layer, x: layer(x), lambda layer, x: torch.stack([layer(input=image) for image in x])):
+    for call in (
+        lambda layer, x: layer(x),
+        lambda layer, x: torch.stack([layer(input=image) for image in x]),
+    ):
         torch.manual_seed(0)
         scenes.append(build_scene(Exhibit(Called(call), IMAGES)))
     one, other = scenes
@@ -185,7 +219,8 @@ def test_what_cannot_be_shown_is_refused():
         build_scene(Exhibit(network, IMAGES[:, :2]))
     foreign = nn.Sequential(nn.Conv2d(3, 4, 1), RelativeAttention2d(4, 5, 2, "quadratic"))
     with pytest.raises(
-        ArgumentError, match=r"images must fit the network, but on those of shape \(1, 2, 12, 10\) it raised Run"
+        ArgumentError,
+        match=r"images must fit the network, but on those of shape \(1, 2, 12, 10\) it raised Run",
     ):
         build_scene(Exhibit(foreign, IMAGES[:, :2]))
     with pytest.raises(ArgumentError, match="take fewer images, or name the layers"):
@@ -200,7 +235,9 @@ def test_what_cannot_be_shown_is_refused():
         build_scene([])
     with pytest.raises(ArgumentError, match="finite"):
         Exhibit(network, IMAGES / 0)
-    with pytest.raises(ArgumentError, match="std must be positive numbers, given together with mean"):
+    with pytest.raises(
+        ArgumentError, match="std must be positive numbers, given together with mean"
+    ):
         Exhibit(network, IMAGES, mean=(0.5, 0.5, 0.5))
 
 
@@ -210,14 +247,18 @@ def test_images_of_another_rank_are_refused(without_type_checks):
 
 
 def test_chosen_layers_alone_are_shown():
-    scene = build_scene(Exhibit(_network(), IMAGES, mean=(0.0,) * 3, std=(1.0,) * 3, layers=("blocks.1.mixer",)))
+    scene = build_scene(
+        Exhibit(_network(), IMAGES, mean=(0.0,) * 3, std=(1.0,) * 3, layers=("blocks.1.mixer",))
+    )
     assert [layer["name"] for layer in _layers(scene)] == ["blocks.1.mixer"]
     assert scene.header["networks"][0]["program"] is None
 
 
 def test_a_network_for_images_of_another_size_does_not_run_in_the_page():
     known = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-    smaller = Exhibit(_network(), IMAGES[:, :, :10, :8], name="smaller", note="Random weights.", **known)
+    smaller = Exhibit(
+        _network(), IMAGES[:, :, :10, :8], name="smaller", note="Random weights.", **known
+    )
     first, second = build_scene([Exhibit(_network(), IMAGES, **known), smaller]).header["networks"]
     assert (first["program"] is None, first["note"]) == (False, "")
     assert second["program"] is None
@@ -228,7 +269,9 @@ def test_a_network_for_images_of_another_size_does_not_run_in_the_page():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_network_does_not_run_in_the_page_on_pictures_that_say_less_than_its_images(channels):
     """Those of the first network: stretched where nothing says how its images were prepared, or grey."""
-    first = Exhibit(AttentionNet(width=8, depth=1, heads=4, ffn=8, in_channels=channels), IMAGES[:, :channels])
+    first = Exhibit(
+        AttentionNet(width=8, depth=1, heads=4, ffn=8, in_channels=channels), IMAGES[:, :channels]
+    )
     grey = replace(first, mean=(0.0,), std=(1.0,)) if channels == 1 else first
     second = Exhibit(_network(), IMAGES, name="second", mean=(0.0,) * 3, std=(1.0,) * 3)
     shown = build_scene([grey, second]).header["networks"][1]
@@ -245,7 +288,9 @@ def test_what_chosen_layers_leave_out_is_said():
         (shown,) = build_scene(Exhibit(trained, images, layers=layers, **known)).header["networks"]
         assert (shown["program"] is not None, shown["timeline"] is not None) == (runs, runs)
         run = "Some layers are left out, so the page has no class scores and takes no own images."
-        assert shown["note"] == ("" if runs else f"{run} Its training is shown only with all layers.")
+        assert shown["note"] == (
+            "" if runs else f"{run} Its training is shown only with all layers."
+        )
 
 
 def test_a_network_is_left_as_it_was():
@@ -253,7 +298,9 @@ def test_a_network_is_left_as_it_was():
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     build_scene(Exhibit(network, IMAGES))
     assert network.training
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in network.modules()
+    )
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
@@ -272,7 +319,10 @@ def test_a_call_that_the_first_image_does_not_have_is_left_out():
     torch.manual_seed(0)
     network = _Fickle().eval()
     images = torch.stack([torch.zeros(3, 5, 7), torch.rand(3, 5, 7) + 1])
-    stored, single = build_scene(Exhibit(network, images)), build_scene(Exhibit(network.layer, images))
+    stored, single = (
+        build_scene(Exhibit(network, images)),
+        build_scene(Exhibit(network.layer, images)),
+    )
     assert [layer["name"] for layer in stored.header["networks"][0]["layers"]] == ["layer"]
     assert stored.tensors.keys() == single.tensors.keys()
     assert all(torch.equal(stored.tensors[name], tensor) for name, tensor in single.tensors.items())

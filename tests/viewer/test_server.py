@@ -20,7 +20,9 @@ from convattn.viewer.server import Guard, listening, make_app, names_this_machin
 
 @pytest.fixture(scope="module")
 def scene():
-    return build_scene(Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.zeros(1, 3, 5, 7)), title="Toy")
+    return build_scene(
+        Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.zeros(1, 3, 5, 7)), title="Toy"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,9 @@ def client(scene):
 
 def raw(client, text):
     """Sends bytes as they are, and returns the first line of the answer."""
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=30) as connection:
+    with socket.create_connection(
+        (client.base_url.host, client.base_url.port), timeout=30
+    ) as connection:
         connection.sendall(text.encode("latin-1"))
         return connection.makefile("rb").readline().decode()
 
@@ -44,9 +48,15 @@ def test_it_serves_the_page_and_its_scene(client, scene):
 
 def test_the_reference_has_every_path_and_code(scene):
     code = Path(server.__file__)
-    page = (code.parents[3] / "docs" / "reference" / "formats.md").read_text().partition("## The page server")[2]
+    page = (
+        (code.parents[3] / "docs" / "reference" / "formats.md")
+        .read_text()
+        .partition("## The page server")[2]
+    )
     rows = re.findall(r"^\| ([^|]+) \|", page.partition("## Addresses")[0], flags=re.MULTILINE)
-    assert {row.strip("`") for row in rows if "/" in row} == {route.path for route in make_app(scene)._app.routes}
+    assert {row.strip("`") for row in rows if "/" in row} == {
+        route.path for route in make_app(scene)._app.routes
+    }
     by_framework = {"404", "405", "503"}
     assert {row for row in rows if row.isdigit()} == by_framework | set(
         re.findall(r"_refusal\((\d+)", code.read_text())
@@ -111,7 +121,12 @@ def test_pages_of_others_may_not_ask(client):
     ],
 )
 def test_no_path_leads_to_a_file(client, path):
-    assert raw(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").split()[1] == "404"
+    assert (
+        raw(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").split()[
+            1
+        ]
+        == "404"
+    )
 
 
 def test_wrong_methods_and_what_is_no_http(client):
@@ -123,7 +138,9 @@ def test_wrong_methods_and_what_is_no_http(client):
 def test_a_port_that_is_taken_is_told():
     with listening("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
-        with pytest.raises(ArgumentError, match=rf"port {port} \(Address already in use\); give another port, or 0"):
+        with pytest.raises(
+            ArgumentError, match=rf"port {port} \(Address already in use\); give another port, or 0"
+        ):
             listening("127.0.0.1", port)
 
 
@@ -165,11 +182,16 @@ async def _get(app, path):
         return await client.get(path)
 
 
-@pytest.mark.parametrize(("missing", "module"), [("starlette", "starlette.applications"), ("uvicorn", "uvicorn")])
+@pytest.mark.parametrize(
+    ("missing", "module"), [("starlette", "starlette.applications"), ("uvicorn", "uvicorn")]
+)
 def test_without_its_packages_it_says_what_to_install(missing, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "convattn.viewer.server")
-    with pytest.raises(MissingDependencyError, match=f"this needs {missing}, which is not installed; run: pip install"):
+    with pytest.raises(
+        MissingDependencyError,
+        match=f"this needs {missing}, which is not installed; run: pip install",
+    ):
         importlib.import_module("convattn.viewer.server")
 
 

@@ -27,7 +27,10 @@ def test_a_layer_with_fewer_heads_is_filled_up():
     timeline, tensors = _described(shots, [4, 7], [3, 2])
     assert (timeline["epochs"], timeline["layers"]) == ([0, 5], [4, 7])
     centres, sharpness = tensors[timeline["centres"]], tensors[timeline["sharpness"]]
-    assert centres[1].float().nan_to_num(-1).tolist() == [[[5, 0], [5, 1], [5, 2]], [[5, 0], [5, 1], [-1, -1]]]
+    assert centres[1].float().nan_to_num(-1).tolist() == [
+        [[5, 0], [5, 1], [5, 2]],
+        [[5, 0], [5, 1], [-1, -1]],
+    ]
     assert sharpness[0].float().nan_to_num(-1).tolist() == [[2, 4, 6], [2, 4, -1]]
     assert torch.equal(sharpness[0].isnan(), sharpness[1].isnan())
 

@@ -21,7 +21,9 @@ SHARPNESS = (0.1, 0.5, 1.0, 3.0, 3.5, 5.0, 10.0, 20.0, 50.0, 103.0, 104.5)
 
 @pytest.fixture(scope="module")
 def tour():
-    return json.loads(run_node("tour.js", json.dumps([held_sharpness(alpha) for alpha in SHARPNESS])))
+    return json.loads(
+        run_node("tour.js", json.dumps([held_sharpness(alpha) for alpha in SHARPNESS]))
+    )
 
 
 def test_the_steps_have_at_most_450_words():
@@ -42,7 +44,9 @@ def test_bounds_are_those_of_the_certificate(tour):
             conv.weight.copy_(torch.tensor(shown["kernel"]).view(1, 1, 3, 3))
         for sharpness, bound in zip(SHARPNESS, shown["bounds"], strict=True):
             layer, certificate = conv_to_attention(conv, sharpness=sharpness)
-            assert certificate.verdict == ("exact" if bound <= certificate.rounding else "different")
+            assert certificate.verdict == (
+                "exact" if bound <= certificate.rounding else "different"
+            )
             assert bound == pytest.approx(certificate.bound_per_unit, rel=1e-12)
             assert layer.encoding.centres.tolist() == shown["offsets"]
     leaks = [off_centre_mass(held_sharpness(alpha), dims=2) for alpha in SHARPNESS]
@@ -56,14 +60,18 @@ def test_encodings_have_the_parameters_of_the_librarys(tour):
             "Quadratic": convattn.Quadratic(heads, dims),
             "Generalised quadratic": convattn.GeneralizedQuadratic(heads, dims),
             "Learned table": convattn.LearnedTable(heads, dims, extent=size),
-            "Learned, one table per axis": convattn.LearnedAxial(heads, dims, extent=size, width=width),
+            "Learned, one table per axis": convattn.LearnedAxial(
+                heads, dims, extent=size, width=width
+            ),
             "Sinusoidal": convattn.Sinusoidal(heads, dims, frequencies=waves),
             "Function of distance": convattn.Distance(heads, dims),
             "Linear distance": convattn.LinearDistance(heads, dims),
         }
         assert [one["name"] for one in shown] == list(ours)
         for one, encoding in zip(shown, ours.values(), strict=True):
-            assert one["parameters"] == sum(parameter.numel() for parameter in encoding.parameters()), one
+            assert one["parameters"] == sum(
+                parameter.numel() for parameter in encoding.parameters()
+            ), one
             assert one["additive"] == encoding.axis_additive, one
 
 
@@ -72,7 +80,9 @@ def test_waves_are_the_librarys(tour):
     features = encoding.feature_vectors(torch.arange(-7.0, 8.0, dtype=torch.float64)[:, None])
     shown = torch.tensor(tour["waves"], dtype=torch.float64)
     rounded_otherwise = shown.abs().max().item() * 16 * torch.finfo(torch.float64).eps
-    assert (torch.cat([shown[::2], shown[1::2]]).T - features).abs().max().item() <= rounded_otherwise
+    assert (
+        torch.cat([shown[::2], shown[1::2]]).T - features
+    ).abs().max().item() <= rounded_otherwise
 
 
 def test_costs_are_those_of_the_records():
@@ -82,5 +92,9 @@ def test_costs_are_those_of_the_records():
     layers = json.loads((SCRIPT["RESULTS"] / "layers.json").read_text(encoding="utf-8"))
     case = next(case for case in layers["cases"] if case["name"] == "quadratic-32-forward")
     times = {one["contender"]: sorted(one["seconds"]) for one in case["measurements"]}
-    assert lines["all pairs"][1024] == pytest.approx(times["published"][1] / case["images"] * 1000, rel=5e-3)
-    assert lines["convolution 3 × 3"][1024] == pytest.approx(times["conv"][1] / case["images"] * 1000, rel=5e-3)
+    assert lines["all pairs"][1024] == pytest.approx(
+        times["published"][1] / case["images"] * 1000, rel=5e-3
+    )
+    assert lines["convolution 3 × 3"][1024] == pytest.approx(
+        times["conv"][1] / case["images"] * 1000, rel=5e-3
+    )

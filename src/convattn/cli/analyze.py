@@ -83,12 +83,20 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 progress=not json,
             )
         write_report(report, folder, source=source, images=what)
-    note = "\n  no control of untrained weights: these are random" * (loaded.drawn and not no_controls)
-    print_record(report, f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}", json=json)
+    note = "\n  no control of untrained weights: these are random" * (
+        loaded.drawn and not no_controls
+    )
+    print_record(
+        report,
+        f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}",
+        json=json,
+    )
     return 0
 
 
-def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, json: bool = False) -> int:
+def compare(
+    first: Path, second: Path, /, *, output: OutputOrDefault = None, json: bool = False
+) -> int:
     """Compare two reports of `convattn analyze`: which heads have changed, and by more than chance.
 
     Layers and heads are matched by their place. A difference is reported if it is
@@ -109,7 +117,9 @@ def compare(first: Path, second: Path, /, *, output: OutputOrDefault = None, jso
     for path in (first, second):
         if not path.exists():
             raise ArgumentError(f"there is no report {str(path)!r}")
-    reports = [HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)]
+    reports = [
+        HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)
+    ]
     comparison = compare_reports(*reports)
     text = comparison.summary()
     if output is not None:

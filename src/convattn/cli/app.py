@@ -83,7 +83,9 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
     """
     wait_without_spinning()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # letters that a terminal lacks, as on standard error
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # letters that a terminal lacks, as on standard error
     try:
         code = _run(app, arguments)
         print(end="", flush=True)  # where standard output was closed, sys.stdout is None
@@ -110,11 +112,19 @@ def _run(app: App, arguments: Sequence[str] | None) -> int:
     with warnings.catch_warnings():
         shown = warnings.showwarning
         warnings.showwarning = partial(_show_warning, shown)
-        code = app(tokens, print_error=False, exit_on_error=False, verbose=False, result_action="return_value")
+        code = app(
+            tokens,
+            print_error=False,
+            exit_on_error=False,
+            verbose=False,
+            result_action="return_value",
+        )
     return code or 0
 
 
-def _show_warning(otherwise: Callable[..., None], message: Warning, category: type[Warning], *rest: Any) -> None:
+def _show_warning(
+    otherwise: Callable[..., None], message: Warning, category: type[Warning], *rest: Any
+) -> None:
     """Prints a warning of convattn on one line; other warnings are shown as Python shows them."""
     if issubclass(category, CertificateWarning | CheckpointWarning):
         print(f"convattn: {' '.join(str(message).split())}", file=sys.stderr)

@@ -65,15 +65,25 @@ def certify(  # noqa: PLR0913 - the options of the command
     from convattn.convert import certify as compare
     from convattn.convert.certificate import CLOSE
 
-    given: dict[str, Any] = {key: read_value(text) for key, text in key_values(option, "--option").items()}
+    given: dict[str, Any] = {
+        key: read_value(text) for key, text in key_values(option, "--option").items()
+    }
     with one_thread(images is None):
         loaded = network.load(original)
-        second: Any = NetworkOptions(no_verify=network.no_verify).load(other).network if Path(other).is_dir() else other
+        second: Any = (
+            NetworkOptions(no_verify=network.no_verify).load(other).network
+            if Path(other).is_dir()
+            else other
+        )
         pixels, words, random = read_images(loaded, images, limit, sizes)
         if random and tolerance is not None:
-            raise ArgumentError("--tolerance needs images: nothing is called close on random numbers")
+            raise ArgumentError(
+                "--tolerance needs images: nothing is called close on random numbers"
+            )
         close = None if exact or random else tolerance or CLOSE
-        certificate = compare(loaded.network, second, pixels, runtime=runtime, options=given or None, tolerance=close)
+        certificate = compare(
+            loaded.network, second, pixels, runtime=runtime, options=given or None, tolerance=close
+        )
     certificate = replace(certificate, images=words)
     print_record(certificate, certificate.summary(), json=json)
     return EXIT_CODES[certificate.verdict]

@@ -92,12 +92,16 @@ def convert(  # noqa: PLR0913 - the options of the command
     """
     to_attention = {"--sharpness": sharpness, "--content": content}
     to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders, "--fold": fold}
-    _require_absent(to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}")
+    _require_absent(
+        to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}"
+    )
     if dry_run:
         written = {"--tolerance": tolerance, "--allow-difference": allow_difference}
         _require_absent(written, "cannot be given with --dry-run, which writes nothing")
     elif source.startswith("hf:"):
-        raise ArgumentError(f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again")
+        raise ArgumentError(
+            f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
+        )
     elif output is None:
         raise ArgumentError("--output must be given, except with --dry-run")
     if tolerance is not None and not 0 < tolerance < 1:
@@ -107,8 +111,19 @@ def convert(  # noqa: PLR0913 - the options of the command
     if to == "conv":
         options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
     if _holds_layer(source):
-        of_network = {**network.given(), "--images": images, "--limit": limit, "--shape": shape, "--include": include}
-        of_network |= {"--exclude": exclude, "--content": content, "--fold": fold, "--dry-run": dry_run}
+        of_network = {
+            **network.given(),
+            "--images": images,
+            "--limit": limit,
+            "--shape": shape,
+            "--include": include,
+        }
+        of_network |= {
+            "--exclude": exclude,
+            "--content": content,
+            "--fold": fold,
+            "--dry-run": dry_run,
+        }
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
     sizes = require_measured(images, limit, shape)
@@ -121,12 +136,16 @@ def convert(  # noqa: PLR0913 - the options of the command
         if dry_run:
             loaded = network.load(source, weights_matter=False)
             predict = forecast_attention if to == "attention" else forecast_conv
-            forecast = predict(loaded.network, read_images(loaded, images, limit, sizes)[0][:1], **options)
+            forecast = predict(
+                loaded.network, read_images(loaded, images, limit, sizes)[0][:1], **options
+            )
             print_record(forecast, forecast.summary(), json=json)
             return 0
         require_new_folder(target.output, "--output")
         loaded = network.load(source)
-        return _convert_network(loaded, to, options, read_images(loaded, images, limit, sizes), target)
+        return _convert_network(
+            loaded, to, options, read_images(loaded, images, limit, sizes), target
+        )
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,9 @@ class _Target:
     """Where a result goes, and whether it is written."""
 
     output: Path
-    tolerance: float | None  # Largest difference, as a share of the largest output; None writes what is close
+    tolerance: (
+        float | None
+    )  # Largest difference, as a share of the largest output; None writes what is close
     allow_difference: bool  # Whether results that are different are written, too
     json: bool  # Whether the certificate is printed as JSON
 
@@ -167,20 +188,28 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
             raise ArgumentError(f"{name} {reason}")
 
 
-def require_measured(path: Path | None, limit: int | None, shape: str | None) -> tuple[int, ...] | None:
+def require_measured(
+    path: Path | None, limit: int | None, shape: str | None
+) -> tuple[int, ...] | None:
     """Raises ArgumentError on a mistake in the options of the images; returns the sizes of one of random numbers."""
     require_images(path)
     if path is not None and shape is not None:
-        raise ArgumentError("--shape cannot be given with --images: it is the shape of an image of random numbers")
+        raise ArgumentError(
+            "--shape cannot be given with --images: it is the shape of an image of random numbers"
+        )
     if shape is not None and limit is not None:
-        raise ArgumentError("--limit cannot be given with --shape, which asks for one image of random numbers")
+        raise ArgumentError(
+            "--limit cannot be given with --shape, which asks for one image of random numbers"
+        )
     if limit is not None and limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
     if shape is None:
         return None
     parts = shape.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ArgumentError(must_be("--shape", "whole numbers separated by commas, for instance 3,224,224", shape))
+        raise ArgumentError(
+            must_be("--shape", "whole numbers separated by commas, for instance 3,224,224", shape)
+        )
     return tuple(map(int, parts))
 
 
@@ -191,7 +220,13 @@ def read_images(
 
     Returns them, their description, and whether they are random numbers.
     """
-    from convattn.networks.images import draw_images, open_images, own_images, preparation, stack_images
+    from convattn.networks.images import (
+        draw_images,
+        open_images,
+        own_images,
+        preparation,
+        stack_images,
+    )
 
     like, count = next(loaded.network.parameters()), limit or _IMAGES
     if path is not None:
@@ -213,7 +248,11 @@ def read_images(
 
 
 def _convert_network(
-    loaded: "LoadedNetwork", to: str, options: dict[str, Any], measured: tuple["Tensor", str, bool], target: _Target
+    loaded: "LoadedNetwork",
+    to: str,
+    options: dict[str, Any],
+    measured: tuple["Tensor", str, bool],
+    target: _Target,
 ) -> int:
     """Converts a network, writes it if its verdict allows that, and returns the exit code."""
     from convattn.convert import network_to_attention, network_to_conv
@@ -226,9 +265,17 @@ def _convert_network(
     made, certificate = conversion(loaded.network, images=images, tolerance=limit, **options)
     certificate = replace(certificate, images=words)
     if target.accepts(certificate):
-        save_network(made, target.output, source=loaded.source, options=loaded.options, certificate=certificate)
+        save_network(
+            made,
+            target.output,
+            source=loaded.source,
+            options=loaded.options,
+            certificate=certificate,
+        )
     note = ""
-    if options.get("fold") and not any("folded in" in text for layer in certificate.layers for text in layer.notes):
+    if options.get("fold") and not any(
+        "folded in" in text for layer in certificate.layers for text in layer.notes
+    ):
         note = "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
     return target.finish(certificate, note)
 
@@ -244,9 +291,17 @@ def _holds_layer(source: str) -> bool:
     return isinstance(config, dict) and config.get("kind") in [*KINDS]
 
 
-def _convert_layer(source: Path, to: str, options: dict[str, Any], target: _Target, *, verify: bool) -> int:
+def _convert_layer(
+    source: Path, to: str, options: dict[str, Any], target: _Target, *, verify: bool
+) -> int:
     """Converts a layer, writes it if its verdict allows that, and returns the exit code."""
-    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.convert import (
+        SUPPORTED_CONVOLUTIONS,
+        attention_to_conv,
+        conv_to_attention,
+        load_layer,
+        save_layer,
+    )
     from convattn.files import require_new_folder
 
     require_new_folder(target.output, "--output")
@@ -254,7 +309,9 @@ def _convert_layer(source: Path, to: str, options: dict[str, Any], target: _Targ
     if to == "conv":
         made, certificate = attention_to_conv(layer, **options)
     elif type(layer) not in SUPPORTED_CONVOLUTIONS:
-        raise UnsupportedModelError(f"{source} holds a {type(layer).__name__}, which is not a convolution of torch")
+        raise UnsupportedModelError(
+            f"{source} holds a {type(layer).__name__}, which is not a convolution of torch"
+        )
     else:
         made, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
     if target.accepts(certificate):

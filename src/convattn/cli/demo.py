@@ -37,14 +37,20 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
 
     folder = first_free(Path("demo")) if output is None else output
     with new_folder(folder, "--output") as temporary, one_thread():
-        shown = demonstrate(temporary, network_folder(_NETWORK), tell=(lambda _: None) if json else print)
+        shown = demonstrate(
+            temporary, network_folder(_NETWORK), tell=(lambda _: None) if json else print
+        )
     print_record(shown, f"\n{shown.summary()}\n\n{_where_next(folder)}", json=json)
     return 0 if shown.passed else 1
 
 
 def _where_next(folder: Path) -> str:
     """Returns the page to open, and commands to try next."""
-    view, conv, name = folder / "view" / "index.html", quote(str(folder / "convolution")), quote(folder.name)
+    view, conv, name = (
+        folder / "view" / "index.html",
+        quote(str(folder / "convolution")),
+        quote(folder.name),
+    )
     return f"""wrote {folder}; look at {folder / "index.html"}, and touch the heads in {view},
 then try:
   convattn convert {conv} -o {name}-softer --sharpness 5 --allow-difference

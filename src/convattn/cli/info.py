@@ -21,11 +21,15 @@ class Installation(Record):
     """What is installed, and what it runs on."""
 
     versions: dict[str, str]  # Versions of Python, convattn and the packages that it always needs
-    hardware: dict[str, str]  # Device, processor, instruction set, cores, threads and, with CUDA, accelerator
+    hardware: dict[
+        str, str
+    ]  # Device, processor, instruction set, cores, threads and, with CUDA, accelerator
     memory: int  # Memory of the machine, in bytes
     encodings: tuple[str, ...]  # Names of the encodings
     recipes: tuple[str, ...]  # Names of the recipes
-    networks: dict[str, str]  # Task, accuracy and size of each trained network that comes with the package
+    networks: dict[
+        str, str
+    ]  # Task, accuracy and size of each trained network that comes with the package
     optional: dict[str, str]  # Version of each optional package that is installed
     missing: dict[str, str]  # For each optional package that is not, the line that installs it
 
@@ -34,16 +38,24 @@ class Installation(Record):
         groups = {
             "Versions": self.versions,
             "Hardware": {**self.hardware, "memory": f"{self.memory / 2**30:.1f} GiB"},
-            "Optional packages": {**self.optional, **{name: f"missing: {line}" for name, line in self.missing.items()}},
+            "Optional packages": {
+                **self.optional,
+                **{name: f"missing: {line}" for name, line in self.missing.items()},
+            },
             "Trained networks": {f"convattn:{name}": text for name, text in self.networks.items()},
             "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
         }
         width = max(len(name) for rows in groups.values() for name in rows) + 4
-        wrap = partial(textwrap.fill, width=_COLUMNS, subsequent_indent=" " * width, break_on_hyphens=False)
+        wrap = partial(
+            textwrap.fill, width=_COLUMNS, subsequent_indent=" " * width, break_on_hyphens=False
+        )
         paragraphs = []
         for title, rows in groups.items():
             names = [f"  {name.replace('_', ' ')}".ljust(width) for name in rows]
-            lines = [wrap(value, initial_indent=name) for name, value in zip(names, rows.values(), strict=True)]
+            lines = [
+                wrap(value, initial_indent=name)
+                for name, value in zip(names, rows.values(), strict=True)
+            ]
             paragraphs.append("\n".join([title, *lines]))
         return "\n\n".join(paragraphs)
 
@@ -72,7 +84,9 @@ def describe_installation() -> Installation:
     from convattn.provenance import describe_hardware, describe_versions
 
     extras = _optional_packages()
-    installed = {name: text for name, text in describe_versions([*extras]).items() if name in extras}
+    installed = {
+        name: text for name, text in describe_versions([*extras]).items() if name in extras
+    }
     return Installation(
         versions={**describe_versions(_PACKAGES), "torch": torch.__version__},
         hardware=describe_hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
@@ -81,7 +95,9 @@ def describe_installation() -> Installation:
         recipes=tuple(recipe_names()),
         networks={name: pretrained_card(name).summary() for name in pretrained_names()},
         optional=installed,
-        missing={name: install_hint(extra) for name, extra in extras.items() if name not in installed},
+        missing={
+            name: install_hint(extra) for name, extra in extras.items() if name not in installed
+        },
     )
 
 

@@ -39,7 +39,11 @@ class NetworkOptions:
 
     def given(self) -> dict[str, object]:
         """Returns the options of a network of another library, by their names."""
-        choices = {"--weights": self.weights, "--pretrained": self.pretrained, "--random-weights": self.random_weights}
+        choices = {
+            "--weights": self.weights,
+            "--pretrained": self.pretrained,
+            "--random-weights": self.random_weights,
+        }
         return {**choices, "--set": self.arguments}
 
     def load(self, source: str, *, weights_matter: bool = True) -> "LoadedNetwork":
@@ -85,7 +89,9 @@ class NetworkOptions:
             hint = f"; did you mean timm:{source}?" if is_timm_name(source) else ""
             raise ArgumentError(f"there is no folder {source!r}{hint}")
         if given:
-            raise ArgumentError(f"{given[0]} is for a network of another library; {source} has its own")
+            raise ArgumentError(
+                f"{given[0]} is for a network of another library; {source} has its own"
+            )
         return load_with_source(folder, verify=not self.no_verify)
 
     def _build(self, source: str, options: dict[str, Any]) -> "LoadedNetwork":

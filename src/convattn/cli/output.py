@@ -34,8 +34,13 @@ def first_free(folder: Path) -> Path:
         ...     first_free(Path(place) / "demo").name
         'demo-2'
     """
-    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
-    return next(path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir())))
+    names = (
+        folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        for number in count(1)
+    )
+    return next(
+        path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    )
 
 
 def require_images(path: Path | None, source: str = "") -> None:

@@ -62,8 +62,14 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     keys = [text.partition("=")[0] for text in grid]
     for key in keys:
         if keys.count(key) > 1:
-            raise ArgumentError(f"--grid {key} is given more than once: give all of its values at once")
-    numbers, changes, variants = _read_seeds(seeds), key_values(overrides, "--set"), key_values(grid, "--grid")
+            raise ArgumentError(
+                f"--grid {key} is given more than once: give all of its values at once"
+            )
+    numbers, changes, variants = (
+        _read_seeds(seeds),
+        key_values(overrides, "--set"),
+        key_values(grid, "--grid"),
+    )
     folder = Path("study") if output is None else output
     made = _make_engine(engine, workers, threads, address)
     from convattn.lab import study as run_study
@@ -81,12 +87,18 @@ def study(  # noqa: PLR0913  (each is an option of the command)
             engine=made,
         )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the same command goes on; finished runs in {folder} are kept") from None
-    print_record(record, f"{record.summary()}\nwrote {folder}; look at {folder / 'study.md'}", json=json)
+        raise KeyboardInterrupt(
+            f"the same command goes on; finished runs in {folder} are kept"
+        ) from None
+    print_record(
+        record, f"{record.summary()}\nwrote {folder}; look at {folder / 'study.md'}", json=json
+    )
     return 1 if record.failures else 0
 
 
-def _make_engine(name: str, workers: int | None, threads: int | None, address: str | None) -> "Engine":
+def _make_engine(
+    name: str, workers: int | None, threads: int | None, address: str | None
+) -> "Engine":
     """Makes the engine that carries out the runs; it reports on standard error."""
 
     def tell(line: str) -> None:

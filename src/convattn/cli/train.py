@@ -53,7 +53,11 @@ def train(
     from convattn.lab import train as train_by
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
-    words = [resolved.name, *([] if resolved.scale == "paper" else [resolved.scale]), str(resolved.seed)]
+    words = [
+        resolved.name,
+        *([] if resolved.scale == "paper" else [resolved.scale]),
+        str(resolved.seed),
+    ]
     default = Path("runs") / "-".join(words)
     folder = output or (default if resume else first_free(default))
     try:
@@ -69,9 +73,13 @@ def train(
     except KeyboardInterrupt:
         if not any(folder.glob("checkpoints/step-*")):
             raise
-        words = shlex.join(["convattn", "train", str(folder / "recipe.toml"), "-o", str(folder), "--resume"])
+        words = shlex.join(
+            ["convattn", "train", str(folder / "recipe.toml"), "-o", str(folder), "--resume"]
+        )
         raise KeyboardInterrupt(f"{words} goes on from the newest checkpoint") from None
-    if os.environ.get("RANK", "0") == "0":  # as torchrun and accelerate name the first of several processes
+    if (
+        os.environ.get("RANK", "0") == "0"
+    ):  # as torchrun and accelerate name the first of several processes
         print_record(record, f"{record.summary()}\nwrote {folder}", json=json)
     return 0
 

@@ -96,9 +96,13 @@ def view(  # noqa: PLR0913 - the options of the command
         if value is not None and value < 1:
             raise ArgumentError(must_be(name, "at least 1", value))
     if kernel_size is not None and "converted" not in compare:
-        raise ArgumentError("--kernel-size needs --compare converted: it is of the convolutions made for that")
+        raise ArgumentError(
+            "--kernel-size needs --compare converted: it is of the convolutions made for that"
+        )
     if output is not None and (host, port) != (None, None):
-        raise ArgumentError("--host and --port are of the server, which --output does without: leave them or it out")
+        raise ArgumentError(
+            "--host and --port are of the server, which --output does without: leave them or it out"
+        )
     require_images(images, source)
     from convattn.files import require_new_folder
     from convattn.viewer.exhibition import gather
@@ -123,15 +127,28 @@ def view(  # noqa: PLR0913 - the options of the command
     return 0
 
 
-def _serve(collect: Callable[[], "Exhibition"], host: str | None, port: int | None, *, open_: bool, json: bool) -> int:
+def _serve(
+    collect: Callable[[], "Exhibition"],
+    host: str | None,
+    port: int | None,
+    *,
+    open_: bool,
+    json: bool,
+) -> int:
     """Shows networks from a server until Ctrl-C."""
     from convattn.viewer import build_scene
     from convattn.viewer.server import LARGEST, listening, serve
 
-    with listening("127.0.0.1" if host is None else host, 8017 if port is None else port) as opened, one_thread():
+    with (
+        listening("127.0.0.1" if host is None else host, 8017 if port is None else port) as opened,
+        one_thread(),
+    ):
         shown = collect()
         scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels, largest=LARGEST)
-        title, address = scene.header["title"], _address(*opened.getsockname()[:2])  # names of hosts are refused
+        title, address = (
+            scene.header["title"],
+            _address(*opened.getsockname()[:2]),
+        )  # names of hosts are refused
         print_record(ServedPage(title, address), f"{title} at {address} (Ctrl-C stops)", json=json)
         if open_:
             webbrowser.open(address)

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert.agreement import AgreementCertificate, certify
-from convattn.convert.surgery import copy_network, graft, input_shapes, names_by_module, read_arguments
+from convattn.convert.surgery import (
+    copy_network,
+    graft,
+    input_shapes,
+    names_by_module,
+    read_arguments,
+)
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
 
@@ -40,12 +46,25 @@ def accelerate_large_kernels(
     """
     if not isinstance(network, nn.Module):
         raise ArgumentError(must_be_a("network", "an nn.Module", network))
-    named = {names[0]: module for module, names in names_by_module(network).items() if type(module) in _LAYERS}
-    shapes, made = input_shapes(network, read_arguments(network, images), named), copy_network(network)
+    named = {
+        names[0]: module
+        for module, names in names_by_module(network).items()
+        if type(module) in _LAYERS
+    }
+    shapes, made = (
+        input_shapes(network, read_arguments(network, images), named),
+        copy_network(network),
+    )
     layers = {name: _LAYERS[type(named[name])].of(made.get_submodule(name)) for name in shapes}
-    chosen = [name for name, several in shapes.items() if any(_gains(layers[name], shape) for shape in several)]
+    chosen = [
+        name
+        for name, several in shapes.items()
+        if any(_gains(layers[name], shape) for shape in several)
+    ]
     if not chosen:
-        raise ConversionError("nothing to replace: at these sizes torch's own way is the fastest for each convolution")
+        raise ConversionError(
+            "nothing to replace: at these sizes torch's own way is the fastest for each convolution"
+        )
     made = graft(made, {made.get_submodule(name): layers[name] for name in chosen})
     return made, certify(network, made, images)
 

@@ -51,8 +51,12 @@ class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     schema_version: ClassVar[int] = 3
-    added: ClassVar[tuple[str, ...]] = ()  # Fields that files of the version before lack; they are read as None
-    layer_kind: ClassVar["type[VerdictRecord] | None"] = None  # What the field `layers` holds, if there is one
+    added: ClassVar[
+        tuple[str, ...]
+    ] = ()  # Fields that files of the version before lack; they are read as None
+    layer_kind: ClassVar["type[VerdictRecord] | None"] = (
+        None  # What the field `layers` holds, if there is one
+    )
 
     verdict: Verdict
 
@@ -66,10 +70,13 @@ class VerdictRecord(Record):
         """Reads a file with `passed` in place of the verdict; it stated no limit, so nothing is close."""
         if isinstance(content.get("passed"), bool):
             passed = content.pop("passed")
-            content["verdict"] = "failed" if not passed else "exact" if content.get("exact") is True else "different"
+            content["verdict"] = (
+                "failed" if not passed else "exact" if content.get("exact") is True else "different"
+            )
         if cls.layer_kind is not None and isinstance(content.get("layers"), list):
             content["layers"] = [
-                cls.layer_kind._upgraded(one) if isinstance(one, dict) else one for one in content["layers"]
+                cls.layer_kind._upgraded(one) if isinstance(one, dict) else one
+                for one in content["layers"]
             ]
         return {**dict.fromkeys(cls.added), **content}
 
@@ -86,13 +93,19 @@ class LayerMeasurement(VerdictRecord):
     exact: bool  # Whether only rounding is lost: no attention off the taps, no singular value discarded
     leak: float  # Bound on the attention outside a head's own pixel (towards a convolution, outside the window)
     bound_per_unit: float  # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
-    rounding_per_unit: float  # A-priori bound on what rounding adds to that, in full precision (not TF32)
+    rounding_per_unit: (
+        float  # A-priori bound on what rounding adds to that, in full precision (not TF32)
+    )
     rounding_at_zero: float  # The same for an input of zeros: rounding of the bias, and numbers too small for the dtype
     bound: float  # The a-priori bound for the input on which the layer was measured
-    measured_error: float  # Largest output difference to the source's function in float64 on that input
+    measured_error: (
+        float  # Largest output difference to the source's function in float64 on that input
+    )
     # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`, at most the a-priori bound
     rounding: float
-    largest: float | None  # Largest absolute value of the source's output there; None in files of schema version 2
+    largest: (
+        float | None
+    )  # Largest absolute value of the source's output there; None in files of schema version 2
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,9 @@ class Certificate(LayerMeasurement):
     dtype: str  # Dtype of the weights, for instance "float32"
     # α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None for hard heads and other encodings
     sharpness: float | None
-    check_shape: tuple[int, ...]  # Shape of the random standard normal input on which the conversion was measured
+    check_shape: tuple[
+        int, ...
+    ]  # Shape of the random standard normal input on which the conversion was measured
     check_seed: int  # Seed of that input
     # Per head, the singular values of its matrix that a limited head width discarded, largest first
     discarded: tuple[tuple[float, ...], ...]
@@ -135,7 +150,11 @@ class Certificate(LayerMeasurement):
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text."""
-        by = f"by {self.difference:.2g} of the largest output, " if self.difference and self.verdict != "exact" else ""
+        by = (
+            f"by {self.difference:.2g} of the largest output, "
+            if self.difference and self.verdict != "exact"
+            else ""
+        )
         allowed = f"{self.bound + self.rounding:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}"
         per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
@@ -149,14 +168,22 @@ class Certificate(LayerMeasurement):
         to_attention = self.direction == "conv_to_attention"
         if self.sharpness is not None:
             where = "off the tap" if to_attention else "outside the window"
-            lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}")
+            lines.append(
+                f"  sharpness       {self.sharpness:.6g} per pixel²; mass {where} at most {self.leak:.3g}"
+            )
         elif to_attention:
             hard = not self.source.startswith(NormalisedConv.__name__)
-            heads = "hard: all attention of each at one displacement" if hard else "with the kernels' scores in tables"
+            heads = (
+                "hard: all attention of each at one displacement"
+                if hard
+                else "with the kernels' scores in tables"
+            )
             lines.append(f"  heads           {heads}")
         if any(self.discarded):
             worst = max(values[0] for values in self.discarded if values)
-            lines.append(f"  discarded       singular values up to {worst:.3g} (limited head width)")
+            lines.append(
+                f"  discarded       singular values up to {worst:.3g} (limited head width)"
+            )
         if self.verdict == "different":
             lines += _remedies(self.direction)
             if any(self.discarded):
@@ -181,8 +208,12 @@ class LayerCertificate(LayerMeasurement):
     name: str  # As in `named_modules`; the first name of a layer that has several
     aliases: tuple[str, ...]  # Its further names
     kernel_size: tuple[int, ...]  # Kernel of the convolution, of the source or of the result
-    path: str | None  # "convolution", or the attention's path on the network's images; None if they did not reach it
-    notes: tuple[str, ...] = ()  # What the result does not take over or does in another way, what was folded in
+    path: (
+        str | None
+    )  # "convolution", or the attention's path on the network's images; None if they did not reach it
+    notes: tuple[
+        str, ...
+    ] = ()  # What the result does not take over or does in another way, what was folded in
 
     @classmethod
     def of(
@@ -195,8 +226,15 @@ class LayerCertificate(LayerMeasurement):
         notes: Sequence[str],
     ) -> "LayerCertificate":
         """Shortens the certificate of a layer that has these names in the network."""
-        measured = {field.name: getattr(certificate, field.name) for field in fields(LayerMeasurement)}
-        own = {"name": names[0], "aliases": tuple(names[1:]), "kernel_size": kernel_size, "path": path}
+        measured = {
+            field.name: getattr(certificate, field.name) for field in fields(LayerMeasurement)
+        }
+        own = {
+            "name": names[0],
+            "aliases": tuple(names[1:]),
+            "kernel_size": kernel_size,
+            "path": path,
+        }
         return cls(**measured, **own, notes=tuple(notes))
 
     def summary(self) -> str:
@@ -262,22 +300,34 @@ class NetworkCertificate(VerdictRecord):
     result: str  # Class of the network made
     dtype: str  # Dtypes of its parameters, for instance "float32"
     impl: str | None  # Path requested of attention layers that were made; None towards convolutions
-    layers: tuple[LayerCertificate, ...]  # The converted layers, in the order of their names in the network
+    layers: tuple[
+        LayerCertificate, ...
+    ]  # The converted layers, in the order of their names in the network
     left_alone: tuple[LeftAlone, ...]  # What was not converted
     exact: bool  # Whether every converted layer is exact
-    images: str | None  # What the whole networks were compared on, in words; None if they were not compared
+    images: (
+        str | None
+    )  # What the whole networks were compared on, in words; None if they were not compared
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     # Dtype of the source with which the result is compared; None if it was not, like the next three
     reference: str | None
-    measured_error: float | None  # Largest difference to the reference, at the output that comes closest to its budget
-    rounding: float | None  # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`
+    measured_error: (
+        float | None
+    )  # Largest difference to the reference, at the output that comes closest to its budget
+    rounding: (
+        float | None
+    )  # Largest difference that rounding explains there, by `docs/explanation/error-budget.md`
     largest: float | None  # Largest absolute value of the reference there
     # Largest difference that is called close, as a share of `largest`; None where nothing is called close, because only
     # random numbers were compared or no limit was stated
     tolerance: float | None
-    top1_total: int | None  # Number of predictions; None unless the first output is one row of scores per image
+    top1_total: (
+        int | None
+    )  # Number of predictions; None unless the first output is one row of scores per image
     top1_changed: int | None  # How many of them have another largest score than before
-    accuracy_before: float | None  # Share of the labels that the source predicts, in [0, 1]; None without labels
+    accuracy_before: (
+        float | None
+    )  # Share of the labels that the source predicts, in [0, 1]; None without labels
     accuracy_after: float | None  # The same of the network made
     not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
     weights: str | None = None  # SHA-256 of the weights of the network made; None in older files
@@ -290,22 +340,38 @@ class NetworkCertificate(VerdictRecord):
         kept = isinstance(layers, list) and all(
             isinstance(layer, dict) and layer.get("verdict") != "failed" for layer in layers
         )
-        if kept and content.get("verdict") == "failed" and content.get("exact") is False and isinstance(error, float):
+        if (
+            kept
+            and content.get("verdict") == "failed"
+            and content.get("exact") is False
+            and isinstance(error, float)
+        ):
             content["verdict"] = "different"
         return content
 
     @property
     def difference(self) -> float | None:
         """Measured error as a share of the largest output; None if that is unknown or zero."""
-        return self.measured_error / self.largest if self.measured_error is not None and self.largest else None
+        return (
+            self.measured_error / self.largest
+            if self.measured_error is not None and self.largest
+            else None
+        )
 
     def summary(self) -> str:
         """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
         apart = []
         if self.verdict != "exact":
             apart += [f"by {self.difference:.2g} of the largest output"] if self.difference else []
-            apart += [f"{self.top1_changed} of {self.top1_total} decisions changed"] if self.top1_total else []
-        sizes = [counted(len(self.layers), "layer"), counted(sum(layer.heads for layer in self.layers), "head")]
+            apart += (
+                [f"{self.top1_changed} of {self.top1_total} decisions changed"]
+                if self.top1_total
+                else []
+            )
+        sizes = [
+            counted(len(self.layers), "layer"),
+            counted(sum(layer.heads for layer in self.layers), "head"),
+        ]
         paths = [layer.path or "not reached" for layer in self.layers]
         lines = [
             f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join([*apart, *sizes, self.dtype])})",
@@ -313,21 +379,33 @@ class NetworkCertificate(VerdictRecord):
             f"  to              {self.result}",
             f"  paths           {', '.join(f'{paths.count(path)} {path}' for path in sorted(set(paths)))}",
         ]
-        if self.measured_error is not None and self.rounding is not None and self.largest is not None:
-            lines.append(f"  measured error  {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}")
+        if (
+            self.measured_error is not None
+            and self.rounding is not None
+            and self.largest is not None
+        ):
+            lines.append(
+                f"  measured error  {self.measured_error:.3g} of {self.largest:.3g}, on {self.images}"
+            )
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
         if self.tolerance is not None and not self.exact:
-            lines.append(f"  limit           {self.tolerance:.3g} of the largest output, for a result that is close")
+            lines.append(
+                f"  limit           {self.tolerance:.3g} of the largest output, for a result that is close"
+            )
         if self.top1_total is not None:
             lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
         if self.accuracy_before is not None and self.accuracy_after is not None:
-            lines.append(f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after")
+            lines.append(
+                f"  accuracy        {self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after"
+            )
         if self.verdict in ("close", "different"):
             lines += _remedies(self.direction)
         told = [layer for layer in self.layers if not (layer.exact and layer.verdict == "exact")]
         lines += [f"  layer           {layer.summary()}" for layer in told]
         for note in dict.fromkeys(note for layer in self.layers for note in layer.notes):
-            lines.append(f"  note            {note} ({some([one.name for one in self.layers if note in one.notes])})")
+            lines.append(
+                f"  note            {note} ({some([one.name for one in self.layers if note in one.notes])})"
+            )
         lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
@@ -358,7 +436,9 @@ def off_centre_mass(sharpness: float, dims: int) -> float:
     """
     if not sharpness > 0:
         raise ArgumentError(must_be("sharpness", "above 0", sharpness))
-    if sharpness < math.pi:  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+    if (
+        sharpness < math.pi
+    ):  # Jacobi's identity: the sum over the dual lattice converges where this one is slow
         dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
         return math.expm1(min(dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual)), 700.0))
     return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
@@ -383,7 +463,9 @@ def underflows(sharpness: float, dtype: torch.dtype) -> bool:
 
 
 def convolution_rounding(
-    conv: AnyConvolution | NormalisedConv, kernel: Float[Tensor, "..."], rows: Float[Tensor, "heads outputs"]
+    conv: AnyConvolution | NormalisedConv,
+    kernel: Float[Tensor, "..."],
+    rows: Float[Tensor, "heads outputs"],
 ) -> tuple[float, float]:
     """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|, as `_rounding`."""
     source = rows.sum(0).max().item()
@@ -393,7 +475,10 @@ def convolution_rounding(
         return _rounding(conv, weights, source, terms + len(rows) * kernel.shape[1], writes)
     # Sums over taps are both divided and divisor, of kernels that an exponential rounds.
     taps = sum(conv.taps) if conv.separable else math.prod(conv.taps)
-    terms, writes = 2 * taps + 4 * conv.dims + conv.num_heads * conv.in_channels + _STEPS, conv.num_heads + _STEPS
+    terms, writes = (
+        2 * taps + 4 * conv.dims + conv.num_heads * conv.in_channels + _STEPS,
+        conv.num_heads + _STEPS,
+    )
     per_unit, at_zero = _rounding(conv, source, source, terms, writes)
     return per_unit + largest(kernel @ rows), at_zero
 
@@ -407,7 +492,9 @@ def _least_rounding(conv: NormalisedConv, x: Tensor) -> float:
     return torch.finfo(x.dtype).eps * math.sqrt(terms) * largest(absolute(x.double().abs()))
 
 
-def attention_rounding(layer: RelativeAttention, conv: AnyConvolution | NormalisedConv) -> tuple[float, float]:
+def attention_rounding(
+    layer: RelativeAttention, conv: AnyConvolution | NormalisedConv
+) -> tuple[float, float]:
     """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
@@ -416,10 +503,19 @@ def attention_rounding(layer: RelativeAttention, conv: AnyConvolution | Normalis
     keys, width, alpha = 1, next(layer.values.parameters()).shape[1], lowest_sharpness(layer)
     if alpha is not None:
         keys += 2 * math.isqrt(math.ceil(_EXPONENT.get(conv.weight.dtype, 104.0) / alpha)) + 2
-    scores = 0.0  # a score s is subtracted from others; what that rounds moves weights by shares of it
+    scores = (
+        0.0  # a score s is subtracted from others; what that rounds moves weights by shares of it
+    )
     if isinstance(conv, NormalisedConv):
-        keys, scores = (sum if conv.separable else math.prod)(conv.taps), max(largest(s) for s in conv.scores)
-    terms = layer.num_heads * (layer.in_channels // layer.groups + width) + 2 * layer.dims * keys + _STEPS
+        keys, scores = (
+            (sum if conv.separable else math.prod)(conv.taps),
+            max(largest(s) for s in conv.scores),
+        )
+    terms = (
+        layer.num_heads * (layer.in_channels // layer.groups + width)
+        + 2 * layer.dims * keys
+        + _STEPS
+    )
     terms += math.ceil(8 * layer.dims * scores)
     values = copy.deepcopy(layer.values).double()
     with torch.no_grad():
@@ -442,11 +538,20 @@ def _rounding(
     roundings in the dtype of the sum, `writes` the roundings to a narrower dtype. Returns the bound for images of
     largest absolute value 1, and what an image of zeros adds: rounding of the bias, and underflow.
     """
-    dtype = next(conv.values.parameters()).dtype if isinstance(conv, NormalisedConv) else conv.weight.dtype
-    sums, exact = (torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64))
+    dtype = (
+        next(conv.values.parameters()).dtype
+        if isinstance(conv, NormalisedConv)
+        else conv.weight.dtype
+    )
+    sums, exact = (
+        torch.finfo(kind) for kind in (torch.promote_types(dtype, torch.float32), torch.float64)
+    )
     own = torch.finfo(dtype)
     narrow = writes if own.eps > sums.eps else 0
-    lost, lost_by_source = math.expm1((terms * sums.eps + narrow * own.eps) / 2), math.expm1(terms * exact.eps / 2)
+    lost, lost_by_source = (
+        math.expm1((terms * sums.eps + narrow * own.eps) / 2),
+        math.expm1(terms * exact.eps / 2),
+    )
     bias = 0.0 if conv.bias is None else conv.bias.detach().abs().max().item()
     smallest = (terms * sums.tiny + narrow * own.smallest_normal * own.eps) * max(1.0, weights)
     return weights * lost + source * lost_by_source, bias * (lost + lost_by_source) + smallest
@@ -455,7 +560,9 @@ def _rounding(
 def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
     shape = (2, layer.in_channels, *sizes)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64, device="cpu")
+    x = torch.randn(
+        shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64, device="cpu"
+    )
     return x.to(device=next(layer.values.parameters()).device, dtype=dtype)
 
 
@@ -492,7 +599,11 @@ def largest(x: Tensor) -> float:
 def lowest_sharpness(layer: RelativeAttention) -> float | None:
     """Returns the smallest α of quadratic heads; None for other encodings."""
     encoding = layer.encoding
-    return encoding.sharpness.detach().double().min().item() if isinstance(encoding, Quadratic) else None
+    return (
+        encoding.sharpness.detach().double().min().item()
+        if isinstance(encoding, Quadratic)
+        else None
+    )
 
 
 def describe_layer(layer: torch.nn.Module) -> str:
@@ -517,7 +628,9 @@ def certify_attention(
     on images of `sizes`; there the layer must also be right in float64, and rounding of its scores counts.
     """
     if sizes is None:
-        sizes = [size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))]  # all different
+        sizes = [
+            size + 3 + axis for axis, size in enumerate(smallest_image(layer.geometry))
+        ]  # all different
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
     attention = softmax_copy(layer, x.dtype)
     if attention.content is not None:
@@ -525,14 +638,23 @@ def certify_attention(
     with torch.no_grad(), without_autocast(x.device):
         exact_conv = copy.deepcopy(conv).double().cpu()
         high = exact_conv(x.double().cpu())
-        made, by_itself, lows = attention(x), layer(x), [conv(x), *(conv(other) for other in _moved(x))]
+        made, by_itself, lows = (
+            attention(x),
+            layer(x),
+            [conv(x), *(conv(other) for other in _moved(x))],
+        )
         bounds, same, not_covered = attention_rounding(layer, conv), True, []
         if isinstance(conv, NormalisedConv):
             precise = softmax_copy(layer, torch.float64)
-            of_layer, (share, at_zero) = precise(x.double()).cpu(), attention_rounding(precise, exact_conv)
+            of_layer, (share, at_zero) = (
+                precise(x.double()).cpu(),
+                attention_rounding(precise, exact_conv),
+            )
             same = largest(of_layer - high) <= share * largest(x) + at_zero
             allowed = rounding_budget(of_layer, [made, *(attention(other) for other in _moved(x))])
-            not_covered.append("images with displacements that its table does not hold, which it refuses")
+            not_covered.append(
+                "images with displacements that its table does not hold, which it refuses"
+            )
         else:
             taps, allowed = read_taps(conv), 0.0
             lows += [tap_by_tap(taps, x), term_by_term(taps, x)]
@@ -596,7 +718,9 @@ def certify_convolution(
             rounded = largest(kernel @ rows) * largest(x) + _least_rounding(conv, x)
         else:
             reordered.append(summed_otherwise(conv, x))
-            rounded = largest((kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)) * largest(x)
+            rounded = largest(
+                (kernel - kernel.to(x.dtype).double()).abs().flatten(1).sum(1)
+            ) * largest(x)
     budget = max(rounding_budget(high, lows), rounding_budget(high_conv, reordered)) + rounded
     measured_error, bounds = largest(made.double() - high), convolution_rounding(conv, kernel, rows)
     per_unit = (errors.mT @ rows).max().item()
@@ -604,7 +728,9 @@ def certify_convolution(
     agreed = (per_unit + exact_per_unit) * largest(x) + rounded + at_zero
     not_covered = [] if any_size else [f"images of other sizes than {' x '.join(map(str, sizes))}"]
     if layer.dropout:
-        not_covered.append("dropout of attention weights in training, which a convolution does not have")
+        not_covered.append(
+            "dropout of attention weights in training, which a convolution does not have"
+        )
     return _certificate(
         layer,
         x,
@@ -666,5 +792,7 @@ def _certificate(
 
 def require_share(argument: str, share: float | None) -> None:
     """Raises ArgumentError unless `share` is None or a number in (0, 1)."""
-    if share is not None and (isinstance(share, bool) or not (isinstance(share, int | float) and 0 < share < 1)):
+    if share is not None and (
+        isinstance(share, bool) or not (isinstance(share, int | float) and 0 < share < 1)
+    ):
         raise ArgumentError(must_be(argument, "a share in (0, 1), or None", share))

@@ -13,8 +13,22 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from convattn.convert.certificate import LayerCertificate, LeftAlone, NetworkCertificate, Verdict, largest
-from convattn.convert.surgery import Arguments, copy_module, full_name, is_floating, output_of, parts, tensors
+from convattn.convert.certificate import (
+    LayerCertificate,
+    LeftAlone,
+    NetworkCertificate,
+    Verdict,
+    largest,
+)
+from convattn.convert.surgery import (
+    Arguments,
+    copy_module,
+    full_name,
+    is_floating,
+    output_of,
+    parts,
+    tensors,
+)
 from convattn.convert.taps import AnyConvolution, read_taps, summed_otherwise
 from convattn.convert.to_attention import pad_same
 from convattn.errors import ArgumentError, ConversionError, must_be, must_fit
@@ -67,7 +81,11 @@ class Difference(NamedTuple):
     @property
     def share(self) -> float:
         """Error over rounding; infinite where the networks differ in float64 or rounding exceeds the values."""
-        if not self.same or self.rounding > self.largest or not math.isfinite(self.error + self.rounding):
+        if (
+            not self.same
+            or self.rounding > self.largest
+            or not math.isfinite(self.error + self.rounding)
+        ):
             return math.inf
         return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
 
@@ -81,10 +99,14 @@ class NetworkComparison:
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[Difference, ...]  # One difference per output, at least one
     differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
-    top1_total: int | None  # Number of predictions; None where the first output is not one row of scores per image
+    top1_total: (
+        int | None
+    )  # Number of predictions; None where the first output is not one row of scores per image
     top1_changed: int | None  # How many predictions differ from those of the source
     top1_ties: int | None  # How many of these differ where rounding can swap the two scores
-    accuracy_before: float | None  # Share of the labels that the source predicts; None without labels
+    accuracy_before: (
+        float | None
+    )  # Share of the labels that the source predicts; None without labels
     accuracy_after: float | None  # The same for the converted network
     not_covered: tuple[str, ...]  # What the comparison could not show
 
@@ -110,8 +132,17 @@ def certify_network(
     """
     source, made = networks
     verdict, worst = _judge(layers, comparison, tolerance)
-    dtypes = dict.fromkeys(str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters())
-    repeated = ("images", "reference", "top1_total", "top1_changed", "accuracy_before", "accuracy_after")
+    dtypes = dict.fromkeys(
+        str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters()
+    )
+    repeated = (
+        "images",
+        "reference",
+        "top1_total",
+        "top1_changed",
+        "accuracy_before",
+        "accuracy_after",
+    )
     return NetworkCertificate(
         direction=direction,
         source=full_name(type(source)),
@@ -134,12 +165,16 @@ def certify_network(
 
 
 def _judge(
-    layers: Sequence[LayerCertificate], comparison: NetworkComparison | None, tolerance: float | None
+    layers: Sequence[LayerCertificate],
+    comparison: NetworkComparison | None,
+    tolerance: float | None,
 ) -> tuple[Verdict, Difference | None]:
     """Returns the verdict on a network, and the output by which it is judged."""
     verdicts = {layer.verdict for layer in layers}
     if comparison is None:
-        return "failed" if "failed" in verdicts else "exact" if verdicts == {"exact"} else "different", None
+        return "failed" if "failed" in verdicts else "exact" if verdicts == {
+            "exact"
+        } else "different", None
     by_rounding, by_size = comparison.worst(exact=True), comparison.worst(exact=False)
     exact = all(layer.exact for layer in layers)
     if "failed" in verdicts or not math.isfinite(by_size.error):
@@ -149,7 +184,12 @@ def _judge(
     if exact:
         return "failed", by_rounding
     close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
-    return "close" if close and not comparison.top1_changed and not comparison.differing else "different", by_size
+    return (
+        "close"
+        if close and not comparison.top1_changed and not comparison.differing
+        else "different",
+        by_size,
+    )
 
 
 def compare_networks(
@@ -190,31 +230,46 @@ def compare_networks(
         raise ConversionError(f"{network} does not run: {type(error).__name__}: {error}") from error
     if not to_conv and high is not None:
         convolved, _ = _run(  # without a name for the copy, which would keep it in memory
-            _with_convolutions(source, convolutions, _compute_in_float64).double(), batches, torch.float64
+            _with_convolutions(source, convolutions, _compute_in_float64).double(),
+            batches,
+            torch.float64,
         )
-    own = min((x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+    own = min(
+        (x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32
+    )
     reordered = [results] if to_conv else []
     if not to_conv or (convolved is not None and own == torch.float64):
         reordered.append(
-            _run(_with_convolutions(made if to_conv else source, convolutions, summed_otherwise), batches)[0]
+            _run(
+                _with_convolutions(made if to_conv else source, convolutions, summed_otherwise),
+                batches,
+            )[0]
         )
     moved = [
-        _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches]) for seed in range(_ROUNDINGS)
+        _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches])
+        for seed in range(_ROUNDINGS)
     ]
     of_source = [run for run, _ in (*moved, *(_run(network, batches) for network in rounded))]
     if convolved is None or high is None:
         reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
-        runs = [(run, high) for run in of_source], [] if to_conv else [(run, high) for run in reordered]
+        runs = (
+            [(run, high) for run in of_source],
+            [] if to_conv else [(run, high) for run in reordered],
+        )
     else:
         reference = "float64"
         runs = [(run, high) for run in (plain, *of_source)], [(run, convolved) for run in reordered]
     outputs = _differences(results, high, convolved, runs, _steps(source, plain), notes)
     if not to_conv and not all(one.same for one in outputs):
-        notes.append("the network as a whole: with its convolutions as they were read, it computes something else")
+        notes.append(
+            "the network as a whole: with its convolutions as they were read, it computes something else"
+        )
     differing, uncompared = _compare_parts(plain_parts, made_parts, [run for _, run in moved])
     if differing:
         notes.append(f"{some(differing)}: not that of the source")
-    total, changed, ties, before, after = _predictions(plain, results, labels, 2 * outputs[0].rounding)
+    total, changed, ties, before, after = _predictions(
+        plain, results, labels, 2 * outputs[0].rounding
+    )
     return NetworkComparison(
         images=given.words,
         shapes=given.shapes(),
@@ -230,19 +285,28 @@ def compare_networks(
     )
 
 
-def _run(network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None) -> _Run:
+def _run(
+    network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None
+) -> _Run:
     """Runs a network on all batches, in its own dtype or in another."""
     numbers, others = [], list[_Parts]()
     for batch in batches:
         output = output_of(network, batch, dtype)
         numbers.append(list(tensors(output, numbers=True)))
-        others.append({place: _FLOATING if is_floating(part) else part for place, part in parts(output)})
+        others.append(
+            {place: _FLOATING if is_floating(part) else part for place, part in parts(output)}
+        )
     if len(numbers) == 1:
         return numbers[0], others
-    return [torch.cat(every) if every[0].ndim else torch.stack(every) for every in zip(*numbers, strict=True)], others
+    return [
+        torch.cat(every) if every[0].ndim else torch.stack(every)
+        for every in zip(*numbers, strict=True)
+    ], others
 
 
-def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[str]) -> list[Tensor] | None:
+def _in_float64(
+    network: nn.Module, batches: Sequence[Arguments], notes: list[str]
+) -> list[Tensor] | None:
     """Runs a copy in float64, or notes why it does not run so."""
     try:
         return _run(copy_module(network).eval().double(), batches, torch.float64)[0]
@@ -252,11 +316,15 @@ def _in_float64(network: nn.Module, batches: Sequence[Arguments], notes: list[st
 
 
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
-    return functional_call(conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,))
+    return functional_call(
+        conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,)
+    )
 
 
 def _with_convolutions(
-    network: nn.Module, convolutions: Convolutions, compute: Callable[[AnyConvolution, Tensor], Tensor]
+    network: nn.Module,
+    convolutions: Convolutions,
+    compute: Callable[[AnyConvolution, Tensor], Tensor],
 ) -> nn.Module:
     """Copies a network with its convolutions as they were read, and lets `compute` run them.
 
@@ -264,10 +332,17 @@ def _with_convolutions(
     they are used, because a network may change them in its forward.
     """
     copied = copy_module(network).eval()
-    places, originals = (dict(net.named_modules(remove_duplicate=False)) for net in (copied, network))
+    places, originals = (
+        dict(net.named_modules(remove_duplicate=False)) for net in (copied, network)
+    )
 
     def forward(
-        conv: AnyConvolution, same: bool, own: list[str], present: dict[str, Any], *given: Tensor, **named: Tensor
+        conv: AnyConvolution,
+        same: bool,
+        own: list[str],
+        present: dict[str, Any],
+        *given: Tensor,
+        **named: Tensor,
     ) -> Tensor:
         conv._parameters = {**conv._parameters, **{kind: present[kind] for kind in own}}
         x = next(iter((*given, *named.values())))
@@ -275,7 +350,11 @@ def _with_convolutions(
 
     for name, (conv, same) in convolutions.items():
         held, place, read = originals[name]._parameters, places[name], dict(conv.named_parameters())
-        own = [k for k, x in held.items() if k in read and x is not None and x.data_ptr() == read[k].data_ptr()]
+        own = [
+            k
+            for k, x in held.items()
+            if k in read and x is not None and x.data_ptr() == read[k].data_ptr()
+        ]
         present = place._parameters  # not the place itself: a cycle would keep the copy in memory
         place.forward = partial(forward, copy.copy(conv), same, own, present)
     return copied
@@ -298,7 +377,12 @@ def _differences(
     if not high:
         notes.append("the network as a whole: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (results, high, *([] if convolved is None else [convolved]), *(outputs for outputs, _ in every_run))
+    every = (
+        results,
+        high,
+        *([] if convolved is None else [convolved]),
+        *(outputs for outputs, _ in every_run),
+    )
     shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
     if any(other != shapes[1] for other in shapes):
         depends = any(other != shapes[1] for other in shapes[2:])
@@ -312,7 +396,9 @@ def _differences(
         compared.append(Difference(error, rounding, largest(exact), same))
     if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
         notes.append("the network as a whole: its outputs are not finite")
-    if any(one.rounding > eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)):
+    if any(
+        one.rounding > eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)
+    ):
         why = "rounding, random numbers or state kept between runs change its outputs too much to compare"
         notes.append(f"the network as a whole: {why}")
     return compared
@@ -322,7 +408,10 @@ def _steps(source: nn.Module, plain: Sequence[Tensor]) -> list[float]:
     """Returns the eps of each output; one in float64, like any Python number, was computed from the parameters."""
     held = [torch.finfo(p.dtype).eps for p in source.parameters() if p.is_floating_point()]
     own = [torch.finfo(x.dtype).eps for x in plain]
-    return [max([eps, *held]) if x.dtype == torch.float64 else eps for eps, x in zip(own, plain, strict=True)]
+    return [
+        max([eps, *held]) if x.dtype == torch.float64 else eps
+        for eps, x in zip(own, plain, strict=True)
+    ]
 
 
 def _budget(runs: Sequence[_Rounded], output: int, eps: float) -> float:
@@ -339,15 +428,25 @@ def _predictions(
 
     A tie is a prediction that changed between scores of the source no farther apart than `gap`.
     """
-    if not plain or not results or plain[0].ndim != 2 or plain[0].shape[1] < 2 or results[0].shape != plain[0].shape:
+    if (
+        not plain
+        or not results
+        or plain[0].ndim != 2
+        or plain[0].shape[1] < 2
+        or results[0].shape != plain[0].shape
+    ):
         return None, None, None, None, None
     if labels is not None and len(labels) != len(plain[0]):
-        raise ArgumentError(must_be("labels", f"one per row of scores, {len(plain[0])}", len(labels)))
+        raise ArgumentError(
+            must_be("labels", f"one per row of scores, {len(plain[0])}", len(labels))
+        )
     before, after = plain[0].argmax(1), results[0].argmax(1)
     best, now = (plain[0].gather(1, chosen[:, None])[:, 0] for chosen in (before, after))
     changed, near = before != after, (best - now).double() <= gap
     shares = [
-        None if labels is None else (predicted == labels.to(predicted.device)).double().mean().item()
+        None
+        if labels is None
+        else (predicted == labels.to(predicted.device)).double().mean().item()
         for predicted in (before, after)
     ]
     return len(before), int(changed.sum()), int((near & changed).sum()), shares[0], shares[1]
@@ -366,16 +465,23 @@ def _compare_parts(
     for batch, (one, two) in enumerate(zip(plain, made, strict=True)):
         for place in {**one, **two}:
             name = f"the output{place}"
-            apart, moved = _elements_apart(one, two, place), [_elements_apart(one, run[batch], place) for run in again]
+            apart, moved = (
+                _elements_apart(one, two, place),
+                [_elements_apart(one, run[batch], place) for run in again],
+            )
             most = max(count or 0 for count in moved)
             if apart is None or None in moved:
                 kind = type(one[place]).__name__
                 uncompared.setdefault(f"a part of type {kind} is not compared", []).append(name)
             elif most:
-                uncompared.setdefault("rounding, random numbers or kept state change it, too", []).append(name)
+                uncompared.setdefault(
+                    "rounding, random numbers or kept state change it, too", []
+                ).append(name)
             if (apart or 0) > 2 * most:
                 differing.append(name)
-    reasons = [f"{some(list(dict.fromkeys(names)))}: {reason}" for reason, names in uncompared.items()]
+    reasons = [
+        f"{some(list(dict.fromkeys(names)))}: {reason}" for reason, names in uncompared.items()
+    ]
     return list(dict.fromkeys(differing)), reasons
 
 

@@ -13,7 +13,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.surgery import Arguments, copy_network, find_empty, input_shapes, names_by_module, run, tensors
+from convattn.convert.surgery import (
+    Arguments,
+    copy_network,
+    find_empty,
+    input_shapes,
+    names_by_module,
+    run,
+    tensors,
+)
 from convattn.convert.taps import CONVOLUTIONS, Convolution, read_taps, tap_pixels
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.functional.torch_modes import without_autocast
@@ -64,7 +72,9 @@ class Refinement(Record):
             f"  end to end      {self.before:.3g} before, {self.after:.3g} after, of {self.scale:.3g}",
         ]
         if self.top1_changed_before is not None:
-            lines.append(f"  top-1 changed   {self.top1_changed_before} before, {self.top1_changed_after} after")
+            lines.append(
+                f"  top-1 changed   {self.top1_changed_before} before, {self.top1_changed_after} after"
+            )
         for layer in self.layers:
             kept = "" if layer.kept else ", not kept"
             numbers = f"{layer.before:.3g} before, {layer.after:.3g} after, of {layer.scale:.3g}"
@@ -89,7 +99,10 @@ class NormalEquations:
         self.layer, size = layer, unknowns(layer)
         self._groups, weight = 1 if isinstance(layer, nn.Linear) else layer.groups, layer.weight
         zeros = torch.zeros(self._groups, size, size, dtype=torch.float64, device=weight.device)
-        self._squares, self._products = zeros, zeros.new_zeros(self._groups, size, len(weight) // self._groups)
+        self._squares, self._products = (
+            zeros,
+            zeros.new_zeros(self._groups, size, len(weight) // self._groups),
+        )
 
     def add(self, x: Float[Tensor, "batch *_"], errors: Float[Tensor, "batch *_"]) -> None:
         """Adds a batch of inputs, and the target outputs minus the layer's, in float64."""
@@ -97,7 +110,9 @@ class NormalEquations:
             features, wanted = x.double().flatten(0, -2)[None], errors.flatten(0, -2)[None]
         else:
             features = _patches(self.layer, x.double())
-            wanted = rearrange(errors, "batch (groups out) ... -> groups (batch ...) out", groups=self._groups)
+            wanted = rearrange(
+                errors, "batch (groups out) ... -> groups (batch ...) out", groups=self._groups
+            )
         if self.layer.bias is not None:
             features = torch.cat([features, features.new_ones(*features.shape[:2], 1)], dim=-1)
         self._squares += features.mT @ features
@@ -111,10 +126,15 @@ class NormalEquations:
     def solve(self, ridge: float) -> None:
         """Moves weights and bias to the minimum of ‖R − X ΔW‖² + μ‖ΔW‖², μ = ridge · trace(XᵀX) / unknowns."""
         layer, squares = self.layer, self._squares
-        mean = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        mean = (
+            squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        )
         eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
         factor = torch.linalg.cholesky(squares + (ridge * mean)[:, None, None] * eye)
-        change = rearrange(torch.cholesky_solve(self._products, factor), "groups unknowns out -> (groups out) unknowns")
+        change = rearrange(
+            torch.cholesky_solve(self._products, factor),
+            "groups unknowns out -> (groups out) unknowns",
+        )
         with torch.no_grad():
             if layer.bias is not None:
                 layer.bias.copy_(layer.bias.double() + change[:, -1])
@@ -126,7 +146,9 @@ def _patches(conv: Convolution, x: Tensor) -> Float[Tensor, "groups pixels weigh
     """Lists the input numbers that each output pixel depends on, by channel and tap."""
     seen = torch.stack(list(tap_pixels(read_taps(conv), x)), dim=2)
     return rearrange(
-        seen.flatten(3), "batch (groups i) taps pixels -> groups (batch pixels) (i taps)", groups=conv.groups
+        seen.flatten(3),
+        "batch (groups i) taps pixels -> groups (batch pixels) (i taps)",
+        groups=conv.groups,
     )
 
 
@@ -175,12 +197,16 @@ def fit_layers(
                 run(network, Arguments((rest[:1],), {}, "one of the images"))
         except Exception as error:  # foreign networks may fail in any way
             told = f"{type(error).__name__}: {error}"
-            raise ArgumentError(f"{argument} must fit both networks, but one of them raised {told}") from error
+            raise ArgumentError(
+                f"{argument} must fit both networks, but one of them raised {told}"
+            ) from error
         before = _end_to_end(model, teacher, rest, output)
         if not math.isfinite(before[0]):
             raise ArgumentError(_NOT_FINITE.format(argument))
         order = input_shapes(model, Arguments((fit[:1],), {}, "one of the images"), layers)
-        fitted = [_fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order]
+        fitted = [
+            _fit_layer(model, teacher, layers[place], fit, rest, ridge, argument) for place in order
+        ]
         after = _end_to_end(model, teacher, rest, output)
     return Refinement(
         layers=tuple(fitted),
@@ -197,7 +223,13 @@ def fit_layers(
 
 
 def _fit_layer(
-    model: nn.Module, teacher: nn.Module, fitted: LayerToFit, fit: Tensor, rest: Tensor, ridge: float, argument: str
+    model: nn.Module,
+    teacher: nn.Module,
+    fitted: LayerToFit,
+    fit: Tensor,
+    rest: Tensor,
+    ridge: float,
+    argument: str,
 ) -> RefinedLayer:
     """Fits one layer, and undoes the fit if it does not help."""
     layer, target = fitted.layer, fitted.target
@@ -216,11 +248,17 @@ def _fit_layer(
 
 
 def _end_to_end(
-    model: nn.Module, teacher: nn.Module, images: Tensor, output: Callable[[nn.Module, Tensor], Tensor]
+    model: nn.Module,
+    teacher: nn.Module,
+    images: Tensor,
+    output: Callable[[nn.Module, Tensor], Tensor],
 ) -> tuple[float, float, int | None]:
     """Returns the root mean squares of the networks' difference and of the teacher's output, and top-1 changes."""
     with torch.no_grad():
-        pairs = [(output(model, batch.clone()), output(teacher, batch.clone())) for batch in images.split(_BATCH)]
+        pairs = [
+            (output(model, batch.clone()), output(teacher, batch.clone()))
+            for batch in images.split(_BATCH)
+        ]
     made, wanted = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     _require_one_shape("both networks", made, wanted)
     difference = (made.double() - wanted.double()).square().mean().sqrt().item()
@@ -235,7 +273,9 @@ def _outputs_and_targets(
     recorded: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
     channels_last = isinstance(target, nn.Linear) and not isinstance(layer, nn.Linear)
 
-    def record(module: nn.Module, given: Any, named: Any, output: Any) -> None:  # what a network may change later
+    def record(
+        module: nn.Module, given: Any, named: Any, output: Any
+    ) -> None:  # what a network may change later
         x, y = next(tensors((given, named))), next(tensors(output))
         recorded[module].append((x.clone(), y.to(torch.float64, copy=True)))
 
@@ -248,7 +288,9 @@ def _outputs_and_targets(
                     network(batch.clone())
                 first, second = recorded[layer], recorded[target]
                 if len(first) != len(second):
-                    raise ArgumentError(f"a layer runs {len(first)} times in one network, {len(second)} in the other")
+                    raise ArgumentError(
+                        f"a layer runs {len(first)} times in one network, {len(second)} in the other"
+                    )
                 for (x, made), (_, y) in zip(first, second, strict=True):
                     wanted = y.movedim(-1, 1) if channels_last else y
                     _require_one_shape("two layers", made, wanted)
@@ -313,31 +355,50 @@ def refine(
     pairs, left_alone = _convolutions_to_fit(fitted, teacher)
     if not pairs and not left_alone:
         why = "none of its convolutions replaces an attention layer"
-        raise ArgumentError(f"conv_model must be the result of network_to_conv on attention_model, but {why}")
-    record = fit_layers(fitted, teacher, pairs, images, _scores, ridge=ridge, argument="images", left_alone=left_alone)
+        raise ArgumentError(
+            f"conv_model must be the result of network_to_conv on attention_model, but {why}"
+        )
+    record = fit_layers(
+        fitted,
+        teacher,
+        pairs,
+        images,
+        _scores,
+        ridge=ridge,
+        argument="images",
+        left_alone=left_alone,
+    )
     for name, pair in pairs.items():
         refined.get_submodule(name).load_state_dict(pair.layer.state_dict())
     return refined, record
 
 
-def _require_arguments(conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float) -> None:
+def _require_arguments(
+    conv_model: nn.Module, attention_model: nn.Module, images: Tensor, ridge: float
+) -> None:
     """Raises if an argument has another type, there are too few images, or a tensor has no values."""
     for argument, model in (("conv_model", conv_model), ("attention_model", attention_model)):
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a(argument, "an nn.Module", model))
         if (empty := find_empty(model)) is not None:
-            raise ArgumentError(f"{argument} must have values, but its {empty} is on the meta device")
+            raise ArgumentError(
+                f"{argument} must have values, but its {empty} is on the meta device"
+            )
     require_batch("images", images)
     if isinstance(ridge, bool) or not (isinstance(ridge, int | float) and 0 < ridge < math.inf):
         raise ArgumentError(must_be("ridge", "a positive finite number", ridge))
 
 
-def _convolutions_to_fit(conv_model: nn.Module, teacher: nn.Module) -> tuple[dict[str, LayerToFit], list[LeftAlone]]:
+def _convolutions_to_fit(
+    conv_model: nn.Module, teacher: nn.Module
+) -> tuple[dict[str, LayerToFit], list[LeftAlone]]:
     """Finds the convolutions to fit, each with the module whose output is its target, and those left alone."""
     pairs, left_alone = {}, []
     attention = dict(teacher.named_modules(remove_duplicate=False))
     for conv, names in names_by_module(conv_model).items():
-        if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(conv, RelativeAttention):
+        if not isinstance(attention.get(names[0]), RelativeAttention) or isinstance(
+            conv, RelativeAttention
+        ):
             continue
         kind = type(conv).__name__
         if len(names) > 1:

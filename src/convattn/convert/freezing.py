@@ -6,7 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.surgery import copy_network, graft, input_shapes, names_by_module, read_arguments
+from convattn.convert.surgery import (
+    copy_network,
+    graft,
+    input_shapes,
+    names_by_module,
+    read_arguments,
+)
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
@@ -47,7 +53,9 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     if images is None:
-        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
+        raise ArgumentError(
+            must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images)
+        )
     given = read_arguments(model, images)
     with torch.no_grad():
         names = [
@@ -78,7 +86,14 @@ def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) ->
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    arguments = (window.taps, window.stride, window.padding, window.dilation, layer.groups, layer.bias is not None)
+    arguments = (
+        window.taps,
+        window.stride,
+        window.padding,
+        window.dilation,
+        layer.groups,
+        layer.bias is not None,
+    )
     convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
     for name, own in (("weight", layer.weight), ("bias", layer.bias)):
         if own is not None:

@@ -39,7 +39,13 @@ from convattn.convert.surgery import (
     patterns,
     read_arguments,
 )
-from convattn.convert.taps import REFUSED, AnyConvolution, PlainConvolution, TransposedConvolution, read_plain
+from convattn.convert.taps import (
+    REFUSED,
+    AnyConvolution,
+    PlainConvolution,
+    TransposedConvolution,
+    read_plain,
+)
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, fixed_heads, require_borders, unit_steps
 from convattn.errors import (
@@ -130,39 +136,75 @@ def network_to_attention(
     if impl not in _PATHS:
         raise UnknownNameError("impl", impl, _PATHS)
     if content and impl != "auto":
-        raise ArgumentError(must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl))
+        raise ArgumentError(
+            must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl)
+        )
     require_share("tolerance", tolerance)
     given = read_arguments(model, images)
     with keep_random_state(model):
         found, left = find_convolutions(model, include, exclude)
-        normalised = {plain.names[0]: plain.conv for plain in found if isinstance(plain.conv, NormalisedConv)}
+        normalised = {
+            plain.names[0]: plain.conv for plain in found if isinstance(plain.conv, NormalisedConv)
+        }
         for name, shapes in (input_shapes(model, given, normalised) if normalised else {}).items():
-            normalised[name].frozen_size = tuple(max(along) for along in zip(*shapes, strict=True))[2:]
-        made, certificates = with_attention(model, found, sharpness=sharpness, content=content, impl=impl)
+            normalised[name].frozen_size = tuple(max(along) for along in zip(*shapes, strict=True))[
+                2:
+            ]
+        made, certificates = with_attention(
+            model, found, sharpness=sharpness, content=content, impl=impl
+        )
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
-        convolutions = {p.names[0]: (p.conv, p.same) for p in found if not isinstance(p.conv, NormalisedConv)}
-        comparison = compare_networks(model, copied, given, convolutions, to_conv=False, watch=watch)
+        convolutions = {
+            p.names[0]: (p.conv, p.same) for p in found if not isinstance(p.conv, NormalisedConv)
+        }
+        comparison = compare_networks(
+            model, copied, given, convolutions, to_conv=False, watch=watch
+        )
     lost = _lost_ties(model, found)
     layers = []
     for plain, certificate in zip(found, certificates, strict=True):
         place = copied.get_submodule(plain.names[0])
-        layer: RelativeAttention = place.attention if isinstance(place, SamePaddedAttention) else place  # type: ignore[assignment]
+        layer: RelativeAttention = (
+            place.attention if isinstance(place, SamePaddedAttention) else place
+        )  # type: ignore[assignment]
         notes = [*plain.notes, *lost.get(plain.names[0], ())]
         if (size := watch.content_bytes.get(layer)) is not None:
-            notes.append(f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB")
-        kernel = plain.conv.taps if isinstance(plain.conv, NormalisedConv) else tuple(plain.conv.kernel_size)
+            notes.append(
+                f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB"
+            )
+        kernel = (
+            plain.conv.taps
+            if isinstance(plain.conv, NormalisedConv)
+            else tuple(plain.conv.kernel_size)
+        )
         path = watch.paths.get(layer)
-        layers.append(LayerCertificate.of(certificate, plain.names, kernel_size=kernel, path=path, notes=notes))
+        layers.append(
+            LayerCertificate.of(
+                certificate, plain.names, kernel_size=kernel, path=path, notes=notes
+            )
+        )
     for name, operation in watch.calls.items():
         kind = type(copied.get_submodule(name)).__name__
-        left.append(LeftAlone(name, kind, f"it calls {operation} as a function, which is not converted"))
-    notes = ["training mode, where it differs from evaluation mode", "inputs that take another branch of the network"]
+        left.append(
+            LeftAlone(name, kind, f"it calls {operation} as a function, which is not converted")
+        )
+    notes = [
+        "training mode, where it differs from evaluation mode",
+        "inputs that take another branch of the network",
+    ]
     if not all(layer.exact for layer in layers):
         notes.append("a bound for the whole network: at this sharpness only single layers have one")
     limit = None if images is None else tolerance
     return made, certify_network(
-        "network_to_attention", (model, made), layers, left, comparison, tolerance=limit, impl=impl, not_covered=notes
+        "network_to_attention",
+        (model, made),
+        layers,
+        left,
+        comparison,
+        tolerance=limit,
+        impl=impl,
+        not_covered=notes,
     )
 
 
@@ -175,7 +217,11 @@ def find_convolutions(
     convert, ConversionError says why.
     """
     kinds = (_ConvNd, NormalisedConv)
-    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, kinds) or _refusal(m)}
+    named = {
+        m: names
+        for m, names in names_by_module(model).items()
+        if isinstance(m, kinds) or _refusal(m)
+    }
     chosen, left = _select(named, "convolutions", include, exclude)
     found, refused = [], []
     for module in chosen:
@@ -202,7 +248,10 @@ def _select(
 ) -> tuple[list[_Module], list[LeftAlone]]:
     """Splits modules by the patterns for their names into those to convert and those to leave alone."""
     every = [name for names in named.values() for name in names]
-    included, excluded = patterns("include", include, every, kind), patterns("exclude", exclude, every, kind)
+    included, excluded = (
+        patterns("include", include, every, kind),
+        patterns("exclude", exclude, every, kind),
+    )
     chosen, left = [], []
     for module, names in named.items():
         if excluded is not None and matches(names, excluded):
@@ -239,7 +288,9 @@ def _refusal(module: nn.Module) -> str | None:
     if isinstance(module, LazyModuleMixin):
         return "it is lazy and not initialised; run the network once first"
     held = {**module._parameters, **module._buffers}
-    empty = next((name for name, tensor in held.items() if tensor is not None and tensor.is_meta), None)
+    empty = next(
+        (name for name, tensor in held.items() if tensor is not None and tensor.is_meta), None
+    )
     return None if empty is None else f"its {empty} is on the meta device and has no values"
 
 
@@ -249,7 +300,9 @@ def _hook_notes(module: nn.Module) -> list[str]:
     before = [hook for hook in module._forward_pre_hooks.values() if not is_own_hook(hook)]
     if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
         notes.append("its hooks were kept and are called with the attention layer")
-    own = parametrize.is_parametrized(module) or any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
+    own = parametrize.is_parametrized(module) or any(
+        is_own_hook(hook) for hook in module._forward_pre_hooks.values()
+    )
     if not own and any(held for name, held in vars(module).items() if "state_dict" in name):
         notes.append("its hooks on loading and saving were not kept")
     return notes
@@ -261,18 +314,28 @@ def with_attention(
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     made = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
-    weights: dict[Any, nn.Parameter] = {}  # One for all layers that hold a shared weight in the same layout
+    weights: dict[
+        Any, nn.Parameter
+    ] = {}  # One for all layers that hold a shared weight in the same layout
     certificates = []
     for plain in found:
         normalised, old = isinstance(plain.conv, NormalisedConv), made.get_submodule(plain.names[0])
-        layer, certificate = conv_to_attention(plain.conv, **({"impl": options["impl"]} if normalised else options))
+        layer, certificate = conv_to_attention(
+            plain.conv, **({"impl": options["impl"]} if normalised else options)
+        )
         layer.values = old.values if normalised else layer.values  # type: ignore[assignment] # what is tied stays so
         if plain.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
         if plain.weight is not None and isinstance(layer.values, MergedValues):
-            layer.values.weight = weights.setdefault((plain.weight, _layout(plain)), layer.values.weight)
+            layer.values.weight = weights.setdefault(
+                (plain.weight, _layout(plain)), layer.values.weight
+            )
         layer.train(old.training)
-        learns = [layer.values, layer.encoding, *([] if layer.gate is None else [layer.gate, layer.content])]
+        learns = [
+            layer.values,
+            layer.encoding,
+            *([] if layer.gate is None else [layer.gate, layer.content]),
+        ]
         for part in () if normalised else learns:
             part.requires_grad_(plain.conv.weight.requires_grad)
         if layer.bias is not None and plain.conv.bias is not None:
@@ -371,23 +434,35 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     require_borders(borders, kernel_size, padding_mode)
     _require_images(model, images, labels)
-    named = {m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)}
+    named = {
+        m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)
+    }
     chosen, left = _select(named, "attention layers", include, exclude)
     sizes, calls = {}, None
     if images is not None:
         sizes, calls = _sizes_and_calls(model, [named[layer][0] for layer in chosen], images)
-    convert = partial(attention_to_conv, kernel_size=kernel_size, mass=mass, padding_mode=padding_mode, borders=borders)
+    convert = partial(
+        attention_to_conv,
+        kernel_size=kernel_size,
+        mass=mass,
+        padding_mode=padding_mode,
+        borders=borders,
+    )
     converted: list[tuple[list[str], AnyConvolution | NormalisedConv, Certificate]] = []
     for layer in chosen:
         name, parent = named[layer][0], model.get_submodule(named[layer][0].rpartition(".")[0])
         try:
-            converted.append((named[layer], *_convert_layer(convert, layer, parent, sizes.get(name))))
+            converted.append(
+                (named[layer], *_convert_layer(convert, layer, parent, sizes.get(name)))
+            )
         except ConvAttnError as error:
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
         why = "; ".join(LeftAlone.in_words(left)) or none
-        raise ConversionError(f"cannot convert {type(model).__name__}: no layer could be converted ({why})")
+        raise ConversionError(
+            f"cannot convert {type(model).__name__}: no layer could be converted ({why})"
+        )
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
     plain = {names[0]: conv for names, conv, _ in converted if not isinstance(conv, NormalisedConv)}
@@ -395,31 +470,55 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     layers = []
     for names, conv, certificate in converted:
         notes = [*([folded[conv]] if conv in folded else []), *_untied(model, names)]
-        notes += [f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item]
+        notes += [
+            f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item
+        ]
         kernel, path = tuple(conv.kernel_size), "convolution"
         if isinstance(conv, NormalisedConv):
             kernel, path = conv.taps, "normalised convolution"
-            notes.append(f"exact at borders; kernels cut off at most {certificate.leak:.1e} of a query's attention")
-        layers.append(LayerCertificate.of(certificate, names, kernel_size=kernel, path=path, notes=notes))
-    dropped = any("dropout" in item for _, _, certificate in converted for item in certificate.not_covered)
-    comparison, not_covered = None, ["training: attention weights are no longer dropped out"] if dropped else []
+            notes.append(
+                f"exact at borders; kernels cut off at most {certificate.leak:.1e} of a query's attention"
+            )
+        layers.append(
+            LayerCertificate.of(certificate, names, kernel_size=kernel, path=path, notes=notes)
+        )
+    dropped = any(
+        "dropout" in item for _, _, certificate in converted for item in certificate.not_covered
+    )
+    comparison, not_covered = (
+        None,
+        ["training: attention weights are no longer dropped out"] if dropped else [],
+    )
     if images is None:
         not_covered.insert(0, "the whole network: no images were given")
     else:
         given, copied = Arguments((images,), {}, "the images given"), copy_module(made).eval()
         convolutions: Any = {name: (copied.get_submodule(name), False) for name in plain}
-        comparison = compare_networks(model, copied, given, convolutions, to_conv=True, labels=labels)
+        comparison = compare_networks(
+            model, copied, given, convolutions, to_conv=True, labels=labels
+        )
         if not all(layer.exact for layer in layers):
-            not_covered.insert(0, "other images: only single layers have a bound, the whole network has none")
+            not_covered.insert(
+                0, "other images: only single layers have a bound, the whole network has none"
+            )
     limit = None if images is None else tolerance
     return made, certify_network(
-        "network_to_conv", (model, made), layers, left, comparison, tolerance=limit, not_covered=not_covered
+        "network_to_conv",
+        (model, made),
+        layers,
+        left,
+        comparison,
+        tolerance=limit,
+        not_covered=not_covered,
     )
 
 
 def _untied(model: nn.Module, names: Sequence[str]) -> list[str]:
     """Returns a note on modules that share parameters with a layer, which its convolution does not; else nothing."""
-    own, inside = set(model.get_submodule(names[0]).parameters()), tuple(f"{name}." if name else "" for name in names)
+    own, inside = (
+        set(model.get_submodule(names[0]).parameters()),
+        tuple(f"{name}." if name else "" for name in names),
+    )
     every = model.named_parameters(remove_duplicate=False)
     others = [name for name, parameter in every if parameter in own and not name.startswith(inside)]
     return [f"it no longer shares weights with {', '.join(others)}"] if others else []
@@ -430,9 +529,19 @@ def _sizes_and_calls(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """Returns the largest size that each layer receives, and how often it and each `nn.Sequential` runs."""
     places = {name: type(module) for name, module in model.named_modules()}
-    sequences = [name for name, kind in places.items() if nn.Sequential in (kind, places[name.rpartition(".")[0]])]
-    shapes = input_shapes(model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences})
-    spatial = {name: zip(*(shape[2:] for shape in shapes[name]), strict=True) for name in names if name in shapes}
+    sequences = [
+        name
+        for name, kind in places.items()
+        if nn.Sequential in (kind, places[name.rpartition(".")[0]])
+    ]
+    shapes = input_shapes(
+        model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences}
+    )
+    spatial = {
+        name: zip(*(shape[2:] for shape in shapes[name]), strict=True)
+        for name in names
+        if name in shapes
+    }
     sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
     return sizes, {name: len(several) for name, several in shapes.items()}
 
@@ -445,17 +554,23 @@ def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | No
         raise ArgumentError(must_be_a("images", "a tensor", images))
     if images is not None and (images.ndim == 0 or not images.numel()):
         raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
-    if labels is not None and not (isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()):
+    if labels is not None and not (
+        isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
+    ):
         raise ArgumentError(must_be("labels", "a tensor of whole numbers, one per image", labels))
     if labels is not None and (images is None or len(labels) != len(images)):
         count = "no images were given" if images is None else f"there are {len(images)} images"
-        raise ArgumentError(f"labels must be one per image, but there are {len(labels)} labels and {count}")
+        raise ArgumentError(
+            f"labels must be one per image, but there are {len(labels)} labels and {count}"
+        )
     if images is not None and (empty := find_empty(model)) is not None:
         why = f"its {empty} is on the meta device and has no values"
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
     parameter = next(iter(model.parameters()), None)
     if images is not None and parameter is not None and parameter.device != images.device:
-        raise ArgumentError(must_be("images", f"on the network's device {parameter.device}", images.device))
+        raise ArgumentError(
+            must_be("images", f"on the network's device {parameter.device}", images.device)
+        )
 
 
 def _convert_layer(
@@ -470,9 +585,15 @@ def _convert_layer(
     conv, certificate = convert(layer, spatial=None if seen else sizes)
     if sizes is not None and seen and any("sizes" in item for item in certificate.not_covered):
         conv, certificate = convert(layer, spatial=sizes)
-    changed = isinstance(conv, NormalisedConv) or conv.kernel_size != layer.kernel_size or any(conv.padding)
+    changed = (
+        isinstance(conv, NormalisedConv)
+        or conv.kernel_size != layer.kernel_size
+        or any(conv.padding)
+    )
     if changed and isinstance(parent, SamePaddedAttention):
-        raise UnsupportedModelError("images are padded by its window, and its convolution has another")
+        raise UnsupportedModelError(
+            "images are padded by its window, and its convolution has another"
+        )
     return conv, certificate
 
 
@@ -495,7 +616,9 @@ def fold_following(
     wanted, notes = set(convolutions), {}
     for parent, names in named.items():
         for conv, follower, name in _consecutive_modules(parent):
-            if conv not in wanted or any(len(named[module]) > 1 for module in (parent, conv, follower)):
+            if conv not in wanted or any(
+                len(named[module]) > 1 for module in (parent, conv, follower)
+            ):
                 continue
             assert isinstance(conv, AnyConvolution)
             linear = None
@@ -505,12 +628,16 @@ def fold_following(
                 linear = _normalisation(conv, follower)
             if linear is None:
                 continue
-            reason = next((why for module in (parent, conv, follower) if (why := _why_not(module))), None)
+            reason = next(
+                (why for module in (parent, conv, follower) if (why := _why_not(module))), None
+            )
             if reason is None and not _fold(conv, *linear):
                 reason = f"the kernel would not be finite in {conv.weight.dtype}"
             if reason is None:
                 setattr(parent, name, nn.Identity().train(follower.training))
-            notes[conv] = f"{type(follower).__name__} " + (f"not folded in: {reason}" if reason else "folded in")
+            notes[conv] = f"{type(follower).__name__} " + (
+                f"not folded in: {reason}" if reason else "folded in"
+            )
     return notes
 
 
@@ -524,10 +651,14 @@ def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Modu
                 yield first, second, name
 
 
-def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None) -> bool:
+def _run_together(
+    model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None
+) -> bool:
     """Tells whether an `nn.Sequential` runs as a whole, and these modules in it only so."""
     if calls is not None:
-        return calls.get(parent, 0) > 0 and all(calls.get(name) == calls[parent] for name in children)
+        return calls.get(parent, 0) > 0 and all(
+            calls.get(name) == calls[parent] for name in children
+        )
     parts = parent.split(".") if parent else []
     around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts)))
     return all(type(module) is nn.Sequential and "forward" not in vars(module) for module in around)
@@ -535,10 +666,16 @@ def _run_together(model: nn.Module, parent: str, children: Sequence[str], calls:
 
 def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Returns the matrix (outputs, channels) and the bias of a linear map of channels; None if it is another module."""
-    if type(follower) is not nn.Linear or follower.in_features != conv.out_channels or conv.groups != 1:
+    if (
+        type(follower) is not nn.Linear
+        or follower.in_features != conv.out_channels
+        or conv.groups != 1
+    ):
         return None
     weight = follower.weight.detach().double()
-    return weight, weight.new_zeros(len(weight)) if follower.bias is None else follower.bias.detach().double()
+    return weight, weight.new_zeros(
+        len(weight)
+    ) if follower.bias is None else follower.bias.detach().double()
 
 
 def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
@@ -559,10 +696,21 @@ def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, T
 
 def _why_not(module: nn.Module) -> str | None:
     """Returns why folding would lose what a module does, for an end of a sentence; None if it would not."""
-    own = next((key for key, value in vars(module).items() if callable(value) and hasattr(type(module), key)), None)
+    own = next(
+        (
+            key
+            for key, value in vars(module).items()
+            if callable(value) and hasattr(type(module), key)
+        ),
+        None,
+    )
     if own is not None:
         return f"{own} of a {type(module).__name__} was replaced on the instance"
-    return f"a {type(module).__name__} has hooks" if any(getattr(module, hooks) for hooks in CALLS) else None
+    return (
+        f"a {type(module).__name__} has hooks"
+        if any(getattr(module, hooks) for hooks in CALLS)
+        else None
+    )
 
 
 def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> bool:
@@ -573,7 +721,9 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> bool:
     if transposed:
         weight = rearrange(weight, "(groups i) o ... -> (groups o) i ...", groups=conv.groups)
     flat = weight.flatten(1)
-    weight = (linear @ flat if linear.ndim == 2 else linear[:, None] * flat).view(-1, *weight.shape[1:])
+    weight = (linear @ flat if linear.ndim == 2 else linear[:, None] * flat).view(
+        -1, *weight.shape[1:]
+    )
     if transposed:
         weight = rearrange(weight, "(groups o) i ... -> (groups i) o ...", groups=conv.groups)
     moved = bias + (linear @ old if linear.ndim == 2 else linear * old)
@@ -581,5 +731,7 @@ def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> bool:
     if not all(one.isfinite().all() for one in made):
         return False
     conv.out_channels = len(moved)
-    conv.weight, conv.bias = (nn.Parameter(one, requires_grad=conv.weight.requires_grad) for one in made)
+    conv.weight, conv.bias = (
+        nn.Parameter(one, requires_grad=conv.weight.requires_grad) for one in made
+    )
     return True

@@ -31,7 +31,15 @@ from convattn.sealed import CONFIG, may_replace, read_sealed, weights_digest, wr
 _SCHEMA = 1
 
 KINDS = MappingProxyType(
-    {kind.__name__: kind for kind in (*ATTENTION_LAYERS, SamePaddedAttention, NormalisedConv, *SUPPORTED_CONVOLUTIONS)}
+    {
+        kind.__name__: kind
+        for kind in (
+            *ATTENTION_LAYERS,
+            SamePaddedAttention,
+            NormalisedConv,
+            *SUPPORTED_CONVOLUTIONS,
+        )
+    }
 )
 """Classes that can be described, by name."""
 
@@ -73,7 +81,9 @@ def save_layer(
     if certificate is not None and not isinstance(certificate, Certificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
     if certificate is not None and certificate.weights not in (None, weights_digest(layer)):
-        raise ArgumentError("certificate must be that of the weights that this layer has now, but is of other weights")
+        raise ArgumentError(
+            "certificate must be that of the weights that this layer has now, but is of other weights"
+        )
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
     with new_folder(folder, replace=may_replace(folder, overwrite=overwrite)) as temporary:
@@ -108,13 +118,19 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
     """
     config, tensors = read_sealed(folder, verify=verify)
     if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:
-        raise CheckpointError(f"{as_path(folder) / CONFIG} does not describe a layer of schema version {_SCHEMA}")
+        raise CheckpointError(
+            f"{as_path(folder) / CONFIG} does not describe a layer of schema version {_SCHEMA}"
+        )
     try:
-        with torch.device("meta"):  # where sizes that do not fit the tensors take neither time nor memory
+        with torch.device(
+            "meta"
+        ):  # where sizes that do not fit the tensors take neither time nor memory
             layer = rebuild_layer(config)
         layer.load_state_dict(tensors, assign=True)
     except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
-        raise CheckpointError(f"the files in {folder} do not fit together: {without_trace(error)}") from None
+        raise CheckpointError(
+            f"the files in {folder} do not fit together: {without_trace(error)}"
+        ) from None
     return layer
 
 
@@ -122,11 +138,15 @@ def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     """Raises if a module's tensors have no values or differ in name or shape from those of a new module."""
     kind, found = type(layer).__name__, layer.state_dict()
     if any(tensor.is_meta for tensor in found.values()):
-        raise UnsupportedModelError(f"cannot save {kind}: its tensors are on the meta device and have no values")
+        raise UnsupportedModelError(
+            f"cannot save {kind}: its tensors are on the meta device and have no values"
+        )
     with torch.device("meta"):
         plain = rebuild_layer(json.loads(json.dumps(config))).state_dict()
     shapes, expected = ({name: x.shape for name, x in state.items()} for state in (found, plain))
-    differing = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
+    differing = sorted(
+        name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)
+    )
     if differing:
         raise UnsupportedModelError(
             f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"
@@ -151,7 +171,9 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
             options["output_padding"] = layer.output_padding
         return {"kind": kind.__name__, "options": options}
     if not isinstance(layer, RelativeAttention) or kind not in ATTENTION_LAYERS:
-        raise UnsupportedModelError(f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}")
+        raise UnsupportedModelError(
+            f"cannot save {kind.__name__} as a layer: supported are {', '.join(KINDS)}"
+        )
     return {
         "kind": kind.__name__,
         "options": layer.options(),
@@ -181,7 +203,9 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
         raise UnsupportedModelError(f"its encoding {encoding['name']!r} is not registered: {hint}")
     if description["content"]:
         options["content"] = Content(**description["content"])
-    built = create_encoding(encoding["name"], options["num_heads"], kind.dims, **encoding["options"])
+    built = create_encoding(
+        encoding["name"], options["num_heads"], kind.dims, **encoding["options"]
+    )
     return kind(encoding=built, **options, device=None)
 
 

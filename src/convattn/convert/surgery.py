@@ -67,12 +67,18 @@ def patterns(
     if value is None:
         return None
     several = (value,) if isinstance(value, str) else value
-    if not isinstance(several, Sequence) or not several or not all(isinstance(item, str) for item in several):
+    if (
+        not isinstance(several, Sequence)
+        or not several
+        or not all(isinstance(item, str) for item in several)
+    ):
         raise ArgumentError(must_be(argument, "a name pattern or a sequence of them", value))
     for pattern in several if names else ():
         if not matches(names, (pattern,)):
             example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0]
-            expectation = f"a pattern that matches {kind} in the network, for instance {example or '*'!r}"
+            expectation = (
+                f"a pattern that matches {kind} in the network, for instance {example or '*'!r}"
+            )
             raise ArgumentError(must_be(argument, expectation, pattern))
     return tuple(several)
 
@@ -90,8 +96,15 @@ def find_empty(module: nn.Module) -> str | None:
 
 def copy_module(module: nn.Module) -> nn.Module:
     """Copies a module, even if hooks left tensors in it that belong to an autograd graph."""
-    results = [tensor for part in module.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
-    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf}
+    results = [
+        tensor
+        for part in module.modules()
+        for tensor in vars(part).values()
+        if isinstance(tensor, Tensor)
+    ]
+    memo: dict[int, Any] = {
+        id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf
+    }
     return copy.deepcopy(module, memo)
 
 
@@ -105,7 +118,9 @@ def copy_network(model: nn.Module) -> nn.Module:
 
 def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
     """Restores torch's random state on leaving, on the CPU and on the network's devices."""
-    devices = {parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda}
+    devices = {
+        parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
+    }
     return torch.random.fork_rng(devices=sorted(devices))
 
 
@@ -129,10 +144,14 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
     Hooks by which torch computes a weight stay if the new module has them. Returns the network, or what replaced it.
     """
     for old, new in replaced.items():
-        own = {k for k, hook in old._forward_pre_hooks.items() if is_own_hook(hook)} - new._forward_pre_hooks.keys()
+        own = {
+            k for k, hook in old._forward_pre_hooks.items() if is_own_hook(hook)
+        } - new._forward_pre_hooks.keys()
         for name in CALLS:
             hooks = getattr(old, name)
-            setattr(new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own))
+            setattr(
+                new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own)
+            )
         new._is_full_backward_hook = old._is_full_backward_hook
     for parent in list(root.modules()):
         for key, child in parent._modules.items():
@@ -172,7 +191,9 @@ def tensors(value: Any, *, as_real: bool = True, numbers: bool = False) -> Itera
         if isinstance(part, Tensor) and is_floating(part):
             tensor = (part if part.layout is torch.strided else part.to_dense()).detach()
         elif numbers and is_floating(part):
-            tensor = torch.tensor(part, dtype=torch.complex128 if isinstance(part, complex) else torch.float64)
+            tensor = torch.tensor(
+                part, dtype=torch.complex128 if isinstance(part, complex) else torch.float64
+            )
         else:
             continue
         yield torch.view_as_real(tensor) if tensor.is_complex() and as_real else tensor
@@ -187,7 +208,9 @@ class Arguments(NamedTuple):
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the floating-point and complex tensors."""
-        return tuple(tuple(tensor.shape) for tensor in tensors((self.positional, self.named), as_real=False))
+        return tuple(
+            tuple(tensor.shape) for tensor in tensors((self.positional, self.named), as_real=False)
+        )
 
     def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
         """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
@@ -202,7 +225,11 @@ class Arguments(NamedTuple):
         """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
         def move(x: Tensor) -> Tensor:
-            return rounded_differently(x, seed) if x.is_floating_point() and x.layout is torch.strided else x
+            return (
+                rounded_differently(x, seed)
+                if x.is_floating_point() and x.layout is torch.strided
+                else x
+            )
 
         return self._mapped(move)
 
@@ -220,20 +247,28 @@ class Arguments(NamedTuple):
         return Arguments(positional, named, self.words)
 
 
-def read_arguments(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None) -> Arguments:
+def read_arguments(
+    model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None
+) -> Arguments:
     """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
 
     Raises ArgumentError for other types, empty tensors and tensors without values.
     """
     if images is None:
         drawn = draw_image(model)
-        return Arguments((drawn,), {}, f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}")
+        return Arguments(
+            (drawn,), {}, f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}"
+        )
     if not isinstance(images, Tensor | tuple | Mapping):
-        raise ArgumentError(must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images))
+        raise ArgumentError(
+            must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images)
+        )
     if isinstance(images, Mapping):
         given = Arguments((), images, "the arguments given")
     else:
-        given = Arguments(images if isinstance(images, tuple) else (images,), {}, "the images given")
+        given = Arguments(
+            images if isinstance(images, tuple) else (images,), {}, "the images given"
+        )
     held = list(tensors((given.positional, given.named), as_real=False))
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")
@@ -253,9 +288,13 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     generator = torch.Generator().manual_seed(_SEED)
     try:
-        return torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu").to(like)
+        return torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu").to(
+            like
+        )
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
-        raise ArgumentError(must_be("shape", "the shape of an image that fits into memory", tuple(size))) from None
+        raise ArgumentError(
+            must_be("shape", "the shape of an image that fits into memory", tuple(size))
+        ) from None
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -271,14 +310,19 @@ def output_of(network: nn.Module, given: Arguments, dtype: torch.dtype | None = 
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
-        for device in {torch.device("cpu"), *(parameter.device for parameter in network.parameters())}:
+        for device in {
+            torch.device("cpu"),
+            *(parameter.device for parameter in network.parameters()),
+        }:
             settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
         return network(*arguments.positional, **arguments.named)
 
 
-def input_shapes(model: nn.Module, given: Arguments, names: Iterable[str]) -> dict[str, list[tuple[int, ...]]]:
+def input_shapes(
+    model: nn.Module, given: Arguments, names: Iterable[str]
+) -> dict[str, list[tuple[int, ...]]]:
     """Runs a copy of a network in evaluation mode, and returns the shapes of what its modules are called with.
 
     Holds, for each module of `names` that is reached, the shape of the first tensor among its arguments in every call,
@@ -286,7 +330,9 @@ def input_shapes(model: nn.Module, given: Arguments, names: Iterable[str]) -> di
     """
     shapes: dict[str, list[tuple[int, ...]]] = {}
 
-    def note(name: str, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(
+        name: str, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if isinstance(module, NormalisedConv | RelativeAttention):
             first = module.batch_of(*positional, **named)
         else:
@@ -320,10 +366,22 @@ def layer_outputs(
     Both are by name, in the order of the runs; a further call of a module is numbered, as in "relu#2". Only the first
     floating-point tensor of an output counts.
     """
-    values, takers, makers, alive = dict[str, Tensor](), dict[str, list[str]](), dict[int, list[str]](), list[Tensor]()
+    values, takers, makers, alive = (
+        dict[str, Tensor](),
+        dict[str, list[str]](),
+        dict[int, list[str]](),
+        list[Tensor](),
+    )
 
     def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
-        made = next((one for _, one in parts(output) if isinstance(one, Tensor) and one.is_floating_point()), None)
+        made = next(
+            (
+                one
+                for _, one in parts(output)
+                if isinstance(one, Tensor) and one.is_floating_point()
+            ),
+            None,
+        )
         if made is None:
             return
         calls = sum(other.partition("#")[0] == name for other in values)
@@ -337,7 +395,9 @@ def layer_outputs(
 
     inner = _parts_of_attention(network)
     modules = [(name, part) for name, part in network.named_modules() if name and part not in inner]
-    hooks = [part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules]
+    hooks = [
+        part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules
+    ]
     try:
         output_of(network, given, dtype)
     finally:
@@ -370,7 +430,9 @@ class Watch(TorchDispatchMode):
         for name, module in self._network.named_modules():
             if module not in inner:
                 enter = partial(self._enter, name)
-                self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+                self._handles.append(
+                    module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                )
                 self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         return super().__enter__()
 
@@ -379,7 +441,9 @@ class Watch(TorchDispatchMode):
         for handle in self._handles:
             handle.remove()
 
-    def _enter(self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _enter(
+        self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         """Notes the running module, and the path of a layer."""
         self._running.append((name, module))
         if not isinstance(module, RelativeAttention) or module in self.paths:
@@ -398,12 +462,17 @@ class Watch(TorchDispatchMode):
             self._running.pop()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Computes an operation; notes a convolution that is neither a layer's own nor one left alone."""
         operation = str(func._schema.name)
         if _CONVOLUTION.search(operation) and not any(
-            isinstance(module, RelativeAttention) or name in self._left for name, module in self._running
+            isinstance(module, RelativeAttention) or name in self._left
+            for name, module in self._running
         ):
             name = self._running[-1][0] if self._running else ""
             self.calls.setdefault(name, operation)

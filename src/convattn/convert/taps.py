@@ -59,7 +59,9 @@ class Taps:
 
     # Window, stride, padding and dilation. A transposed convolution has an input dilation and no stride
     geometry: Geometry
-    displacements: tuple[tuple[int, ...], ...]  # Δ_t, from the query to the tap, in pixels; row-major over the window
+    displacements: tuple[
+        tuple[int, ...], ...
+    ]  # Δ_t, from the query to the tap, in pixels; row-major over the window
     maps: Float[Tensor, "taps outputs channels"]  # W[t], (taps, outputs, inputs // groups)
     bias: Float[Tensor, " outputs"] | None  # b, (outputs,), or None
     inputs: int  # Channels in
@@ -71,7 +73,11 @@ def read_taps(conv: nn.Module) -> Taps:
     require_supported(conv)
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
-    options = {"kernel_size": conv.kernel_size, "dilation": conv.dilation, "padding_mode": conv.padding_mode}
+    options = {
+        "kernel_size": conv.kernel_size,
+        "dilation": conv.dilation,
+        "padding_mode": conv.padding_mode,
+    }
     groups: int = conv.groups  # type: ignore[assignment]
     if isinstance(conv, TransposedConvolution):
         sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
@@ -104,7 +110,9 @@ def _why_unsupported(conv: nn.Module) -> str | None:
         if isinstance(tensor, UninitializedParameter):
             return f"its {name} is not initialised; run it once first"
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
-        parent = next((known.__name__ for known in SUPPORTED_CONVOLUTIONS if isinstance(conv, known)), None)
+        parent = next(
+            (known.__name__ for known in SUPPORTED_CONVOLUTIONS if isinstance(conv, known)), None
+        )
         if parent is not None:
             return f"it is a subclass of {parent} and may compute something else"
         return f"supported convolutions are {', '.join(known.__name__ for known in SUPPORTED_CONVOLUTIONS)}"
@@ -137,10 +145,16 @@ def why_not_numbers(name: str, tensor: Tensor) -> str | None:
     if tensor.dtype not in _FLOATING:
         return f"its {name} must be float16, bfloat16, float32 or float64, but is {tensor.dtype}"
     count = int((~torch.isfinite(tensor)).sum())
-    return f"its {name} must be finite, but holds {counted(count, 'NaN or infinite number')}" if count else None
+    return (
+        f"its {name} must be finite, but holds {counted(count, 'NaN or infinite number')}"
+        if count
+        else None
+    )
 
 
-def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+def tap_by_tap(
+    taps: Taps, x: Float[Tensor, "batch channels *spatial"]
+) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution in its own dtype as a sum over taps."""
     y = None
     for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
@@ -150,14 +164,20 @@ def tap_by_tap(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float
     return _with_bias(taps, y)
 
 
-def term_by_term(taps: Taps, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+def term_by_term(
+    taps: Taps, x: Float[Tensor, "batch channels *spatial"]
+) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution as matrix products do at worst: one term after another, in at least float32."""
     kind = torch.promote_types(x.dtype, torch.float32)
     every, terms = list(tap_pixels(taps, x)), 0
     total = block = torch.zeros((), dtype=kind)
     for pixels, weight in zip(every, taps.maps, strict=True):
-        seen = rearrange(pixels.to(kind), "b (groups c) ... -> c b groups 1 (...)", groups=taps.groups)
-        columns = rearrange(weight.to(kind), "(groups outputs) c -> c groups outputs 1", groups=taps.groups)
+        seen = rearrange(
+            pixels.to(kind), "b (groups c) ... -> c b groups 1 (...)", groups=taps.groups
+        )
+        columns = rearrange(
+            weight.to(kind), "(groups outputs) c -> c groups outputs 1", groups=taps.groups
+        )
         for one, column in zip(seen, columns, strict=True):
             if terms % _BLOCK == 0:
                 total = total + block
@@ -193,8 +213,15 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
 class OneAfterAnother(TorchFunctionMode):
     """Sums channels one after another, as some runtimes do; in large layers several at once."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        axis = {functional.linear: -1, functional.conv1d: 1, functional.conv2d: 1, functional.conv3d: 1}.get(func)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        axis = {
+            functional.linear: -1,
+            functional.conv1d: 1,
+            functional.conv2d: 1,
+            functional.conv3d: 1,
+        }.get(func)
         if axis is None or kwargs or args[0].shape[axis] != args[1].shape[1]:
             return func(*args, **(kwargs or {}))
         at_once = 1 + (args[0].numel() * args[1].shape[0] >> 25)
@@ -226,9 +253,31 @@ REFUSED: dict[str, str] = {
 """Modules that cannot be converted or copied, by full name, with the reason."""
 
 _HARMLESS = {
-    *("__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__repr__"),
-    *("__static_attributes__", "__firstlineno__", "__annotate_func__", "__annotations_cache__", "__constants__"),
-    *("__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl", "reset_parameters", "extra_repr"),
+    *(
+        "__init__",
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__weakref__",
+        "__annotations__",
+        "__repr__",
+    ),
+    *(
+        "__static_attributes__",
+        "__firstlineno__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__constants__",
+    ),
+    *(
+        "__orig_bases__",
+        "__parameters__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "reset_parameters",
+        "extra_repr",
+    ),
 }
 """What a subclass may define without computing something else."""
 
@@ -242,7 +291,9 @@ def _standardised(module: nn.Module) -> Tensor:
     gain, eps = getattr(module, "gain", None), float(module.eps)  # type: ignore[arg-type]
     scale = None if gain is None else (gain * module.scale).view(-1)
     flat = weight.reshape(1, len(weight), -1)
-    made = functional.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=eps)
+    made = functional.batch_norm(
+        flat, None, None, weight=scale, training=True, momentum=0.0, eps=eps
+    )
     return made.reshape_as(weight)
 
 
@@ -252,7 +303,9 @@ class PlainConvolution(NamedTuple):
     names: tuple[str, ...]  # Names of the module in the network, the first one first
     conv: AnyConvolution | NormalisedConv  # No subclass; it may share memory with the module
     same: bool  # Whether the image is first padded by its size, as `SamePaddedAttention` does
-    weight: nn.Parameter | None  # The module's own parameter, if it is the kernel; None if the kernel is computed
+    weight: (
+        nn.Parameter | None
+    )  # The module's own parameter, if it is the kernel; None if the kernel is computed
     bias_is_own: bool  # Whether the bias is the module's parameter `bias` itself, or missing
     notes: tuple[str, ...]  # What changes by the conversion
 
@@ -263,7 +316,9 @@ def read_plain(module: nn.Module, names: Sequence[str]) -> PlainConvolution:
     If it may compute something else, UnsupportedModelError holds the reason alone.
     """
     if isinstance(module, NormalisedConv):
-        return PlainConvolution(tuple(names), copy.copy(module), same=False, weight=None, bias_is_own=True, notes=())
+        return PlainConvolution(
+            tuple(names), copy.copy(module), same=False, weight=None, bias_is_own=True, notes=()
+        )
     kind = parametrize.type_before_parametrizations(module)
     name = full_name(kind)
     base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
@@ -276,26 +331,39 @@ def read_plain(module: nn.Module, names: Sequence[str]) -> PlainConvolution:
     for tensor in ("weight", "bias"):
         if tensor not in {*computed, *working._parameters}:
             raise UnsupportedModelError(f"its {tensor} is not a parameter; make it one first")
-    held = {**working._parameters, **working._buffers, **working._modules}.keys() - {"weight", "bias"}
+    held = {**working._parameters, **working._buffers, **working._modules}.keys() - {
+        "weight",
+        "bias",
+    }
     if name in _STANDARDISED:
         held -= {"gain", "pad"}
     if parametrize.is_parametrized(module) and not computed.keys() - {"weight", "bias"}:
         held -= {"parametrizations"}
     if held:
-        raise UnsupportedModelError(f"it holds more than a weight and a bias: {', '.join(sorted(held))}")
+        raise UnsupportedModelError(
+            f"it holds more than a weight and a bias: {', '.join(sorted(held))}"
+        )
     conv = _build_plain(base, working, _standardised if name in _STANDARDISED else None)
     reason = _why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    notes = [f"its {tensor} is computed by {how}; its present value was converted" for tensor, how in computed.items()]
+    notes = [
+        f"its {tensor} is computed by {how}; its present value was converted"
+        for tensor, how in computed.items()
+    ]
     if name in _STANDARDISED:
-        notes.append("the standardised weight was converted; further training does not standardise it again")
+        notes.append(
+            "the standardised weight was converted; further training does not standardise it again"
+        )
     padding = _STANDARDISED.get(name)
     return PlainConvolution(
         names=tuple(names),
         conv=conv,
-        same=name == _SAME or (padding is not None and getattr(module, padding) not in (None, False)),
-        weight=module._parameters["weight"] if name not in _STANDARDISED and "weight" not in computed else None,
+        same=name == _SAME
+        or (padding is not None and getattr(module, padding) not in (None, False)),
+        weight=module._parameters["weight"]
+        if name not in _STANDARDISED and "weight" not in computed
+        else None,
         bias_is_own="bias" not in computed,
         notes=tuple(notes),
     )
@@ -307,9 +375,15 @@ def _require_nothing_overridden(kind: type, base: type) -> None:
     for part in kind.__mro__:
         if part in base.__mro__:
             continue
-        anew = sorted(n for n in vars(part) if n not in _HARMLESS and (hasattr(made, n) or n == "__getattribute__"))
+        anew = sorted(
+            n
+            for n in vars(part)
+            if n not in _HARMLESS and (hasattr(made, n) or n == "__getattribute__")
+        )
         if anew:
-            what = f"{full_name(part)} is a subclass of {base.__name__} that defines {', '.join(anew)}"
+            what = (
+                f"{full_name(part)} is a subclass of {base.__name__} that defines {', '.join(anew)}"
+            )
             raise UnsupportedModelError(f"{what}; it may compute something else")
 
 
@@ -319,15 +393,23 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
     if not hooked and not parametrize.is_parametrized(module):
         return {}, module
     computed: dict[str, str] = {}
-    with torch.enable_grad():  # where gradients are off, a computed weight would come back as one that does not learn
+    with (
+        torch.enable_grad()
+    ):  # where gradients are off, a computed weight would come back as one that does not learn
         working = copy_module(module).eval()  # a spectral norm in training would take another step
-        if parametrize.is_parametrized(working):  # not removed: that would change the class, which copies share
+        if parametrize.is_parametrized(
+            working
+        ):  # not removed: that would change the class, which copies share
             for name, steps in working.parametrizations.items():  # type: ignore[union-attr, operator]
-                computed[name] = " and ".join(type(step).__name__.removeprefix("_") for step in steps)
+                computed[name] = " and ".join(
+                    type(step).__name__.removeprefix("_") for step in steps
+                )
         for hook in [hook for hook in working._forward_pre_hooks.values() if is_own_hook(hook)]:
             if isinstance(hook, WeightNorm | SpectralNorm):
                 computed[hook.name] = type(hook).__name__
-                (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(working, hook.name)
+                (remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm)(
+                    working, hook.name
+                )
             elif isinstance(hook, prune.BasePruningMethod):
                 computed[hook._tensor_name] = "pruning"
                 prune.remove(working, hook._tensor_name)
@@ -345,15 +427,21 @@ def _build_plain(
         options["output_padding"] = working.output_padding
     conv = base(**options, bias=False, device="meta")
     ahead = "_reversed_padding_repeated_twice"  # what torch pads by before the product, with other modes than zeros
-    if options["padding_mode"] != "zeros" and list(getattr(working, ahead)) != list(getattr(conv, ahead)):
-        raise UnsupportedModelError("its padding was changed after it was made, and torch still pads as before")
+    if options["padding_mode"] != "zeros" and list(getattr(working, ahead)) != list(
+        getattr(conv, ahead)
+    ):
+        raise UnsupportedModelError(
+            "its padding was changed after it was made, and torch still pads as before"
+        )
     for name in ("weight", "bias"):
         with torch.enable_grad():
             tensor = getattr(working, name)
         if tensor is None:
             continue
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
-            raise UnsupportedModelError(f"its {name} is a {full_name(type(tensor))}, not a plain tensor")
+            raise UnsupportedModelError(
+                f"its {name} is a {full_name(type(tensor))}, not a plain tensor"
+            )
         with torch.no_grad():
             made = kernel_of(working) if name == "weight" and kernel_of else tensor.detach()
         conv.register_parameter(name, nn.Parameter(made, requires_grad=tensor.requires_grad))

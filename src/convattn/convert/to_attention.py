@@ -18,7 +18,13 @@ from convattn.convert.certificate import (
     underflows,
 )
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import AnyConvolution, Taps, read_taps, require_supported, why_not_numbers
+from convattn.convert.taps import (
+    AnyConvolution,
+    Taps,
+    read_taps,
+    require_supported,
+    why_not_numbers,
+)
 from convattn.encodings import Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
 from convattn.encodings.learned_table import chosen_extent
 from convattn.encodings.quadratic import root_of_sharpness
@@ -42,7 +48,8 @@ _PLAIN: dict[int, type[RelativeAttention]] = {
     kind.dims: kind for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d)
 }
 _GATED: dict[int, type[RelativeAttention]] = {
-    kind.dims: kind for kind in (GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d)
+    kind.dims: kind
+    for kind in (GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d)
 }
 ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(), *_GATED.values())
 """The attention layers of this library. Subclasses may compute something else."""
@@ -107,19 +114,27 @@ def conv_to_attention(
     if isinstance(conv, NormalisedConv):
         if sharpness is not None or head_width is not None or content:
             given = {"sharpness": sharpness, "head_width": head_width, "content": content}
-            raise ArgumentError(must_be("sharpness, head_width and content", "left out with a NormalisedConv", given))
+            raise ArgumentError(
+                must_be(
+                    "sharpness, head_width and content", "left out with a NormalisedConv", given
+                )
+            )
         return _from_normalised(conv, spatial, impl)
     if spatial is not None:
         raise ArgumentError(must_be("spatial", "left out with a convolution of torch", spatial))
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
-        layer.encoding = encoding = _encoding(taps, sharpness)  # the layer's dtype may be too narrow for centres
+        layer.encoding = encoding = _encoding(
+            taps, sharpness
+        )  # the layer's dtype may be too narrow for centres
     layer.train(conv.training)
     discarded = _truncate(taps, layer.values) if isinstance(layer.values, FactoredValues) else ()
     with torch.no_grad():
         kept = layer.values.maps().double()
-        alpha = encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
+        alpha = (
+            encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
+        )
         leak = 0.0
         if alpha is not None and not underflows(alpha, next(layer.values.parameters()).dtype):
             leak = min(1.0, off_centre_mass(alpha, layer.dims))
@@ -127,12 +142,16 @@ def conv_to_attention(
         # and rounding of the product of its two matrices discard a part of the tap's own matrix.
         error = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
         if head_width is not None:
-            error = error + reduce((taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum")
+            error = error + reduce(
+                (taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum"
+            )
     per_unit = error.max().item()
     return layer, certify_attention(conv, layer, leak=leak, per_unit=per_unit, discarded=discarded)
 
 
-def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -> tuple[RelativeAttention, Certificate]:
+def _from_normalised(
+    conv: NormalisedConv, spatial: PerAxis | None, impl: str
+) -> tuple[RelativeAttention, Certificate]:
     """Makes the attention whose scores are those of a normalised convolution, and so low outside that they count 0."""
     for name, parameter in conv.named_parameters():
         reason = why_not_numbers(name, parameter)
@@ -140,15 +159,27 @@ def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -
             raise UnsupportedModelError(f"cannot convert NormalisedConv: {reason}")
     heads, dims, scores = conv.num_heads, conv.dims, [s.detach() for s in conv.scores]
     least = zip(smallest_image(conv.geometry), conv.box, strict=True)
-    check = [max(size, high - low + 3) for size, (low, high) in least]  # pixels that see the whole box, and others
+    check = [
+        max(size, high - low + 3) for size, (low, high) in least
+    ]  # pixels that see the whole box, and others
     sizes = conv.frozen_size if spatial is None else axis_lists("spatial", spatial, dims, least=1)
     common = chosen_extent(None, dims) if sizes is None else (1,) * dims
     axes = zip(conv.geometry.axes(sizes or check), common, conv.box, strict=True)
-    extent = [max(n, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high) for axis, n, (low, high) in axes]
-    inside = [slice(size - 1 + low, size + high) for size, (low, high) in zip(extent, conv.box, strict=True)]
-    spread = sum(s.flatten(1).amax(1) - s.flatten(1).amin(1) for s in scores)  # of all that a head sees
+    extent = [
+        max(n, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high)
+        for axis, n, (low, high) in axes
+    ]
+    inside = [
+        slice(size - 1 + low, size + high)
+        for size, (low, high) in zip(extent, conv.box, strict=True)
+    ]
+    spread = sum(
+        s.flatten(1).amax(1) - s.flatten(1).amin(1) for s in scores
+    )  # of all that a head sees
     tables = []
-    for own, along in zip(scores, [(n,) for n in range(dims)] if conv.separable else [range(dims)], strict=True):
+    for own, along in zip(
+        scores, [(n,) for n in range(dims)] if conv.separable else [range(dims)], strict=True
+    ):
         low = (own.flatten(1).amax(1) - spread - _OUTSIDE).view(-1, *(1,) * len(along))
         tables.append(low.repeat(1, *(2 * extent[axis] - 1 for axis in along)))
         tables[-1][(slice(None), *(inside[axis] for axis in along))] = own
@@ -156,7 +187,9 @@ def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -
     free.shares = free.frozen_size = None
     with keep_random_state(conv):
         if options.pop("separable"):
-            encoding: LearnedAxial | LearnedTable = LearnedAxial(heads, dims, extent=extent, width=heads)
+            encoding: LearnedAxial | LearnedTable = LearnedAxial(
+                heads, dims, extent=extent, width=heads
+            )
             encoding.tables = nn.ParameterList(table.T.contiguous() for table in tables)
             encoding.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(dims, 1, 1))
         else:
@@ -167,7 +200,9 @@ def _from_normalised(conv: NormalisedConv, spatial: PerAxis | None, impl: str) -
     layer.values, layer.bias = free.values, free.bias
     layer.encoding = encoding.requires_grad_(conv.scores[0].requires_grad)
     layer.train(conv.training)
-    return layer, certify_attention(free, layer, leak=0.0, per_unit=0.0, sizes=[*map(min, check, sizes or check)])
+    return layer, certify_attention(
+        free, layer, leak=0.0, per_unit=0.0, sizes=[*map(min, check, sizes or check)]
+    )
 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
@@ -228,9 +263,13 @@ def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ..
     with torch.no_grad():
         for parameter in (values.value, values.output):
             parameter.zero_()
-        value = rearrange(values.value, "taps (groups width) i -> taps groups width i", groups=taps.groups)
+        value = rearrange(
+            values.value, "taps (groups width) i -> taps groups width i", groups=taps.groups
+        )
         value[:, :, :rank] = root[..., None] * right[..., :rank, :]
-        output = rearrange(values.output, "taps (groups o) width -> taps groups o width", groups=taps.groups)
+        output = rearrange(
+            values.output, "taps (groups o) width -> taps groups o width", groups=taps.groups
+        )
         output[..., :rank] = left[..., :rank] * root[..., None, :]
     rest = scale[..., rank:].flatten(1).sort(descending=True).values
     return tuple(tuple(row) for row in rest.tolist()) if rest.shape[-1] else ()
@@ -274,7 +313,9 @@ def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
         )
     require_supported(conv)
     _require_same_size(conv)
-    reach = [-(-d * (k - 1) // (2 * patch)) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)]
+    reach = [
+        -(-d * (k - 1) // (2 * patch)) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)
+    ]
     with torch.no_grad():
         kernel = _responses(conv, patch, reach).to(conv.weight)
         outputs, inputs, *sizes = kernel.shape
@@ -303,7 +344,9 @@ def _require_same_size(conv: nn.Conv2d) -> None:
         raise ArgumentError(must_be("conv", expectation, conv))
 
 
-def _responses(conv: nn.Conv2d, patch: int, reach: Sequence[int]) -> Float[Tensor, "outputs inputs rows cols"]:
+def _responses(
+    conv: nn.Conv2d, patch: int, reach: Sequence[int]
+) -> Float[Tensor, "outputs inputs rows cols"]:
     """Returns the kernel between patches: what each pixel of a patch gives to those of the patches around it.
 
     Each image holds a single one; in float64 every response is a weight of the kernel itself.
@@ -348,7 +391,9 @@ class SamePaddedAttention(nn.Module):
         if isinstance(attention, RelativeAttention) and not attention.geometry.keeps_grid:
             raise ArgumentError(must_be("attention", "a layer without padding", attention))
         window = {name: getattr(attention, name) for name in ("kernel_size", "stride", "dilation")}
-        self._geometry = Geometry.parse(len(attention.stride), **window)  # what replaces the layer may have none
+        self._geometry = Geometry.parse(
+            len(attention.stride), **window
+        )  # what replaces the layer may have none
         self.attention = attention
         self.training = attention.training
 

@@ -26,9 +26,21 @@ from convattn.convert.certificate import (
     softmax_copy,
 )
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, AnyConvolution, why_not_numbers
+from convattn.convert.taps import (
+    CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
+    AnyConvolution,
+    why_not_numbers,
+)
 from convattn.convert.to_attention import ATTENTION_LAYERS
-from convattn.encodings import AxisAdditiveEncoding, Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
+from convattn.encodings import (
+    AxisAdditiveEncoding,
+    Encoding,
+    LearnedAxial,
+    LearnedTable,
+    Quadratic,
+    Shift,
+)
 from convattn.errors import (
     ArgumentError,
     ConversionError,
@@ -69,11 +81,15 @@ class Window(NamedTuple):
     taps: tuple[int, ...]  # Number of taps per axis
     steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
     padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
-    output_padding: tuple[int, ...] | None  # Argument of torch's transposed convolution; None for a plain one
+    output_padding: (
+        tuple[int, ...] | None
+    )  # Argument of torch's transposed convolution; None for a plain one
 
     def within(self, geometry: Geometry) -> bool:
         """Tells whether no tap leads out of the keys, from any query of any image."""
-        along = zip(*self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True)
+        along = zip(
+            *self[:3], geometry.anchor, geometry.dilation, geometry.kernel_size, strict=True
+        )
         return all(
             low >= -anchor and low + (taps - 1) * step <= d * (k - 1) - anchor
             for low, taps, step, anchor, d, k in along
@@ -82,7 +98,11 @@ class Window(NamedTuple):
 
 def own_window(geometry: Geometry) -> Window | None:
     """Returns the layer's own window, or None if no torch convolution has it with the layer's padding."""
-    first, taps, steps = tuple(-anchor for anchor in geometry.anchor), geometry.kernel_size, geometry.dilation
+    first, taps, steps = (
+        tuple(-anchor for anchor in geometry.anchor),
+        geometry.kernel_size,
+        geometry.dilation,
+    )
     if not _transposed(geometry):
         plain = _fit_window(geometry, first, taps, steps, transposed=False)
         if plain is not None:
@@ -120,7 +140,9 @@ def sized_windows(geometry: Geometry, kernel_size: tuple[int, ...]) -> list[Wind
     windows = [own if own is not None and own.taps == kernel_size else None]
     for steps in dict.fromkeys([geometry.dilation, (1,) * len(kernel_size)]):
         spans = [step * (taps - 1) for step, taps in zip(steps, kernel_size, strict=True)]
-        starts = [_start(geometry, axis, span, transposed=transposed) for axis, span in enumerate(spans)]
+        starts = [
+            _start(geometry, axis, span, transposed=transposed) for axis, span in enumerate(spans)
+        ]
         first = tuple(start for start in starts if start is not None)
         if len(first) == len(starts):
             windows.append(_fit_window(geometry, first, kernel_size, steps, transposed=transposed))
@@ -146,18 +168,29 @@ def _start(geometry: Geometry, axis: int, span: int, *, transposed: bool) -> int
     """Returns the first displacement of a window of a given span, or None if there is no such window."""
     for extra in range(geometry.input_dilation[axis] if transposed else 1):
         start, odd = divmod(_middle(geometry, axis) + extra - span, 2)
-        fits = start + span >= _reach(geometry, axis) if transposed else start <= _reach(geometry, axis)
+        fits = (
+            start + span >= _reach(geometry, axis)
+            if transposed
+            else start <= _reach(geometry, axis)
+        )
         if not odd and fits:
             return start
     return None
 
 
 def _fit_window(
-    geometry: Geometry, first: tuple[int, ...], taps: tuple[int, ...], steps: tuple[int, ...], *, transposed: bool
+    geometry: Geometry,
+    first: tuple[int, ...],
+    taps: tuple[int, ...],
+    steps: tuple[int, ...],
+    *,
+    transposed: bool,
 ) -> Window | None:
     """Returns the window with the padding that puts its first tap there; None if torch has no such convolution."""
     padded = any(pixels > 0 for pair in geometry.padding for pixels in pair)
-    if transposed and (set(geometry.stride) != {1} or (padded and geometry.padding_mode != "zeros")):
+    if transposed and (
+        set(geometry.stride) != {1} or (padded and geometry.padding_mode != "zeros")
+    ):
         return None
     padding, output_padding = [], []
     for axis, (low, n, step) in enumerate(zip(first, taps, steps, strict=True)):
@@ -174,7 +207,9 @@ def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
     """Returns a layer's axes for images of given sizes, with a query at every pixel, whatever its stride."""
     return tuple(
         Axis(range(axis.queries[0], axis.queries[0] + axis.keys - d * (k - 1)), axis.keys)
-        for axis, d, k in zip(geometry.axes(spatial), geometry.dilation, geometry.kernel_size, strict=True)
+        for axis, d, k in zip(
+            geometry.axes(spatial), geometry.dilation, geometry.kernel_size, strict=True
+        )
     )
 
 
@@ -194,7 +229,9 @@ class AttentionMap:
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
         """Marks the displacements that are taps of a window."""
         marks = []
-        for axis, low, taps, step in zip(self.axes, window.first, window.taps, window.steps, strict=True):
+        for axis, low, taps, step in zip(
+            self.axes, window.first, window.taps, window.steps, strict=True
+        ):
             offset = axis.displacements() - low
             marks.append((offset % step == 0) & (offset >= 0) & (offset <= (taps - 1) * step))
         grids = torch.meshgrid(*marks, indexing="ij")
@@ -202,7 +239,12 @@ class AttentionMap:
 
     def leak(self, window: Window) -> float:
         """Returns the largest share of attention that any query of any head gives to keys outside a window."""
-        return (_sum_over_keys(self.weights * ~self.mask(window), self.axes) / self.totals).nan_to_num(1).max().item()
+        return (
+            (_sum_over_keys(self.weights * ~self.mask(window), self.axes) / self.totals)
+            .nan_to_num(1)
+            .max()
+            .item()
+        )
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
@@ -217,23 +259,31 @@ class AttentionMap:
             up_to = (axis.keys - 1 - delta - axis.queries[0]).clamp(0, last)
             from_on = (-delta - axis.queries[0]).clamp(0, last)
             ahead = (delta >= 0).view(-1, *(1,) * (least.ndim - 1 - dim))
-            least = torch.where(ahead, before.index_select(dim, up_to), after.index_select(dim, from_on))
+            least = torch.where(
+                ahead, before.index_select(dim, up_to), after.index_select(dim, from_on)
+            )
         return self.weights / least
 
-    def errors(self, window: Window, geometry: Geometry, *, zeros: bool) -> Float[Tensor, "heads *queries"]:
+    def errors(
+        self, window: Window, geometry: Geometry, *, zeros: bool
+    ) -> Float[Tensor, "heads *queries"]:
         """Bounds Σ_k |A_h[q, k] − Ã_h[q, k]| per unit of the largest pixel; Ã is ā in the window and 0 elsewhere.
 
         `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
         """
         inside = self.mask(window)
         pads = geometry.padding if zeros else ((0, 0),) * len(self.axes)
-        held, missed = (_sum_over_keys(self.weights * mask, self.axes, pads) for mask in (inside, ~inside))
+        held, missed = (
+            _sum_over_keys(self.weights * mask, self.axes, pads) for mask in (inside, ~inside)
+        )
         # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
         error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
         if zeros or window.within(geometry):
             return error
         kernel = (self.weights * inside).flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
-        return error + (kernel - _sum_over_keys(self.weights * inside, self.axes)).clamp(min=0)  # taps beyond the keys
+        return error + (kernel - _sum_over_keys(self.weights * inside, self.axes)).clamp(
+            min=0
+        )  # taps beyond the keys
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -245,7 +295,9 @@ class AttentionMap:
             index = torch.arange(taps) * step + low - axis.lowest
             seen = ((index >= 0) & (index < weights.shape[dim])).to(weights)
             place = index.clamp(0, weights.shape[dim] - 1).to(weights.device)
-            weights = weights.index_select(dim, place) * seen.view(-1, *(1,) * (weights.ndim - 1 - dim))
+            weights = weights.index_select(dim, place) * seen.view(
+                -1, *(1,) * (weights.ndim - 1 - dim)
+            )
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -253,12 +305,18 @@ class AttentionMap:
 
         No side of the box can be moved inwards.
         """
-        rest = torch.full((len(self.weights),), mass, dtype=torch.float64, device=self.weights.device)
+        rest = torch.full(
+            (len(self.weights),), mass, dtype=torch.float64, device=self.weights.device
+        )
         box = self.weights
         low, high = [axis.lowest for axis in self.axes], [axis.highest for axis in self.axes]
         while True:
-            ends = [(dim, end) for dim in range(1, box.ndim) for end in (0, -1) if box.shape[dim] > 1]
-            faces = [(box.select(dim, end).reshape(len(box), -1).sum(1), dim, end) for dim, end in ends]
+            ends = [
+                (dim, end) for dim in range(1, box.ndim) for end in (0, -1) if box.shape[dim] > 1
+            ]
+            faces = [
+                (box.select(dim, end).reshape(len(box), -1).sum(1), dim, end) for dim, end in ends
+            ]
             faces = [(face, dim, end) for face, dim, end in faces if bool((face <= rest).all())]
             if not faces:
                 return tuple(low), tuple(high)
@@ -272,7 +330,9 @@ class AttentionMap:
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
         ends = zip(*self.trimmed(mass), self.axes, strict=True)
-        return all(2 * first >= axis.lowest and 2 * last <= axis.highest for first, last, axis in ends)
+        return all(
+            2 * first >= axis.lowest and 2 * last <= axis.highest for first, last, axis in ends
+        )
 
 
 def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> AttentionMap:
@@ -281,7 +341,9 @@ def map_attention(encoding: Encoding, axes: tuple[Axis, ...], device: torch.devi
         return _map_scores(_scores(encoding, axes, device), axes)
 
 
-def _map_scores(scores: Float[Tensor, "heads *displacements"], axes: tuple[Axis, ...]) -> AttentionMap:
+def _map_scores(
+    scores: Float[Tensor, "heads *displacements"], axes: tuple[Axis, ...]
+) -> AttentionMap:
     """Computes the attention of scores."""
     heads = (-1, *(1,) * len(axes))
     table = torch.exp(scores - scores.flatten(1).amax(1).view(heads))
@@ -290,7 +352,9 @@ def _map_scores(scores: Float[Tensor, "heads *displacements"], axes: tuple[Axis,
     return AttentionMap(axes, table / most, totals / most)
 
 
-def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> Float[Tensor, "heads *displacements"]:
+def _scores(
+    encoding: Encoding, axes: Sequence[Axis], device: torch.device
+) -> Float[Tensor, "heads *displacements"]:
     """Scores all displacements; scores that are sums over axes need only one small table per axis."""
     if not isinstance(encoding, AxisAdditiveEncoding):
         return encoding.table(axes, torch.float64, device)
@@ -300,9 +364,13 @@ def _scores(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> F
     return scores
 
 
-def _sum_over_keys(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None = None) -> Tensor:
+def _sum_over_keys(
+    table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int, int]] | None = None
+) -> Tensor:
     """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
-    for dim, (axis, (before, after)) in enumerate(zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1):
+    for dim, (axis, (before, after)) in enumerate(
+        zip(axes, pads or [(0, 0)] * len(axes), strict=True), start=1
+    ):
         queries, delta = torch.tensor(list(axis.queries))[:, None], axis.displacements()[None]
         key = queries + delta
         sees = ((key >= max(before, 0)) & (key < axis.keys - max(after, 0))).to(table)
@@ -313,9 +381,13 @@ def _sum_over_keys(table: Tensor, axes: Sequence[Axis], pads: Sequence[tuple[int
 class HardHeads(NamedTuple):
     """Heads that attend to one displacement each; where it leads beyond the keys, to the nearest key."""
 
-    displacements: tuple[tuple[int, ...], ...]  # From the query to the pixel, one integer per axis for each head
+    displacements: tuple[
+        tuple[int, ...], ...
+    ]  # From the query to the pixel, one integer per axis for each head
     leak: float  # Largest share of attention at other pixels
-    any_size: bool  # Whether this holds for images of any size, or only for the size that was examined
+    any_size: (
+        bool  # Whether this holds for images of any size, or only for the size that was examined
+    )
 
     def window(self, geometry: Geometry, taps: tuple[int, ...] | None) -> Window | None:
         """Chooses a window that contains the displacements of all heads; None if no torch convolution has one.
@@ -323,7 +395,9 @@ class HardHeads(NamedTuple):
         Where `taps` is None this is the layer's own window if it contains them, else the smallest one without gaps.
         """
         own = own_window(geometry)
-        windows = sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
+        windows = (
+            sized_windows(geometry, taps) if taps is not None else [own] if own is not None else []
+        )
         held = next((window for window in windows if self._are_taps_of(window)), None)
         if held is not None or taps is not None:
             return held
@@ -343,17 +417,24 @@ class HardHeads(NamedTuple):
     def seen(self, axes: tuple[Axis, ...]) -> bool:
         """Tells whether each displacement leads from some query to a key."""
         along = zip(*self.displacements, strict=True)
-        return all(axis.lowest <= min(one) and max(one) <= axis.highest for one, axis in zip(along, axes, strict=True))
+        return all(
+            axis.lowest <= min(one) and max(one) <= axis.highest
+            for one, axis in zip(along, axes, strict=True)
+        )
 
     def _are_taps_of(self, window: Window) -> bool:
         return all(
             (d - low) % step == 0 and 0 <= (d - low) // step < taps
             for displacement in self.displacements
-            for d, low, step, taps in zip(displacement, window.first, window.steps, window.taps, strict=True)
+            for d, low, step, taps in zip(
+                displacement, window.first, window.steps, window.taps, strict=True
+            )
         )
 
 
-def find_hard_heads(layer: RelativeAttention, axes: tuple[Axis, ...], mode: str) -> HardHeads | None:
+def find_hard_heads(
+    layer: RelativeAttention, axes: tuple[Axis, ...], mode: str
+) -> HardHeads | None:
     """Returns the heads if all are hard and padding in `mode` gives the same as attention beyond the keys, else None.
 
     Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
@@ -385,7 +466,10 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
         return HardHeads(encoding.displacements, 0.0, any_size=True)
     if not isinstance(encoding, Quadratic):
         return None
-    centres, alpha = encoding.centres.detach().double().cpu(), encoding.sharpness.detach().double().cpu()[:, None]
+    centres, alpha = (
+        encoding.centres.detach().double().cpu(),
+        encoding.sharpness.detach().double().cpu()[:, None],
+    )
     nearest = centres.round()
     away = (centres - nearest).abs()
     near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
@@ -393,7 +477,9 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     leak = (near + far).sum(1).max().item()
     if not (leak <= torch.finfo(dtype).eps * _HARD and nearest.abs().max().item() <= _FARTHEST):
         return None
-    return HardHeads(tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True)
+    return HardHeads(
+        tuple(tuple(int(d) for d in head) for head in nearest.tolist()), leak, any_size=True
+    )
 
 
 def _padding_agrees(geometry: Geometry, heads: HardHeads, mode: str) -> bool:
@@ -419,7 +505,9 @@ class KernelChoice(NamedTuple):
     kernel: Float[Tensor, "outputs channels *taps"]  # In float64
     window: Window  # Where its taps are
     padding_mode: str  # How the image is padded
-    errors: Float[Tensor, "heads queries"]  # Share of the attention that the kernel misses; one column if all the same
+    errors: Float[
+        Tensor, "heads queries"
+    ]  # Share of the attention that the kernel misses; one column if all the same
     leak: float  # Largest share of attention outside the window
     any_size: bool  # Whether this holds for images of any size
 
@@ -453,7 +541,9 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
             enough = heads.seen(axes)
         else:
             attention = map_attention(layer.encoding, axes, weight.device)
-            enough = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(mass)
+            enough = (own is not None and attention.left_out(own) <= mass) or attention.falls_off(
+                mass
+            )
         if enough:
             return sizes
         extra += extra // 2
@@ -466,18 +556,25 @@ def padding_modes(geometry: Geometry, asked: str | None) -> tuple[str, ...]:
     if geometry.keeps_grid:
         return ("zeros", "replicate") if asked is None else (asked,)
     if asked not in (None, geometry.padding_mode):
-        raise ArgumentError(must_be("padding_mode", f"None or the layer's own {geometry.padding_mode!r}", asked))
+        raise ArgumentError(
+            must_be("padding_mode", f"None or the layer's own {geometry.padding_mode!r}", asked)
+        )
     return (geometry.padding_mode,)
 
 
-def closest_kernel(layer: RelativeAttention, sizes: tuple[int, ...], choices: Sequence[KernelChoice]) -> KernelChoice:
+def closest_kernel(
+    layer: RelativeAttention, sizes: tuple[int, ...], choices: Sequence[KernelChoice]
+) -> KernelChoice:
     """Returns the first kernel for any image size, or else the closest on random pixels of mean 1 and deviation 1."""
     for choice in choices:
         if choice.any_size or len(choices) == 1:
             return choice
     exact, x = softmax_copy(layer, torch.float64), 1 + draw_images(layer, sizes, torch.float64)
     expected = exact(x)
-    return min(choices, key=lambda choice: (make_convolution(exact, choice)(x) - expected).square().mean().item())
+    return min(
+        choices,
+        key=lambda choice: (make_convolution(exact, choice)(x) - expected).square().mean().item(),
+    )
 
 
 def choose_kernel(
@@ -495,22 +592,30 @@ def choose_kernel(
     if hard is not None and window is not None:
         mode = _paddable_mode(window, geometry, mode, sizes)
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
-        return KernelChoice(hard.kernel(window, maps), window, mode, errors, hard.leak, hard.any_size)
+        return KernelChoice(
+            hard.kernel(window, maps), window, mode, errors, hard.leak, hard.any_size
+        )
     attention = map_attention(layer.encoding, axes, next(layer.parameters()).device)
     window = _window_of_heads(attention, geometry, taps, mass)
     mode = _paddable_mode(window, geometry, mode, sizes)
     zeros = mode == "zeros" and all(pixels >= 0 for pair in geometry.padding for pixels in pair)
     errors = attention.errors(window, geometry, zeros=zeros).flatten(1)
-    return KernelChoice(attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False)
+    return KernelChoice(
+        attention.kernel(window, maps), window, mode, errors, attention.leak(window), any_size=False
+    )
 
 
-def _window_of_heads(attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float) -> Window:
+def _window_of_heads(
+    attention: AttentionMap, geometry: Geometry, taps: tuple[int, ...] | None, mass: float
+) -> Window:
     """Chooses the window for heads that are not hard."""
     if taps is not None:
         windows = sized_windows(geometry, taps)
         if not windows:
             size = "the layer's output size (odd instead of even, or even instead of odd)"
-            raise ArgumentError(must_be("kernel_size", f"one with which a torch convolution gives {size}", taps))
+            raise ArgumentError(
+                must_be("kernel_size", f"one with which a torch convolution gives {size}", taps)
+            )
         return min(windows, key=attention.left_out)
     own = own_window(geometry)
     if own is not None and attention.left_out(own) <= mass:
@@ -551,15 +656,25 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
         "dtype": parameter.dtype,
     }
     if window.output_padding is not None:
-        options |= {"stride": layer.geometry.input_dilation, "output_padding": window.output_padding}
-        conv: AnyConvolution = TRANSPOSED_CONVOLUTIONS[layer.dims](layer.in_channels, layer.out_channels, **options)
+        options |= {
+            "stride": layer.geometry.input_dilation,
+            "output_padding": window.output_padding,
+        }
+        conv: AnyConvolution = TRANSPOSED_CONVOLUTIONS[layer.dims](
+            layer.in_channels, layer.out_channels, **options
+        )
         flipped = kernel.flip(list(range(2, kernel.ndim)))
         weight = rearrange(flipped, "(groups o) i ... -> (groups i) o ...", groups=layer.groups)
     else:
         options |= {"stride": layer.geometry.stride, "padding_mode": choice.padding_mode}
-        conv, weight = CONVOLUTIONS[layer.dims](layer.in_channels, layer.out_channels, **options), kernel
+        conv, weight = (
+            CONVOLUTIONS[layer.dims](layer.in_channels, layer.out_channels, **options),
+            kernel,
+        )
     if not math.isfinite(weight.to(parameter.dtype).abs().max().item()):
-        raise ConversionError(f"cannot convert: the kernel would not be finite in {parameter.dtype}")
+        raise ConversionError(
+            f"cannot convert: the kernel would not be finite in {parameter.dtype}"
+        )
     conv.weight.copy_(weight).requires_grad_(parameter.requires_grad)
     if layer.bias is not None and conv.bias is not None:
         conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
@@ -570,8 +685,12 @@ class Replacement(NamedTuple):
     """A convolution for an attention layer, and what it misses."""
 
     conv: AnyConvolution | NormalisedConv
-    kernel: Float[Tensor, "..."]  # In float64; of a normalised one, what rounding of the scores adds to the errors
-    errors: Float[Tensor, "heads queries"]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|; one for all queries where the same
+    kernel: Float[
+        Tensor, "..."
+    ]  # In float64; of a normalised one, what rounding of the scores adds to the errors
+    errors: Float[
+        Tensor, "heads queries"
+    ]  # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|; one for all queries where the same
     leak: float  # Largest share of attention outside the window, of any head and query
     any_size: bool  # Whether this holds for images of any size
 
@@ -588,11 +707,19 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
     axes, separable = unit_steps(geometry, sizes), isinstance(encoding, AxisAdditiveEncoding)
     with without_autocast(like.device):
         if isinstance(encoding, AxisAdditiveEncoding):
-            tables, parts = encoding.axis_tables(axes, torch.float64, like.device), [(axis,) for axis in axes]
+            tables, parts = (
+                encoding.axis_tables(axes, torch.float64, like.device),
+                [(axis,) for axis in axes],
+            )
         else:
             tables, parts = [encoding.table(axes, torch.float64, like.device)], [axes]
-    tables = [table - table.flatten(1).amax(1).view(-1, *(1,) * (table.ndim - 1)) for table in tables]
-    here = [table[(..., *(-axis.lowest for axis in part))] for table, part in zip(tables, parts, strict=True)]
+    tables = [
+        table - table.flatten(1).amax(1).view(-1, *(1,) * (table.ndim - 1)) for table in tables
+    ]
+    here = [
+        table[(..., *(-axis.lowest for axis in part))]
+        for table, part in zip(tables, parts, strict=True)
+    ]
     below, (deepest, free) = -torch.stack(here).sum(0), _RANGE[kind]
     depth, lift = below.max().item(), (below - free).clamp(min=0)
     if not depth <= deepest:
@@ -606,9 +733,19 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         attention = _map_scores(table, part)
         low, high = replace(attention, weights=attention.shares()).trimmed(mass / len(parts))
         reach = [max(-first, last, 0) for first, last in zip(low, high, strict=True)]
-        ends = [(max(-r, axis.lowest), min(r, axis.highest)) for r, axis in zip(reach, part, strict=True)]
-        sides = [slice(a - axis.lowest, b - axis.lowest + 1) for (a, b), axis in zip(ends, part, strict=True)]
-        inside, off, outside = (slice(None), *sides), torch.zeros_like(table), attention.weights.clone()
+        ends = [
+            (max(-r, axis.lowest), min(r, axis.highest))
+            for r, axis in zip(reach, part, strict=True)
+        ]
+        sides = [
+            slice(a - axis.lowest, b - axis.lowest + 1)
+            for (a, b), axis in zip(ends, part, strict=True)
+        ]
+        inside, off, outside = (
+            (slice(None), *sides),
+            torch.zeros_like(table),
+            attention.weights.clone(),
+        )
         lifted = (table + lift.view(-1, *(1,) * len(part)) / len(parts))[inside]
         held = lifted.to(kind)
         off[inside], outside[inside] = (held.double() - lifted).abs().nan_to_num(), 0
@@ -618,7 +755,11 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
         )
         box, scores, leak = box + ends, [*scores, held], leak + missed.max().item()
         errors, rounded = errors + 2 * missed, rounded + 2.01 * moved
-    shared = {"head_width": layer.head_width, "groups": layer.groups, "bias": layer.bias is not None}
+    shared = {
+        "head_width": layer.head_width,
+        "groups": layer.groups,
+        "bias": layer.bias is not None,
+    }
     conv = NormalisedConv(
         layer.in_channels,
         layer.out_channels,
@@ -632,7 +773,9 @@ def normalise(layer: RelativeAttention, sizes: tuple[int, ...], mass: float) -> 
     )
     factors = [factor for factor in layer.values.factors()[:2] if factor is not None]
     with torch.no_grad():
-        for mine, factor, own in zip(conv.values.parameters(), factors, layer.values.parameters(), strict=True):
+        for mine, factor, own in zip(
+            conv.values.parameters(), factors, layer.values.parameters(), strict=True
+        ):
             mine.copy_(factor).requires_grad_(own.requires_grad)
         for mine, own in zip(conv.scores, scores, strict=True):
             mine.copy_(own)
@@ -647,7 +790,9 @@ def require_borders(borders: str, kernel_size: PerAxis | None, padding_mode: str
     if borders not in _BORDERS:
         raise UnknownNameError("borders", borders, _BORDERS)
     if borders != "plain" and not kernel_size is padding_mode is None:
-        raise ArgumentError(must_be("borders", '"plain" with a kernel_size or a padding_mode', borders))
+        raise ArgumentError(
+            must_be("borders", '"plain" with a kernel_size or a padding_mode', borders)
+        )
 
 
 def attention_to_conv(
@@ -707,9 +852,16 @@ def attention_to_conv(
     layer = _require_convertible(layer)
     content_share = _closed_gate(layer)
     dtype = next(layer.values.parameters()).dtype
-    taps = None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
-    if taps is not None and math.prod(taps) * layer.in_channels * layer.out_channels > _MOST_NUMBERS:
-        raise ArgumentError(must_be("kernel_size", f"one whose kernel has at most {_MOST_NUMBERS:,} numbers", taps))
+    taps = (
+        None if kernel_size is None else axis_lists("kernel_size", kernel_size, layer.dims, least=1)
+    )
+    if (
+        taps is not None
+        and math.prod(taps) * layer.in_channels * layer.out_channels > _MOST_NUMBERS
+    ):
+        raise ArgumentError(
+            must_be("kernel_size", f"one whose kernel has at most {_MOST_NUMBERS:,} numbers", taps)
+        )
     require_share("mass", mass)
     mass = torch.finfo(dtype).eps if mass is None else mass
     require_borders(borders, kernel_size, padding_mode)
@@ -718,7 +870,11 @@ def attention_to_conv(
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
-            made = None if borders == "plain" else _exact_at_borders(layer, sizes, maps, mass, modes, borders)
+            made = (
+                None
+                if borders == "plain"
+                else _exact_at_borders(layer, sizes, maps, mass, modes, borders)
+            )
             if made is None:
                 choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
                 choice = closest_kernel(layer, sizes, choices)
@@ -734,7 +890,10 @@ def attention_to_conv(
                 errors=made.errors + 2 * content_share,
                 any_size=made.any_size,
             )
-    except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels of volumes, pixel by pixel
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch unfolds large kernels of volumes, pixel by pixel
         if not lacks_memory(error):
             raise
         raise ConversionError(
@@ -744,7 +903,12 @@ def attention_to_conv(
 
 
 def _exact_at_borders(
-    layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, modes: Sequence[str], borders: str
+    layer: RelativeAttention,
+    sizes: tuple[int, ...],
+    maps: Tensor,
+    mass: float,
+    modes: Sequence[str],
+    borders: str,
 ) -> Replacement | None:
     """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
     hard = [find_hard_heads(layer, unit_steps(layer.geometry, sizes), mode) for mode in modes]
@@ -754,7 +918,10 @@ def _exact_at_borders(
     try:
         if not layer.geometry.keeps_grid:  # the padding may hold all that heads look at
             with suppress(ConversionError):
-                if choose_kernel(layer, sizes, maps, None, mass, modes[0]).errors.max().item() <= eps:
+                if (
+                    choose_kernel(layer, sizes, maps, None, mass, modes[0]).errors.max().item()
+                    <= eps
+                ):
                     return None
         return normalise(layer, sizes, mass / 4)  # what is missed counts twice
     except ConversionError:
@@ -769,12 +936,16 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
     kind = own_class(layer).__name__
     if not isinstance(layer, RelativeAttention) or own_class(layer) not in ATTENTION_LAYERS:
         known = ", ".join(known.__name__ for known in ATTENTION_LAYERS)
-        raise UnsupportedModelError(f"cannot convert {kind} to a convolution: supported layers are {known}")
+        raise UnsupportedModelError(
+            f"cannot convert {kind} to a convolution: supported layers are {known}"
+        )
     if (values := own_class(layer.values)) not in (MergedValues, FactoredValues):
         expected = "its values must be MergedValues or FactoredValues"
         raise UnsupportedModelError(f"cannot convert {kind}: {expected}, but are {values.__name__}")
     if layer.content is not None and layer.gate is None:
-        raise ConversionError(f"cannot convert {kind}: its scores depend on content, those of a convolution do not")
+        raise ConversionError(
+            f"cannot convert {kind}: its scores depend on content, those of a convolution do not"
+        )
     for name, module in layer.named_modules():
         found, where = [], f" at {name}" if name else ""
         if module._forward_hooks or module._forward_pre_hooks:

@@ -8,7 +8,12 @@ from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.linear_distance import LinearDistance
 from convattn.encodings.quadratic import Quadratic
-from convattn.encodings.registry import ENCODINGS, create_encoding, describe_encoding, register_encoding
+from convattn.encodings.registry import (
+    ENCODINGS,
+    create_encoding,
+    describe_encoding,
+    register_encoding,
+)
 from convattn.encodings.score_function import ScoreFunction
 from convattn.encodings.sinusoidal import Sinusoidal
 

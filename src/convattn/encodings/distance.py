@@ -54,14 +54,20 @@ class Distance(Encoding):
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
         compute_parameters(self.outer)
-        scores = functional.linear(self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype))
+        scores = functional.linear(
+            self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype)
+        )
         return scores.movedim(-1, 0)
 
-    def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points hidden"]:
+    def feature_vectors(
+        self, displacement: Float[Tensor, "*points dims"]
+    ) -> Float[Tensor, "*points hidden"]:
         """Returns the features of displacements."""
         compute_parameters(self.inner)
         logs, kind = displacement.sign() * torch.log1p(displacement.abs()), displacement.dtype
-        return functional.relu(functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind)))
+        return functional.relu(
+            functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind))
+        )
 
 
 @final
@@ -110,5 +116,8 @@ class AxialDistance(AxisAdditiveEncoding):
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
         compute_parameters(self.axes[axis])
-        found, width = cast(Distance, self.axes[axis]).feature_vectors(displacement[..., None]), self.hidden
+        found, width = (
+            cast(Distance, self.axes[axis]).feature_vectors(displacement[..., None]),
+            self.hidden,
+        )
         return functional.pad(found, (axis * width, (self.dims - 1 - axis) * width))

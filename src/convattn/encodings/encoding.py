@@ -61,7 +61,9 @@ def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
-        raise ArgumentError(must_be(name, "a parameter that can be written, not one computed from others", name))
+        raise ArgumentError(
+            must_be(name, "a parameter that can be written, not one computed from others", name)
+        )
     with torch.no_grad():
         parameter.copy_(values)
 
@@ -111,7 +113,9 @@ class Encoding(nn.Module, ABC):
         super().__init__()
         self.num_heads, self.dims = whole_number("num_heads", num_heads), whole_number("dims", dims)
 
-    def forward(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
+    def forward(
+        self, displacement: Float[Tensor, "*points dims"]
+    ) -> Float[Tensor, "heads *points"]:
         """Scores displacements.
 
         Args:
@@ -128,7 +132,10 @@ class Encoding(nn.Module, ABC):
         return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
 
     def table(
-        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> Float[Tensor, "heads *displacements"]:
         """Scores all displacements of a grid, from the lowest to the highest along each axis.
 
@@ -149,7 +156,9 @@ class Encoding(nn.Module, ABC):
         displacement = torch.stack(grids, dim=-1)
         return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
 
-    def features(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
+    def features(
+        self, displacement: Float[Tensor, "*points dims"]
+    ) -> Float[Tensor, "*points width"]:
         """Returns r_δ, the vector of which the score is a linear function v_h·r_δ, for content–position scores.
 
         Args:
@@ -179,7 +188,9 @@ class Encoding(nn.Module, ABC):
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
-        self.require_span([float(axis.lowest) for axis in axes], [float(axis.highest) for axis in axes])
+        self.require_span(
+            [float(axis.lowest) for axis in axes], [float(axis.highest) for axis in axes]
+        )
 
     @abstractmethod
     def score(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
@@ -198,7 +209,9 @@ class Encoding(nn.Module, ABC):
         """Width D_p of `features`; 0, the default, if the score is not linear in shared features."""
         return 0
 
-    def feature_vectors(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "*points width"]:
+    def feature_vectors(
+        self, displacement: Float[Tensor, "*points dims"]
+    ) -> Float[Tensor, "*points width"]:
         """Returns the features of valid displacements; a subclass with a `feature_width` writes it.
 
         Args:
@@ -210,7 +223,9 @@ class Encoding(nn.Module, ABC):
         Raises:
             NotImplementedError: The subclass has not written it.
         """
-        raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have feature_vectors")
+        raise NotImplementedError(
+            f"{type(self).__name__} has a feature_width, so it must have feature_vectors"
+        )
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the encoding does not hold all displacements of a box; by default it holds all.
@@ -248,8 +263,12 @@ class Encoding(nn.Module, ABC):
 
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
-            raise ShapeError(must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape)))
-        if displacement.numel() and not (displacement.is_meta or torch.compiler.is_compiling()):  # values to look at
+            raise ShapeError(
+                must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape))
+            )
+        if displacement.numel() and not (
+            displacement.is_meta or torch.compiler.is_compiling()
+        ):  # values to look at
             flat = displacement.detach().reshape(-1, self.dims)
             if not torch.isfinite(flat).all():
                 raise ArgumentError("displacement must be finite, but holds inf or nan")
@@ -260,7 +279,9 @@ class Encoding(nn.Module, ABC):
         expected, found = (self.num_heads, *points), getattr(scores, "shape", None)
         if found != expected:
             came = type(scores).__name__ if found is None else tuple(found)
-            raise ShapeError(must_be(f"the score of {self}", f"of shape (heads, *points) = {expected}", came))
+            raise ShapeError(
+                must_be(f"the score of {self}", f"of shape (heads, *points) = {expected}", came)
+            )
         return scores.to(displacement.dtype)
 
 
@@ -281,24 +302,38 @@ class AxisAdditiveEncoding(Encoding):
     axis_additive = True
 
     def axis_tables(
-        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> list[Float[Tensor, "heads _"]]:
         """Scores displacements along each axis alone, lowest first; arguments and errors are those of `table`."""
         displacements = enumerate(self._displacements(axes, dtype, device))
-        return [self._fitting(self.axis_score(n, along), along.shape, along) for n, along in displacements]
+        return [
+            self._fitting(self.axis_score(n, along), along.shape, along)
+            for n, along in displacements
+        ]
 
     def axis_features(
-        self, axes: Sequence[Axis], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> list[Float[Tensor, "_ width"]]:
         """Returns, for each axis alone, the features of all displacements of a grid along it; r_δ = Σ_a r_a[δ_a].
 
         Arguments and errors are those of `table`; an encoding without features raises ArgumentError.
         """
         self._require_features()
-        return [self.axis_feature_vectors(n, along) for n, along in enumerate(self._displacements(axes, dtype, device))]
+        return [
+            self.axis_feature_vectors(n, along)
+            for n, along in enumerate(self._displacements(axes, dtype, device))
+        ]
 
     @abstractmethod
-    def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
+    def axis_score(
+        self, axis: int, displacement: Float[Tensor, "*points"]
+    ) -> Float[Tensor, "heads *points"]:
         """Scores valid displacements along one axis; the one method that a subclass must write.
 
         Args:
@@ -309,7 +344,9 @@ class AxisAdditiveEncoding(Encoding):
             The axis's term of the score, (heads, *points).
         """
 
-    def axis_feature_vectors(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points width"]:
+    def axis_feature_vectors(
+        self, axis: int, displacement: Float[Tensor, "*points"]
+    ) -> Float[Tensor, "*points width"]:
         """Returns the features of valid displacements along one axis, which add up over the axes to r_δ.
 
         Args:
@@ -322,7 +359,9 @@ class AxisAdditiveEncoding(Encoding):
         Raises:
             NotImplementedError: The subclass has not written it.
         """
-        raise NotImplementedError(f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors")
+        raise NotImplementedError(
+            f"{type(self).__name__} has a feature_width, so it must have axis_feature_vectors"
+        )
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""
@@ -331,5 +370,7 @@ class AxisAdditiveEncoding(Encoding):
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
-        terms = [self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)]
+        terms = [
+            self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)
+        ]
         return sum(terms[1:], terms[0])

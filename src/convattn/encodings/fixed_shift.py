@@ -35,7 +35,9 @@ class Shift(AxisAdditiveEncoding):
         ((-1, -1), (-1, 0), (-1, 1), (0, -1))
     """
 
-    def __init__(self, num_heads: int, dims: int, *, displacements: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, num_heads: int, dims: int, *, displacements: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """Builds the encoding.
 
         Args:
@@ -53,7 +55,9 @@ class Shift(AxisAdditiveEncoding):
         given = kernel_taps(self.num_heads, self.dims) if displacements is None else displacements
         if given is None:
             taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
-            raise ArgumentError(must_be("num_heads", f"{taps} unless displacements are given", num_heads))
+            raise ArgumentError(
+                must_be("num_heads", f"{taps} unless displacements are given", num_heads)
+            )
         self._shifts = _read(given, self.num_heads, self.dims)
 
     @property
@@ -100,7 +104,9 @@ class Shift(AxisAdditiveEncoding):
         centres = [[float(value) for value in displacement] for displacement in self.displacements]
         return Quadratic(self.num_heads, self.dims, centres=centres, sharpness=sharpness)
 
-    def axis_score(self, axis: int, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "heads *points"]:
+    def axis_score(
+        self, axis: int, displacement: Float[Tensor, "*points"]
+    ) -> Float[Tensor, "heads *points"]:
         """Scores displacements along one axis."""
         along = [shift[axis] for shift in self.displacements]
         centre = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)

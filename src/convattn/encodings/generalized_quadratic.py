@@ -62,12 +62,16 @@ class GeneralizedQuadratic(Encoding):
     def precision(self, value: Any) -> None:
         given = given_numbers("precision", value, tuple(self.shape.shape))
         factors, failed = torch.linalg.cholesky_ex((given + given.mT) / 2)
-        most = self.dims * torch.finfo(self.shape.dtype).eps * given.abs().amax((-2, -1), keepdim=True)
+        most = (
+            self.dims * torch.finfo(self.shape.dtype).eps * given.abs().amax((-2, -1), keepdim=True)
+        )
         held = factors.mT.to(self.shape.dtype)
         found = held.mT @ held  # as it will be read
         kept = found.isfinite().all() and (found.diagonal(dim1=-2, dim2=-1) > 0).all()
         if failed.any() or not kept or ((given - given.mT).abs() > most).any():
-            raise ArgumentError(must_be("precision", f"symmetric and positive definite in {held.dtype}", value))
+            raise ArgumentError(
+                must_be("precision", f"symmetric and positive definite in {held.dtype}", value)
+            )
         write_parameter(self, "shape", held)
 
     @property
@@ -78,11 +82,16 @@ class GeneralizedQuadratic(Encoding):
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
         centres = self.centres.view(self.num_heads, *(1,) * (displacement.ndim - 1), self.dims)
-        shape, offset = self.shape.to(displacement.dtype), displacement - centres.to(displacement.dtype)
+        shape, offset = (
+            self.shape.to(displacement.dtype),
+            displacement - centres.to(displacement.dtype),
+        )
         scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
         return -(scaled**2).sum(-1) / 2
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Returns the features of displacements."""
         first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
-        return torch.cat([displacement[..., first] * displacement[..., second], displacement], dim=-1)
+        return torch.cat(
+            [displacement[..., first] * displacement[..., second], displacement], dim=-1
+        )

@@ -33,7 +33,13 @@ class LearnedAxial(AxisAdditiveEncoding):
     """
 
     def __init__(
-        self, num_heads: int, dims: int, *, extent: PerAxis | None = None, width: int = 400, head_vectors: bool = True
+        self,
+        num_heads: int,
+        dims: int,
+        *,
+        extent: PerAxis | None = None,
+        width: int = 400,
+        head_vectors: bool = True,
     ) -> None:
         """Builds the encoding.
 
@@ -50,8 +56,12 @@ class LearnedAxial(AxisAdditiveEncoding):
         super().__init__(num_heads, dims)
         self.extent = chosen_extent(extent, dims)
         self.width = whole_number("width", width)
-        self.tables = nn.ParameterList(torch.randn(2 * size - 1, self.width) for size in self.extent)
-        self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
+        self.tables = nn.ParameterList(
+            torch.randn(2 * size - 1, self.width) for size in self.extent
+        )
+        self.head_vectors = (
+            nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
+        )
 
     @property
     def feature_width(self) -> int:
@@ -60,7 +70,11 @@ class LearnedAxial(AxisAdditiveEncoding):
 
     def options(self) -> dict[str, Any]:
         """Returns extent, width and head_vectors."""
-        return {"extent": list(self.extent), "width": self.width, "head_vectors": self.head_vectors is not None}
+        return {
+            "extent": list(self.extent),
+            "width": self.width,
+            "head_vectors": self.head_vectors is not None,
+        }
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""

@@ -37,7 +37,9 @@ def read_table(
 
 def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
     """Returns a table's extent per axis; for None one that holds common image sizes."""
-    return axis_lists("extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1)
+    return axis_lists(
+        "extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1
+    )
 
 
 def require_extent(
@@ -86,7 +88,9 @@ class LearnedTable(Encoding):
         """
         super().__init__(num_heads, dims)
         self.extent = chosen_extent(extent, dims)
-        self.scores = nn.Parameter(0.02 * torch.randn(num_heads, *(2 * size - 1 for size in self.extent)))
+        self.scores = nn.Parameter(
+            0.02 * torch.randn(num_heads, *(2 * size - 1 for size in self.extent))
+        )
 
     def options(self) -> dict[str, Any]:
         """Returns extent."""

@@ -50,7 +50,9 @@ class LinearDistance(AxisAdditiveEncoding):
         logs = given_numbers("slope", value, (self.num_heads,)).log()
         held = logs.to(self.log_slope.dtype).exp()
         if not (torch.isfinite(held) & (held > 0)).all():
-            raise ArgumentError(must_be("slope", f"positive and finite in {self.log_slope.dtype}", value))
+            raise ArgumentError(
+                must_be("slope", f"positive and finite in {self.log_slope.dtype}", value)
+            )
         write_parameter(self, "log_slope", logs)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:

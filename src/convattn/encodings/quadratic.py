@@ -14,7 +14,9 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 
 
 def starting_centres(
-    num_heads: int, dims: int, centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
+    num_heads: int,
+    dims: int,
+    centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None,
 ) -> Float[Tensor, "heads dims"]:
     """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
     if centres is None:
@@ -34,7 +36,9 @@ def grid_centres(num_heads: int) -> list[list[float]]:
     """Lists the K × K shifts (row, column) around the query for K² heads, K odd: the taps of a kernel, row by row."""
     taps = kernel_taps(num_heads, 2)
     if taps is None:
-        raise ArgumentError(must_be("heads", "the square of an odd number for centres on a grid", num_heads))
+        raise ArgumentError(
+            must_be("heads", "the square of an odd number for centres on a grid", num_heads)
+        )
     return [[float(row), float(col)] for row, col in taps]
 
 
@@ -46,7 +50,9 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     return list(product(range(-(side // 2), side // 2 + 1), repeat=dims))
 
 
-def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], dims: int) -> Float[Tensor, "*points _"]:
+def quadratic_axis_features(
+    axis: int, displacement: Float[Tensor, "*points"], dims: int
+) -> Float[Tensor, "*points _"]:
     """Returns one axis's part of r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear."""
     features = displacement.new_zeros(*displacement.shape, 1 + dims)
     features[..., 0], features[..., 1 + axis] = displacement**2, displacement
@@ -55,9 +61,13 @@ def quadratic_axis_features(axis: int, displacement: Float[Tensor, "*points"], d
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
-    if isinstance(sharpness, bool) or not (isinstance(sharpness, int | float) and 0 < sharpness < math.inf):
+    if isinstance(sharpness, bool) or not (
+        isinstance(sharpness, int | float) and 0 < sharpness < math.inf
+    ):
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
-    root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(dtype)
+    root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(
+        dtype
+    )
     if not 0 < (root**2 / 2).item() < math.inf:
         raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
     return root.item()
@@ -119,7 +129,9 @@ class Quadratic(AxisAdditiveEncoding):
     def sharpness(self, value: Any) -> None:
         given = given_numbers("sharpness", value, (self.num_heads,)).tolist()
         roots = [root_of_sharpness(alpha, self.root_sharpness.dtype) for alpha in given]
-        write_parameter(self, "root_sharpness", torch.tensor(roots, dtype=torch.float64, device="cpu"))
+        write_parameter(
+            self, "root_sharpness", torch.tensor(roots, dtype=torch.float64, device="cpu")
+        )
 
     @property
     def feature_width(self) -> int:

@@ -66,7 +66,9 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
     there = _known.get(name, kind)
     if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ArgumentError(f"name must be new, but {name!r} is already the name of {there.__qualname__}")
+        raise ArgumentError(
+            f"name must be new, but {name!r} is already the name of {there.__qualname__}"
+        )
     _known[name] = kind
 
 

@@ -28,7 +28,9 @@ class Sinusoidal(AxisAdditiveEncoding):
         32
     """
 
-    def __init__(self, num_heads: int, dims: int, *, frequencies: int = 64, max_period: float = 10_000.0) -> None:
+    def __init__(
+        self, num_heads: int, dims: int, *, frequencies: int = 64, max_period: float = 10_000.0
+    ) -> None:
         """Builds the encoding.
 
         Args:
@@ -69,4 +71,6 @@ class Sinusoidal(AxisAdditiveEncoding):
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
         width = 2 * self.frequencies
-        return functional.pad(self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width))
+        return functional.pad(
+            self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width)
+        )

@@ -32,7 +32,9 @@ def attended_keys(encoding: Encoding, size: int) -> float:
 
 
 @torch.no_grad()
-def start_like_table(encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int) -> None:
+def start_like_table(
+    encoding: Distance | AxialDistance | Sinusoidal | LearnedTable, *, size: int, width: int
+) -> None:
     """Draws an encoding anew so that its heads attend to as many keys as those of a new `LearnedAxial`.
 
     Linear maps are drawn as PyTorch draws them. One factor for all heads then multiplies the weights in which scores
@@ -61,7 +63,9 @@ def _scores(encoding: Encoding, size: int) -> Float[Tensor, "heads queries keys"
     """Scores every query and key of an image, in float64."""
     windows = encoding.table([Axis(range(size), size)] * encoding.dims, torch.float64)
     for axis in range(1, 1 + encoding.dims):
-        windows = windows.unfold(axis, size, 1)  # each query's displacements, from the last query to the first
+        windows = windows.unfold(
+            axis, size, 1
+        )  # each query's displacements, from the last query to the first
     return windows.flatten(1 + encoding.dims).flatten(1, -2)
 
 

@@ -23,7 +23,13 @@ from convattn.functional.reference import (
     query_pixels,
 )
 from convattn.functional.separable import separable_attention, values_first_attention
-from convattn.functional.shift import Shifts, WindowConvolution, shift_attention, take_every, window_convolution
+from convattn.functional.shift import (
+    Shifts,
+    WindowConvolution,
+    shift_attention,
+    take_every,
+    window_convolution,
+)
 
 __all__ = [
     "Bands",

@@ -38,7 +38,9 @@ class Band(NamedTuple):
     heads: tuple[int, ...]
     low: int  # lowest displacement that matters to one of them
     high: int  # highest such displacement
-    before: tuple[int, int]  # number of first queries with displacements before the first key, and of keys they need
+    before: tuple[
+        int, int
+    ]  # number of first queries with displacements before the first key, and of keys they need
     after: tuple[int, int]  # the same at the end: of last queries, and of last keys
 
     @property
@@ -69,7 +71,9 @@ class Bands(NamedTuple):
         return max(band.taps for band in self.parts)
 
 
-def find_bands(table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype) -> Bands | None:
+def find_bands(
+    table: Float[Tensor, "heads displacements"], axis: Axis, dtype: torch.dtype
+) -> Bands | None:
     """Finds the displacements that matter to each head, and the keys that its queries near the ends need.
 
     Args:
@@ -128,7 +132,9 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
-    first = axis.queries[-1] - queries[-1]  # index of the displacement from the last of them to key 0
+    first = (
+        axis.queries[-1] - queries[-1]
+    )  # index of the displacement from the last of them to key 0
     seen = scores[:, first : first + positions - 1 + axis.keys]
     least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
     if not bool(least.isfinite().all()):
@@ -142,7 +148,9 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
     return None
 
 
-def _window_max(values: Float[Tensor, "heads values"], windows: int, width: int) -> Float[Tensor, "heads windows"]:
+def _window_max(
+    values: Float[Tensor, "heads values"], windows: int, width: int
+) -> Float[Tensor, "heads windows"]:
     """Returns the largest value of each window of `width` neighbours, in O(values)."""
     if windows > width:
         starts = range(0, windows, width)
@@ -156,7 +164,8 @@ def _window_max(values: Float[Tensor, "heads values"], windows: int, width: int)
     ahead = values[:, : windows - 1].flip(-1).cummax(-1).values.flip(-1)
     behind = values[:, width:].cummax(-1).values
     either = torch.maximum(
-        functional.pad(ahead, (0, 1), value=-math.inf), functional.pad(behind, (1, 0), value=-math.inf)
+        functional.pad(ahead, (0, 1), value=-math.inf),
+        functional.pad(behind, (1, 0), value=-math.inf),
     )
     return torch.maximum(either, in_all)
 
@@ -185,11 +194,15 @@ def band_attention(
     wide = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
-        parts = [_attend(bands.scores, band, axis, pixels, matrices, groups) for band in bands.parts]
+        parts = [
+            _attend(bands.scores, band, axis, pixels, matrices, groups) for band in bands.parts
+        ]
         return sum(parts[1:], parts[0]).to(keys.dtype)
 
 
-def _attend(scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, groups: int) -> Tensor:
+def _attend(
+    scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, groups: int
+) -> Tensor:
     """Attends with the heads of one band."""
     heads = torch.tensor(band.heads, device=maps.device)
     maps, n, step = maps.index_select(0, heads), len(axis.queries), axis.queries.step
@@ -200,15 +213,23 @@ def _attend(scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, 
         parts.append(combine_heads(means, maps, groups))
     if n - first - last > 0:
         start, stop = axis.queries[first] + band.low, axis.queries[n - last - 1] + band.high + 1
-        weights = attention_weights(scores[:, band.low - axis.lowest :][:, : band.taps].index_select(0, heads))
+        weights = attention_weights(
+            scores[:, band.low - axis.lowest :][:, : band.taps].index_select(0, heads)
+        )
         weights, seen = weights.to(keys.dtype), keys[..., start:stop]
         if band.is_kernel(keys.shape[1], maps[0].numel(), step):
-            kernel = einsum(weights, maps, "heads taps, heads outputs channels -> outputs channels taps")
+            kernel = einsum(
+                weights, maps, "heads taps, heads outputs channels -> outputs channels taps"
+            )
             parts.append(_convolution(seen, kernel, groups, step))
         else:
-            parts.append(combine_heads(_block_means(weights, seen, band.block(step), step), maps, groups))
+            parts.append(
+                combine_heads(_block_means(weights, seen, band.block(step), step), maps, groups)
+            )
     if last:
-        means = _end_means(scores, heads, axis, axis.queries[n - last :], range(axis.keys - tail, axis.keys), keys)
+        means = _end_means(
+            scores, heads, axis, axis.queries[n - last :], range(axis.keys - tail, axis.keys), keys
+        )
         parts.append(combine_heads(means, maps, groups))
     return torch.cat(parts, dim=-1)
 
@@ -221,14 +242,18 @@ def _end_means(
     seen = scores[:, first : first + queries[-1] - queries[0] + len(nearest)].index_select(0, heads)
     weights = attention_weights(seen.unfold(-1, len(nearest), queries.step).flip(1)).to(keys.dtype)
     pixels = keys[..., nearest.start : nearest.stop]
-    return einsum(weights, pixels, "heads queries keys, batch channels keys -> batch heads channels queries")
+    return einsum(
+        weights, pixels, "heads queries keys, batch channels keys -> batch heads channels queries"
+    )
 
 
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
     """Convolves, some taps at a time."""
     taps = kernel.shape[-1]
     parts = []
-    for first, piece in zip(range(0, taps, MOST_TAPS), kernel.split(MOST_TAPS, dim=-1), strict=True):
+    for first, piece in zip(
+        range(0, taps, MOST_TAPS), kernel.split(MOST_TAPS, dim=-1), strict=True
+    ):
         window = keys[..., first : keys.shape[-1] - taps + first + piece.shape[-1]]
         parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
     return sum(parts[1:], parts[0])
@@ -242,8 +267,16 @@ def _block_means(
     queries = (keys.shape[-1] - taps) // step + 1
     blocks, width = -(-queries // block), step * (block - 1) + taps
     rows = functional.pad(weights, (0, width + step - taps))[:, None].expand(-1, block, -1)
-    matrix = rows.reshape(heads, -1)[:, : block * width].view(heads, block, width)  # each row moved on by a step
+    matrix = rows.reshape(heads, -1)[:, : block * width].view(
+        heads, block, width
+    )  # each row moved on by a step
     room = step * block * (blocks - 1) + width - keys.shape[-1]
     windows = functional.pad(keys, (0, room)).unfold(-1, width, step * block)
-    means = einsum(matrix, windows, "heads block keys, batch channels blocks keys -> batch heads channels blocks block")
-    return rearrange(means, "batch heads channels blocks block -> batch heads channels (blocks block)")[..., :queries]
+    means = einsum(
+        matrix,
+        windows,
+        "heads block keys, batch channels blocks keys -> batch heads channels blocks block",
+    )
+    return rearrange(
+        means, "batch heads channels blocks block -> batch heads channels (blocks block)"
+    )[..., :queries]

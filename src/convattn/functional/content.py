@@ -47,11 +47,17 @@ def content_scores(
     """
     query, key = _at_least_float32(query), _at_least_float32(key)
     biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
-    scores = einsum(biased, key, "images heads queries width, images heads keys width -> images heads queries keys")
+    scores = einsum(
+        biased,
+        key,
+        "images heads queries width, images heads keys width -> images heads queries keys",
+    )
     if position is not None:
         position = position.to(query.dtype).expand(query.shape[1], -1, -1, -1)
         scores = scores + einsum(
-            query, position, "images heads queries width, heads queries keys width -> images heads queries keys"
+            query,
+            position,
+            "images heads queries width, heads queries keys width -> images heads queries keys",
         )
     return scores * query.shape[-1] ** -0.5
 
@@ -75,7 +81,9 @@ def gated_weights(
     return (1 - share) * content + share * position
 
 
-def position_share(gate: Float[Tensor, " heads"], kind: Literal["sigmoid", "tanh"]) -> Float[Tensor, " heads"]:
+def position_share(
+    gate: Float[Tensor, " heads"], kind: Literal["sigmoid", "tanh"]
+) -> Float[Tensor, " heads"]:
     """Computes the share of position from a gate: s = σ(λ), or s = 1 − tanh(g).
 
     σ reaches 1 only by rounding, where it has no gradient. 1 − tanh(g) is exactly 1 at g = 0, with the slope −1: such a
@@ -116,7 +124,9 @@ class ContentMaps:
 
     def project(
         self, keys: Float[Tensor, "images channels *spatial"], axes: Sequence[Axis], heads: int
-    ) -> tuple[Float[Tensor, "images heads queries width"], Float[Tensor, "images heads keys width"]]:
+    ) -> tuple[
+        Float[Tensor, "images heads queries width"], Float[Tensor, "images heads keys width"]
+    ]:
         """Computes queries, without the content bias, and keys from key images.
 
         Args:
@@ -128,7 +138,9 @@ class ContentMaps:
             Queries and keys.
         """
         pattern = "images pixels (heads width) -> images heads pixels width"
-        query = functional.linear(_pixels_last(query_pixels(keys, axes)), self.query, self.query_bias)
+        query = functional.linear(
+            _pixels_last(query_pixels(keys, axes)), self.query, self.query_bias
+        )
         key = functional.linear(_pixels_last(keys), self.key, self.key_bias)
         return rearrange(query, pattern, heads=heads), rearrange(key, pattern, heads=heads)
 
@@ -148,7 +160,9 @@ class PositionTables:
     features: Sequence[Float[Tensor, "heads_or_one _ width"]] = ()
 
 
-def _pixels_last(images: Float[Tensor, "images channels *spatial"]) -> Float[Tensor, "images pixels channels"]:
+def _pixels_last(
+    images: Float[Tensor, "images channels *spatial"],
+) -> Float[Tensor, "images pixels channels"]:
     """Returns images as rows of channels, one row per pixel."""
     return rearrange(images, "images channels ... -> images (...) channels")
 
@@ -237,14 +251,25 @@ class _Call:
         # Memory of a query: scores and weights, its part of queries and mixed pixels. An image's keys come on top.
         heads, width = len(self.maps), len(self.content.query)
         queries, pixels = prod(len(axis.queries) for axis in self.axes), prod(keys.shape[2:])
-        numbers, rows = 2 * heads * pixels + width + heads * keys.shape[1], len(self.axes[self.row_axis].queries)
+        numbers, rows = (
+            2 * heads * pixels + width + heads * keys.shape[1],
+            len(self.axes[self.row_axis].queries),
+        )
         if self.features_by_axis:
-            numbers += heads * self.axes[self.row_axis].keys * self.position.features[0].shape[2] * rows // queries
+            numbers += (
+                heads
+                * self.axes[self.row_axis].keys
+                * self.position.features[0].shape[2]
+                * rows
+                // queries
+            )
         elif self.position.features:
             numbers += heads * self.position.features[0].shape[1]
         size = max(4, keys.element_size())
         images = PIECE_BYTES // max(1, (queries * numbers + width * pixels) * size)
-        return max(1, images), rows if images else max(1, PIECE_BYTES // max(1, queries // rows * numbers * size))
+        return max(1, images), rows if images else max(
+            1, PIECE_BYTES // max(1, queries // rows * numbers * size)
+        )
 
     def shared_by(self, some: Sequence[Axis]) -> Float[Tensor, "heads queries keys"]:
         """Looks up the position scores of some queries along each axis and every key; of a gate weights."""
@@ -260,12 +285,19 @@ class _Call:
     def along_axis(self, number: int, some: Axis, device: torch.device) -> _Along:
         """Looks up features and scores of some queries and every key along one axis; of a gate weights."""
         axis = self.axes[number]
-        index, seen = some.index(device), slice(some.lowest - axis.lowest, some.highest - axis.lowest + 1)
-        windows = self.position.features[number][:, seen][:, index] if self.features_by_axis else None
+        index, seen = (
+            some.index(device),
+            slice(some.lowest - axis.lowest, some.highest - axis.lowest + 1),
+        )
+        windows = (
+            self.position.features[number][:, seen][:, index] if self.features_by_axis else None
+        )
         if not self.by_axis:
             return windows, None
         scores = self.position.scores[number][:, seen]
-        return windows, scores[:, index] if self.share is None else position_weights(scores, (some,))
+        return windows, scores[:, index] if self.share is None else position_weights(
+            scores, (some,)
+        )
 
     def attend(
         self, keys: Tensor, shared: Tensor | None, along: Sequence[_Along | None], rows: int
@@ -273,7 +305,10 @@ class _Call:
         """Computes attention for some of the images, so many rows of queries at a time."""
         query, key = self.content.project(keys, self.axes, len(self.maps))
         wide = torch.promote_types(query.dtype, torch.float32)
-        query, key = query.contiguous().to(wide), key.contiguous().to(wide)  # or each product copies them
+        query, key = (
+            query.contiguous().to(wide),
+            key.contiguous().to(wide),
+        )  # or each product copies them
         scale, bias = query.shape[-1] ** -0.5, self.content.content_bias
         unbiased = query = query * scale
         query = query if bias is None else query + (bias * scale).to(wide)[:, None]
@@ -282,20 +317,32 @@ class _Call:
         for piece in self._pieces(query, unbiased, rows):
             arguments = (key, pixels, along, shared, *piece)
             if again:
-                mixed = checkpoint(self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+                mixed = checkpoint(
+                    self._mix, *arguments, use_reentrant=False, preserve_rng_state=self.dropout > 0
+                )
                 assert isinstance(mixed, Tensor)
             else:
                 mixed = self._mix(*arguments)
             parts.append(self._combine(mixed))
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
-    def _pieces(self, query: Tensor, unbiased: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, list[Axis]]]:
+    def _pieces(
+        self, query: Tensor, unbiased: Tensor, rows: int
+    ) -> Iterator[tuple[Tensor, Tensor, list[Axis]]]:
         """Splits what belongs to queries along `row_axis`, and adds the axes with these queries."""
         queries, keys = self.axes[self.row_axis].queries, self.axes[self.row_axis].keys
-        parts = [Axis(queries[first : first + rows], keys) for first in range(0, len(queries), rows)]
+        parts = [
+            Axis(queries[first : first + rows], keys) for first in range(0, len(queries), rows)
+        ]
         lengths = [len(part.queries) * (query.shape[2] // len(queries)) for part in parts]
-        for part, own, seen in zip(parts, query.split(lengths, 2), unbiased.split(lengths, 2), strict=True):
-            yield own, seen, [part if n == self.row_axis else axis for n, axis in enumerate(self.axes)]
+        for part, own, seen in zip(
+            parts, query.split(lengths, 2), unbiased.split(lengths, 2), strict=True
+        ):
+            yield (
+                own,
+                seen,
+                [part if n == self.row_axis else axis for n, axis in enumerate(self.axes)],
+            )
 
     def _mix(
         self,
@@ -319,13 +366,24 @@ class _Call:
             if self.share is None:
                 weights = attention_weights(scores if shared is None else scores + shared)
             else:
-                position = join_axes([table for _, table in along if table is not None]) if shared is None else shared
+                position = (
+                    join_axes([table for _, table in along if table is not None])
+                    if shared is None
+                    else shared
+                )
                 weights = gated_weights(attention_weights(scores), position, self.share)
-        weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(pixels.dtype)
+        weights = functional.dropout(weights, self.dropout, training=self.dropout > 0).to(
+            pixels.dtype
+        )
         return torch.matmul(weights.flatten(1, 2), pixels).unflatten(1, weights.shape[1:3])
 
     def _scores(
-        self, query: Tensor, key: Tensor, unbiased: Tensor, along: Sequence[_Along], some: Sequence[Axis]
+        self,
+        query: Tensor,
+        key: Tensor,
+        unbiased: Tensor,
+        along: Sequence[_Along],
+        some: Sequence[Axis],
     ) -> Float[Tensor, "images heads queries keys"]:
         """Adds up all terms of the scores except the shared ones."""
         # `unbiased` are the queries without the content bias; they are multiplied with the features.
@@ -336,7 +394,10 @@ class _Call:
             seen = unbiased @ self._window(whole, some).flatten(1, -2).mT
             index = _flat_index(some, seen.device).expand(*seen.shape[:2], -1, -1)
             scores = _add(scores, seen.gather(-1, index))
-        by_axis, sizes = scores.unflatten(-1, [axis.keys for axis in self.axes]), [len(axis.queries) for axis in some]
+        by_axis, sizes = (
+            scores.unflatten(-1, [axis.keys for axis in self.axes]),
+            [len(axis.queries) for axis in some],
+        )
         for number, (windows, table) in enumerate(along):
             term = None if windows is None else self._along(number, unbiased, windows, sizes)
             if table is not None and self.share is None:
@@ -345,7 +406,9 @@ class _Call:
                 term = spread if term is None else term + spread
             if term is not None:
                 behind = (1,) * (len(self.axes) - number - 1)
-                by_axis = _add(by_axis, term.view(*term.shape[:-1], *(1,) * number, term.shape[-1], *behind))
+                by_axis = _add(
+                    by_axis, term.view(*term.shape[:-1], *(1,) * number, term.shape[-1], *behind)
+                )
         return by_axis.flatten(3)
 
     def _along(
@@ -353,10 +416,14 @@ class _Call:
     ) -> Float[Tensor, "images heads queries _"]:
         """Multiplies each query with the features of its displacements to the keys along one axis."""
         split = query.unflatten(2, (prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])))
-        pattern = "images heads before q after width, heads q k width -> images heads before q after k"
+        pattern = (
+            "images heads before q after width, heads q k width -> images heads before q after k"
+        )
         return einsum(split, windows.expand(len(self.maps), -1, -1, -1), pattern).flatten(2, 4)
 
-    def _combine(self, mixed: Float[Tensor, "images heads queries channels"]) -> Float[Tensor, "images out queries"]:
+    def _combine(
+        self, mixed: Float[Tensor, "images heads queries channels"]
+    ) -> Float[Tensor, "images out queries"]:
         if self.groups > 1:
             return combine_heads(mixed.mT, self.maps, self.groups)
         flat = rearrange(mixed, "images heads queries channels -> images queries (heads channels)")

@@ -93,7 +93,9 @@ def _attend(
     """Calls the kernel with the same values for all heads, padded to the least width."""
     if not len(query):
         return values.new_zeros(*query.shape[:3], values.shape[-1])
-    query, key, filled = (functional.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, values))
+    query, key, filled = (
+        functional.pad(x, (0, max(0, _NARROWEST - x.shape[-1]))) for x in (query, key, values)
+    )
     mixed = _kernel(query, key, filled.expand(-1, query.shape[1], -1, -1), score_mod, scale)
     return mixed[..., : values.shape[-1]]
 
@@ -123,8 +125,13 @@ def _along(axes: Sequence[Axis], number: int) -> _Place:
     """Returns the place of a displacement in an axis's table, as a function of flat numbers of query and key."""
     axis, after = axes[number], axes[number + 1 :]
     count, step, keys = len(axis.queries), axis.queries.step, axis.keys
-    queries_after, keys_after = prod([len(other.queries) for other in after]), prod([other.keys for other in after])
-    return lambda query, key: key // keys_after % keys + step * (count - 1 - query // queries_after % count)
+    queries_after, keys_after = (
+        prod([len(other.queries) for other in after]),
+        prod([other.keys for other in after]),
+    )
+    return lambda query, key: (
+        key // keys_after % keys + step * (count - 1 - query // queries_after % count)
+    )
 
 
 def _flat(places: Sequence[_Place], counts: Sequence[int]) -> _Place:
@@ -134,16 +141,22 @@ def _flat(places: Sequence[_Place], counts: Sequence[int]) -> _Place:
     return lambda query, key: sum(place(query, key) * stride for place, stride in pairs)
 
 
-def _kernel(query: Tensor, key: Tensor, values: Tensor, score_mod: Callable[..., Tensor], scale: float) -> Tensor:
+def _kernel(
+    query: Tensor, key: Tensor, values: Tensor, score_mod: Callable[..., Tensor], scale: float
+) -> Tensor:
     """Calls FlexAttention: compiled on CUDA, but not on the CPU or inside a graph that is being compiled."""
     from torch.nn.attention.flex_attention import flex_attention as kernel
 
     if torch.compiler.is_compiling():
         return kernel(query, key, values, score_mod=score_mod, scale=scale)
     if query.device.type == "cuda":
-        return torch.compile(kernel, fullgraph=True)(query, key, values, score_mod=score_mod, scale=scale)
+        return torch.compile(kernel, fullgraph=True)(
+            query, key, values, score_mod=score_mod, scale=scale
+        )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="flex_attention called without torch.compile", category=UserWarning
+        )
         return kernel(query, key, values, score_mod=score_mod, scale=scale)
 
 
@@ -154,7 +167,11 @@ def _require_device(tensors: Sequence[Tensor]) -> None:
         raise DeviceError(
             f"FlexAttention runs on CUDA, and on the CPU without gradients, but the images are on {device}"
         )
-    if device == "cpu" and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if (
+        device == "cpu"
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in tensors)
+    ):
         raise DeviceError(
             "FlexAttention has no gradients on the CPU: call the layer under torch.no_grad(), or set impl to 'content'"
         )

@@ -67,7 +67,9 @@ class _Transforms:
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
         self.lengths, self.dims = kernels.shape[1:], tuple(range(-len(axes), 0))
-        self.queries = [slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes]
+        self.queries = [
+            slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes
+        ]
         self.keys = [slice(axis.keys) for axis in axes]
         self.kernels = self.of_keys(kernels)
 
@@ -90,16 +92,25 @@ class _Transforms:
         """Transforms back, to the wanted positions along each axis."""
         *others, last = wanted
         if others:
-            transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(self.dims[0], -1)
+            transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(
+                self.dims[0], -1
+            )
         return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
 
 
 def _at_once(
-    axes: Sequence[Axis], groups: int, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor
+    axes: Sequence[Axis],
+    groups: int,
+    pixels: Tensor,
+    maps: Tensor,
+    kernels: Tensor,
+    factors: Tensor,
 ) -> Tensor:
     """Filters all channels by all kernels at once, so that torch can differentiate further."""
     transforms = _Transforms(kernels, axes)
-    filtered = transforms.at_queries(transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None])
+    filtered = transforms.at_queries(
+        transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None]
+    )
     return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
 
 
@@ -110,7 +121,11 @@ def _channel_chunks(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, 
     for image in range(batch):
         for group in range(0, groups, max(1, most // channels)):
             for channel in range(0, channels, most):
-                yield image, slice(group, group + max(1, most // channels)), slice(channel, channel + most)
+                yield (
+                    image,
+                    slice(group, group + max(1, most // channels)),
+                    slice(channel, channel + most),
+                )
 
 
 class _Filter(torch.autograd.Function):
@@ -118,7 +133,13 @@ class _Filter(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pixels: Tensor, maps: Tensor, kernels: Tensor, factors: Tensor, axes: tuple[Axis, ...], groups: int
+        ctx: Any,
+        pixels: Tensor,
+        maps: Tensor,
+        kernels: Tensor,
+        factors: Tensor,
+        axes: tuple[Axis, ...],
+        groups: int,
     ) -> Tensor:
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
@@ -137,20 +158,37 @@ class _Filter(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, kernels, factors = ctx.saved_tensors
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute, inputs = partial(_at_once, ctx.axes, ctx.groups), (pixels, maps, kernels, factors)
-            return *backward_to_differentiate(compute, inputs, ctx.needs_input_grad[:4], gradient), None, None
+            compute, inputs = (
+                partial(_at_once, ctx.axes, ctx.groups),
+                (pixels, maps, kernels, factors),
+            )
+            return (
+                *backward_to_differentiate(compute, inputs, ctx.needs_input_grad[:4], gradient),
+                None,
+                None,
+            )
         groups, transforms, sizes = ctx.groups, _Transforms(kernels, ctx.axes), factors.shape[1:]
-        by_pixels, by_maps, by_factors = torch.empty_like(pixels), torch.zeros_like(maps), torch.zeros_like(factors)
+        by_pixels, by_maps, by_factors = (
+            torch.empty_like(pixels),
+            torch.zeros_like(maps),
+            torch.zeros_like(factors),
+        )
         by_kernels = torch.zeros_like(transforms.kernels)
         x, by_x = (images.unflatten(1, (groups, -1)) for images in (pixels, by_pixels))
         blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
         for image, some, channels in _channel_chunks(x, transforms.lengths):
             keys, by_y = transforms.of_keys(x[image, some, channels]), upstream[image, some]
-            by_keys, mixed = torch.zeros_like(keys), pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
+            by_keys, mixed = (
+                torch.zeros_like(keys),
+                pixels.new_empty(len(maps), *keys.shape[:2], *sizes),
+            )
             by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
             for head, kernel in enumerate(transforms.kernels):
-                means, by_means = transforms.at_queries(keys * kernel.conj()), by_mixed[head].double()
+                means, by_means = (
+                    transforms.at_queries(keys * kernel.conj()),
+                    by_mixed[head].double(),
+                )
                 torch.mul(means, factors[head], out=mixed[head])
                 by_factors[head] += (means * by_means).sum((0, 1))
                 spread = transforms.of_queries(by_means * factors[head])
@@ -181,7 +219,9 @@ class Filters(NamedTuple):
     """The scores as the Fourier path needs them; independent of the images."""
 
     scores: Float[Tensor, "heads *displacements"]
-    kernels: Float[Tensor, "heads *lengths"]  # g_h in float64, displacement δ at index δ modulo the length
+    kernels: Float[
+        Tensor, "heads *lengths"
+    ]  # g_h in float64, displacement δ at index δ modulo the length
     reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
     weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 
@@ -192,7 +232,9 @@ class Filters(NamedTuple):
 
 
 def fourier_filters(
-    table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis], dtype: torch.dtype = torch.float32
+    table: Float[Tensor, "heads *displacements"],
+    axes: Sequence[Axis],
+    dtype: torch.dtype = torch.float32,
 ) -> Filters:
     """Prepares transforms for a table of scores.
 
@@ -208,7 +250,10 @@ def fourier_filters(
     with torch.no_grad():
         eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2
-        seen = [_survey(torch.exp(one.double() - top), axes, least) for one, top in zip(table, highest, strict=True)]
+        seen = [
+            _survey(torch.exp(one.double() - top), axes, least)
+            for one, top in zip(table, highest, strict=True)
+        ]
         totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
         cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
     exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
@@ -240,13 +285,19 @@ def fourier_attention(
     wide = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
-        y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups).flatten(2)
+        y = filter_images(
+            pixels, matrices, filters.kernels, filters.reciprocals, axes, groups
+        ).flatten(2)
         for head, weak in enumerate(filters.weak.flatten(1)):
             chosen = weak.nonzero()[:, 0]
             if len(chosen):
                 some = chosen.split(max(1, _WEIGHTS // prod(axis.keys for axis in axes)))
-                exact = torch.cat([_attend(filters.scores[head], axes, part, pixels) for part in some], dim=2)
-                y = y.index_add(2, chosen, combine_heads(exact[:, None], matrices[head, None], groups))
+                exact = torch.cat(
+                    [_attend(filters.scores[head], axes, part, pixels) for part in some], dim=2
+                )
+                y = y.index_add(
+                    2, chosen, combine_heads(exact[:, None], matrices[head, None], groups)
+                )
     return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
 
 
@@ -254,39 +305,69 @@ def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor
     """Takes one head's means at some queries, by the definition; (batch, channels, chosen)."""
     sizes = [len(axis.queries) for axis in axes]
     index = []
-    for number, (axis, position) in enumerate(zip(axes, torch.unravel_index(chosen, sizes), strict=True)):
+    for number, (axis, position) in enumerate(
+        zip(axes, torch.unravel_index(chosen, sizes), strict=True)
+    ):
         shape = [len(chosen)] + [1] * len(axes)
         shape[1 + number] = axis.keys
         query = axis.queries.start + axis.queries.step * position
-        index.append((torch.arange(axis.keys, device=pixels.device) - query[:, None] - axis.lowest).view(shape))
+        index.append(
+            (torch.arange(axis.keys, device=pixels.device) - query[:, None] - axis.lowest).view(
+                shape
+            )
+        )
     weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
-    return einsum(weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries")
+    return einsum(
+        weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries"
+    )
 
 
 def _place(
     part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
 ) -> Float[Tensor, "heads *lengths"]:
     """Moves displacement δ to index δ modulo the length, with zeros elsewhere."""
-    first = [axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)]
-    room = [size for pair in zip(lengths, part.shape[1:], strict=True) for size in (pair[0] - pair[1], 0)]
+    first = [
+        axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)
+    ]
+    room = [
+        size
+        for pair in zip(lengths, part.shape[1:], strict=True)
+        for size in (pair[0] - pair[1], 0)
+    ]
     return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
 
 
 def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queries"]:
     """Sums each kernel over the keys, at every query: g_h ⋆ 1."""
     dims = tuple(range(1, kernels.ndim))
-    ones = torch.ones([1, *(axis.keys for axis in axes)], dtype=kernels.dtype, device=kernels.device)
-    transforms = torch.fft.rfftn(ones, kernels.shape[1:], dims) * torch.fft.rfftn(kernels, dim=dims).conj()
+    ones = torch.ones(
+        [1, *(axis.keys for axis in axes)], dtype=kernels.dtype, device=kernels.device
+    )
+    transforms = (
+        torch.fft.rfftn(ones, kernels.shape[1:], dims) * torch.fft.rfftn(kernels, dim=dims).conj()
+    )
     sums = torch.fft.irfftn(transforms, kernels.shape[1:], dims)
-    return sums[(slice(None), *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes))]
+    return sums[
+        (
+            slice(None),
+            *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes),
+        )
+    ]
 
 
-def _survey(exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float) -> tuple[Tensor, ...]:
+def _survey(
+    exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float
+) -> tuple[Tensor, ...]:
     """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
     lengths, dims = [quick_length(size) for size in exponential.shape], set(range(exponential.ndim))
     square = exponential**2
-    (total,), (energy,) = (_count(_place(part[None], axes, lengths), axes) for part in (exponential, square))
-    margins = (exponential.sum(tuple(dims - {dim})) if len(dims) > 1 else exponential for dim in sorted(dims))
+    (total,), (energy,) = (
+        _count(_place(part[None], axes, lengths), axes) for part in (exponential, square)
+    )
+    margins = (
+        exponential.sum(tuple(dims - {dim})) if len(dims) > 1 else exponential
+        for dim in sorted(dims)
+    )
     return total, energy < least * square.sum(), *margins
 
 
@@ -296,7 +377,9 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
     cut = []
     for margin in margins:
         share, size = margin / least[:, None] / (2 * len(margins)), margin.shape[1]
-        needed = [(part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))]
+        needed = [
+            (part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))
+        ]
         start, stop = size - int(needed[0]), int(needed[1])
         cut.append(slice(start, stop) if start < stop else slice(0, 1))
     return cut
@@ -304,5 +387,11 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
 
 def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
     """Returns lengths at which no key and query meet at a wrong displacement."""
-    ends = [(axis, axis.lowest + part.start, axis.lowest + part.stop - 1) for axis, part in zip(axes, cut, strict=True)]
-    return [quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1) for axis, low, high in ends]
+    ends = [
+        (axis, axis.lowest + part.start, axis.lowest + part.stop - 1)
+        for axis, part in zip(axes, cut, strict=True)
+    ]
+    return [
+        quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
+        for axis, low, high in ends
+    ]

@@ -77,7 +77,11 @@ class Work:
     @property
     def line(self) -> int | None:
         """Number of the only axis with several queries or keys, 0 if there is none; None for images with more."""
-        several = [number for number, axis in enumerate(self.axes) if axis.keys > 1 or len(axis.queries) > 1]
+        several = [
+            number
+            for number, axis in enumerate(self.axes)
+            if axis.keys > 1 or len(axis.queries) > 1
+        ]
         return None if len(several) > 1 else (*several, 0)[0]
 
     @property
@@ -113,7 +117,11 @@ class Work:
 
     def weights(self, *, by_axis: bool) -> int:
         """Counts the attention weights of all heads."""
-        along = sum(q * k for q, k in zip(self.queries, self.keys, strict=True)) if by_axis else self.pairs
+        along = (
+            sum(q * k for q, k in zip(self.queries, self.keys, strict=True))
+            if by_axis
+            else self.pairs
+        )
         return self.heads * along
 
     def flops(self, order: str, *, by_axis: bool) -> int:
@@ -131,7 +139,11 @@ class Work:
         if order == "weights":
             return weights + self.mixing(self.channels, by_axis=by_axis) + self.maps
         per_key = self.heads * self.inner * self.channels // self.groups
-        flops = weights + 2 * self.batch * math.prod(self.keys) * per_key + self.mixing(self.inner, by_axis=by_axis)
+        flops = (
+            weights
+            + 2 * self.batch * math.prod(self.keys) * per_key
+            + self.mixing(self.inner, by_axis=by_axis)
+        )
         if self.factored:
             per_query = self.heads * self.inner * self.outputs // self.groups
             flops += 2 * self.batch * math.prod(self.queries) * per_query
@@ -141,15 +153,24 @@ class Work:
         """Returns the cost of explicit weights; the arguments are those of `flops`."""
         working = self.weights(by_axis=by_axis) * (4 + self.itemsize)
         if order == "weights":
-            working += 3 * min(1 << 21, self.batch * self.channels * math.prod(self.queries) * self.itemsize)
+            working += 3 * min(
+                1 << 21, self.batch * self.channels * math.prod(self.queries) * self.itemsize
+            )
         else:
-            own = self.batch * self.heads * self.inner * (math.prod(self.keys) + math.prod(self.queries))
+            own = (
+                self.batch
+                * self.heads
+                * self.inner
+                * (math.prod(self.keys) + math.prod(self.queries))
+            )
             working += own * self.itemsize
         return Cost(self.flops(order, by_axis=by_axis), working)
 
     def order(self, *, by_axis: bool) -> str:
         """Returns which order is estimated to be faster: "weights" or "values" first."""
-        work = self if isinstance(self.batch, int) else replace(self, batch=1)  # an export's symbol, not to be pinned
+        work = (
+            self if isinstance(self.batch, int) else replace(self, batch=1)
+        )  # an export's symbol, not to be pinned
         values, weights = (work.flops(order, by_axis=by_axis) for order in ("values", "weights"))
         return "values" if values * SLOWNESS["own channels"] < weights else "weights"
 
@@ -163,14 +184,20 @@ class Work:
             heads, block, ends = len(band.heads), band.block(step), (band.before, band.after)
             inside = queries - sum(count for count, _ in ends)
             if band.is_kernel(self.channels, matrix, step):
-                flops += 2 * self.batch * inside * band.taps * matrix + 2 * heads * band.taps * matrix
+                flops += (
+                    2 * self.batch * inside * band.taps * matrix + 2 * heads * band.taps * matrix
+                )
                 numbers = self.batch * inside * (step * self.channels + 2 * self.outputs)
             else:
                 seen = self.channels * (step * (block - 1) + band.taps)
                 flops += 2 * self.batch * inside * heads * (seen + matrix)
-                numbers = self.batch * inside * (seen // block + heads * 2 * self.channels + self.outputs)
+                numbers = (
+                    self.batch * inside * (seen // block + heads * 2 * self.channels + self.outputs)
+                )
             for count, keys in ends:
-                flops += heads * count * (5 * keys + 2 * self.batch * (keys * self.channels + matrix))
+                flops += (
+                    heads * count * (5 * keys + 2 * self.batch * (keys * self.channels + matrix))
+                )
                 numbers += heads * count * (2 * keys + self.batch * self.channels)
             working = max(working, numbers)
         return Cost(flops, working * self.itemsize + 5 * bands.scores.nbytes // 4)
@@ -198,21 +225,28 @@ class Work:
         """Returns the cost of explicit weights and explicit means of all heads."""
         flops = self.flops("weights", by_axis=False)
         means = self.batch * self.heads * self.channels * math.prod(self.queries)
-        return Cost(flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize)
+        return Cost(
+            flops, self.weights(by_axis=False) * (8 + self.itemsize) + 2 * means * self.itemsize
+        )
 
     def content(self, key_width: int, displacements: int) -> Cost:
         """Returns the cost of content scores, some images or rows at a time, with features of so many displacements."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         row = queries // next((count for count in self.queries if count > 1), 1)
         at_once = min(queries, max(row, PIECE_BYTES // (8 * self.heads * keys)))
-        working = 12 * self.heads * at_once * keys + self.heads * (queries + keys) * key_width * self.itemsize
+        working = (
+            12 * self.heads * at_once * keys
+            + self.heads * (queries + keys) * key_width * self.itemsize
+        )
         return Cost(self._with_content(key_width, displacements), working)
 
     def explicit_content(self, key_width: int, *, features: bool) -> Cost:
         """Returns the cost of content scores with the weights of all images, and features for every query and key."""
         queries, keys = math.prod(self.queries), math.prod(self.keys)
         flops = self._with_content(key_width, keys if features else 0)
-        numbers = self.batch * (3 * self.weights(by_axis=False) + self.heads * (queries + keys) * key_width)
+        numbers = self.batch * (
+            3 * self.weights(by_axis=False) + self.heads * (queries + keys) * key_width
+        )
         numbers += self.heads * self.pairs * key_width if features else 0
         return Cost(flops, numbers * max(4, self.itemsize))
 
@@ -231,7 +265,12 @@ class Work:
         products = self.batch * width * (self.channels * (queries + keys) + queries * keys)
         position = self.batch * queries * displacements * width
         weights = 5 * self.batch * self.weights(by_axis=False)
-        return 2 * self.heads * (products + position) + weights + self.mixing(self.channels, by_axis=False) + self.maps
+        return (
+            2 * self.heads * (products + position)
+            + weights
+            + self.mixing(self.channels, by_axis=False)
+            + self.maps
+        )
 
 
 REQUESTED = "requested"
@@ -263,7 +302,9 @@ class Path:
     # Weights along each axis ("separable") or of all pairs ("dense"), in at least float32, or what another path needs
     prepared: tuple[Tensor, ...] | Bands | Filters | Shifts
     dropout: float = 0.0  # probability of dropping a weight
-    unmoved: tuple[Tensor, ...] = ()  # scores of hard heads that learn: their gradient is zero, not missing
+    unmoved: tuple[
+        Tensor, ...
+    ] = ()  # scores of hard heads that learn: their gradient is zero, not missing
 
     @property
     def order(self) -> str:
@@ -288,7 +329,10 @@ class Path:
         return self.work.explicit(self.order, by_axis=self.name == "separable")
 
     def attend(
-        self, x: Float[Tensor, "batch channels *spatial"], maps: HeadMaps, bias: Float[Tensor, " outputs"] | None
+        self,
+        x: Float[Tensor, "batch channels *spatial"],
+        maps: HeadMaps,
+        bias: Float[Tensor, " outputs"] | None,
     ) -> Float[Tensor, "batch outputs *queries"]:
         """Computes the layer.
 
@@ -304,12 +348,21 @@ class Path:
         if isinstance(prepared, Shifts):
             whole = maps.whole()
             return shift_attention(
-                prepared, work.axes, work.geometry, x, whole, maps.groups, bias, unmoved=self.unmoved
+                prepared,
+                work.axes,
+                work.geometry,
+                x,
+                whole,
+                maps.groups,
+                bias,
+                unmoved=self.unmoved,
             )
         keys = pad_keys(x, work.geometry)
         if isinstance(prepared, Bands):
             assert work.line is not None
-            y = band_attention(prepared, work.axes[work.line], keys.flatten(2), maps.whole(), maps.groups)
+            y = band_attention(
+                prepared, work.axes[work.line], keys.flatten(2), maps.whole(), maps.groups
+            )
         elif isinstance(prepared, Filters):
             y = fourier_attention(prepared, work.axes, keys, maps.whole(), maps.groups)
         else:
@@ -340,15 +393,26 @@ def choose(work: Work, encoding: Encoding, impl: str, dropout: float) -> tuple[s
         Name of the path, and why it was chosen. `make_path` may find a better one when it sees the scores.
     """
     if impl == "dense" or dropout:
-        return "dense", REQUESTED if impl == "dense" else "dropout drops single weights, so each is computed"
+        return (
+            "dense",
+            REQUESTED if impl == "dense" else "dropout drops single weights, so each is computed",
+        )
     if impl in ("fourier", "separable"):
         return impl, REQUESTED
-    if isinstance(encoding, Shift) and (impl == "shift" or _is_compact(_fixed_shifts(encoding, work))):
-        return "shift", REQUESTED if impl == "shift" else "each head looks at one displacement: a convolution"
+    if isinstance(encoding, Shift) and (
+        impl == "shift" or _is_compact(_fixed_shifts(encoding, work))
+    ):
+        return (
+            "shift",
+            REQUESTED if impl == "shift" else "each head looks at one displacement: a convolution",
+        )
     if isinstance(encoding, AxisAdditiveEncoding):
         return "separable", "the scores are a sum over axes: one softmax per axis"
     if work.transforms().flops * SLOWNESS["transforms"] < work.mixing(work.channels, by_axis=False):
-        return "fourier", "the scores are not a sum over axes, and the image is large enough for transforms"
+        return (
+            "fourier",
+            "the scores are not a sum over axes, and the image is large enough for transforms",
+        )
     return "dense", "the scores are not a sum over axes, and the image is small"
 
 
@@ -390,10 +454,14 @@ def can_be_read(tensor: Tensor) -> bool:
     # Not on the device "meta", while compiling, or under `torch.vmap`, where each member of the batch has other values.
     if tensor.is_meta or torch.compiler.is_compiling():
         return False
-    return torch.func.debug_unwrap(tensor, recurse=True).ndim == tensor.ndim  # vmap hides the axis it maps over
+    return (
+        torch.func.debug_unwrap(tensor, recurse=True).ndim == tensor.ndim
+    )  # vmap hides the axis it maps over
 
 
-def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float) -> Shifts | None:
+def find_shifts(
+    tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float
+) -> Shifts | None:
     """Finds out from scores alone whether all heads are hard, and where they look, in O(displacements).
 
     A head looks at the displacement Δ of its highest score if that leads to a key. If Δ leads out of the image, it must
@@ -417,11 +485,20 @@ def find_shifts(tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis]
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
         at = scores.argmax(-1, keepdim=True)
-        inside = torch.softmax(scores, -1).scatter(-1, at, 0.0 * scores.amax(-1, keepdim=True)).sum(-1).amax().cpu()
+        inside = (
+            torch.softmax(scores, -1)
+            .scatter(-1, at, 0.0 * scores.amax(-1, keepdim=True))
+            .sum(-1)
+            .amax()
+            .cpu()
+        )
         if not leak + inside <= most:
             return None
         along = at + axis.lowest
-        last, first = _leak_at_end(scores, along, axis), _leak_at_end(scores.flip(-1), -along, axis.mirrored)
+        last, first = (
+            _leak_at_end(scores, along, axis),
+            _leak_at_end(scores.flip(-1), -along, axis.mirrored),
+        )
         leak = leak + torch.stack([inside.double(), last.double(), first.double()]).amax()
         if not leak <= most:
             return None
@@ -433,7 +510,10 @@ def _leak_at_end(
     scores: Float[Tensor, "heads displacements"], offsets: Int[Tensor, "heads 1"], axis: Axis
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest  # displacements to the last key are at first:stop
+    first, stop = (
+        axis.keys - 1,
+        int(offsets.max()) - axis.lowest,
+    )  # displacements to the last key are at first:stop
     if first >= stop:
         return torch.zeros((), device="cpu")
     nearest, lower = scores[:, first:stop], scores[:, :first]
@@ -444,14 +524,19 @@ def _leak_at_end(
         lower = nn.functional.pad(nearest.logcumsumexp(-1)[:, :-1], (1, 0), value=-math.inf)
     displacements = axis.displacements(scores.device)[first:stop]
     leads_out = (displacements < offsets)[:, :: axis.queries.step]
-    return (lower - nearest).exp()[:, :: axis.queries.step].masked_fill(~leads_out, 0.0).amax().cpu()
+    return (
+        (lower - nearest).exp()[:, :: axis.queries.step].masked_fill(~leads_out, 0.0).amax().cpu()
+    )
 
 
 def _fixed_shifts(encoding: Shift, work: Work) -> Shifts:
     """Returns the displacements of hard heads, limited to those that lead to a key."""
     # Beyond them every query looks at the same nearest key.
     limited = (
-        tuple(min(max(along, axis.lowest), axis.highest) for along, axis in zip(displacement, work.axes, strict=True))
+        tuple(
+            min(max(along, axis.lowest), axis.highest)
+            for along, axis in zip(displacement, work.axes, strict=True)
+        )
         for displacement in encoding.displacements
     )
     return Shifts(tuple(limited), leak=0.0)
@@ -467,9 +552,14 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, reason: str, impl: str)
     tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
     if impl != "separable" and (path := _hard(tables, work, impl)) is not None:
         return path
-    if _is_long(work) and (path := _long(encoding, work, tables[work.line or 0], reason, impl)) is not None:
+    if (
+        _is_long(work)
+        and (path := _long(encoding, work, tables[work.line or 0], reason, impl)) is not None
+    ):
         return path
-    weights = tuple(position_weights(table, (axis,)) for table, axis in zip(tables, work.axes, strict=True))
+    weights = tuple(
+        position_weights(table, (axis,)) for table, axis in zip(tables, work.axes, strict=True)
+    )
     return Path("separable", reason, work, weights)
 
 
@@ -493,7 +583,13 @@ def _hard(tables: Sequence[Tensor], work: Work, impl: str) -> Path | None:
     if (shifts.leak and learning) or not _is_compact(shifts):
         return None
     rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""
-    return Path("shift", f"each head looks at one pixel{rest}: a convolution", work, shifts, unmoved=learning)
+    return Path(
+        "shift",
+        f"each head looks at one pixel{rest}: a convolution",
+        work,
+        shifts,
+        unmoved=learning,
+    )
 
 
 def _is_long(work: Work) -> bool:
@@ -514,7 +610,9 @@ def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str)
         return _fourier(_table(encoding, work), work, "the sequence is long and heads are wide")
     if bands is None or banded >= pairs:
         return None
-    return Path("separable", f"{reason}, in bands of up to {bands.widest} displacements", work, bands)
+    return Path(
+        "separable", f"{reason}, in bands of up to {bands.widest} displacements", work, bands
+    )
 
 
 def _dense(table: Tensor, work: Work, reason: str, dropout: float = 0.0) -> Path:
@@ -525,7 +623,9 @@ def _dense(table: Tensor, work: Work, reason: str, dropout: float = 0.0) -> Path
 def _fourier(table: Tensor, work: Work, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     if not can_be_read(table):
-        return _dense(table, work, "a compiled graph cannot read the values that transforms depend on")
+        return _dense(
+            table, work, "a compiled graph cannot read the values that transforms depend on"
+        )
     filters = fourier_filters(table, work.axes, work.dtype)
     if filters.weak_share > _WEAK:
         lost = f"transforms would lose digits at {filters.weak_share:.0%} of the queries"

@@ -16,7 +16,12 @@ from torch.nn import functional
 
 from convattn.grid import Axis, Geometry
 
-_TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+_TORCH_MODES = {
+    "zeros": "constant",
+    "reflect": "reflect",
+    "replicate": "replicate",
+    "circular": "circular",
+}
 
 
 def pad_keys(
@@ -52,7 +57,9 @@ def pad_keys(
     flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
     padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
     for dim, (before, after) in enumerate(geometry.padding, start=2):
-        padded = padded[(slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)]
+        padded = padded[
+            (slice(None),) * dim + (slice(max(-before, 0), padded.shape[dim] + min(after, 0)),)
+        ]
     return padded
 
 
@@ -70,7 +77,10 @@ def query_pixels(
     """
     for dim, axis in enumerate(axes, start=2):
         if axis.queries != range(axis.keys):
-            keys = keys[(slice(None),) * dim + (slice(axis.queries.start, axis.queries.stop, axis.queries.step),)]
+            keys = keys[
+                (slice(None),) * dim
+                + (slice(axis.queries.start, axis.queries.stop, axis.queries.step),)
+            ]
     return keys
 
 
@@ -107,7 +117,9 @@ def displacement_scores(
     return table[(slice(None), *index)].flatten(1, dims).flatten(2)
 
 
-def attention_weights(scores: Float[Tensor, "*batch queries keys"]) -> Float[Tensor, "*batch queries keys"]:
+def attention_weights(
+    scores: Float[Tensor, "*batch queries keys"],
+) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores over the keys: A[q, k] = exp s(q, k) / Σ_k' exp s(q, k').
 
     Args:
@@ -183,7 +195,9 @@ def attend(
     pattern = "heads queries keys" if weights.ndim == 3 else "images heads queries keys"
     weights = (functional.dropout(weights, dropout) if dropout else weights).to(keys.dtype)
     pixels = rearrange(keys, "images channels ... -> images channels (...)")
-    mixed = einsum(weights, pixels, f"{pattern}, images channels keys -> images heads channels queries")
+    mixed = einsum(
+        weights, pixels, f"{pattern}, images channels keys -> images heads channels queries"
+    )
     return combine_heads(mixed, maps, groups)
 
 
@@ -199,11 +213,21 @@ class HeadMaps(NamedTuple):
         if self.output is None:
             return self.value
         product = einsum(
-            rearrange(self.output, "heads (groups outputs) width -> heads groups outputs width", groups=self.groups),
-            rearrange(self.value, "heads (groups width) channels -> heads groups width channels", groups=self.groups),
+            rearrange(
+                self.output,
+                "heads (groups outputs) width -> heads groups outputs width",
+                groups=self.groups,
+            ),
+            rearrange(
+                self.value,
+                "heads (groups width) channels -> heads groups width channels",
+                groups=self.groups,
+            ),
             "heads groups outputs width, heads groups width channels -> heads groups outputs channels",
         )
-        return rearrange(product, "heads groups outputs channels -> heads (groups outputs) channels")
+        return rearrange(
+            product, "heads groups outputs channels -> heads (groups outputs) channels"
+        )
 
 
 def combine_heads(
@@ -221,8 +245,14 @@ def combine_heads(
     Returns:
         The output channels at each query.
     """
-    blocks = rearrange(maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups)
-    split = rearrange(mixed, "batch heads (groups channels) ... -> batch heads groups channels (...)", groups=groups)
+    blocks = rearrange(
+        maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups
+    )
+    split = rearrange(
+        mixed,
+        "batch heads (groups channels) ... -> batch heads groups channels (...)",
+        groups=groups,
+    )
     combined = einsum(
         split,
         blocks,
@@ -237,13 +267,17 @@ LEAST_ROUNDINGS = 4
 """Computations that a budget needs. One may be right by luck, where few numbers come out or terms cancel."""
 
 
-def rounding_budget(hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]) -> float:
+def rounding_budget(
+    hi: Shaped[Tensor, "*shape"], lows: Sequence[Shaped[Tensor, "*shape"]]
+) -> float:
     """Returns the largest error that rounding explains: 2 (max|lo − hi| + eps(dtype) · max|hi|).
 
     `hi` is the float64 reference. `lows` are `LEAST_ROUNDINGS` or more independent computations in the tested dtype, of
     which the one farthest from `hi` counts. Source: `docs/explanation/theory.md` §8.
     """
-    assert len(lows) >= LEAST_ROUNDINGS, f"a budget needs {LEAST_ROUNDINGS} roundings or more, but has {len(lows)}"
+    assert len(lows) >= LEAST_ROUNDINGS, (
+        f"a budget needs {LEAST_ROUNDINGS} roundings or more, but has {len(lows)}"
+    )
     if not hi.numel():
         return 0.0
     exact = hi.cpu()
@@ -278,7 +312,10 @@ def roundings(
         (5, tensor(6.))
     """
     seeds = (range(seed * len(inputs), (seed + 1) * len(inputs)) for seed in range(count))
-    moved = ([rounded_otherwise(*pair) for pair in zip(inputs, several, strict=True)] for several in seeds)
+    moved = (
+        [rounded_otherwise(*pair) for pair in zip(inputs, several, strict=True)]
+        for several in seeds
+    )
     return [compute(*inputs), *(compute(*given) for given in moved)]
 
 

@@ -24,7 +24,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.reference import combine_heads, join_axes
-from convattn.functional.torch_modes import autocasts, backward_to_differentiate, needs_own_operations, product_dtype
+from convattn.functional.torch_modes import (
+    autocasts,
+    backward_to_differentiate,
+    needs_own_operations,
+    product_dtype,
+)
 
 AXES = ("depth", "rows", "cols")
 
@@ -63,11 +68,20 @@ def separable_attention(
         y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
         return y.unflatten(2, [weight.shape[1] for weight in weights])
     if _is_small(weights, keys):
-        return attention_as_products([weight.to(keys.dtype) for weight in weights], keys, maps, groups)
-    if groups == 1 and len(weights) < 3 and _as_one(keys) and not needs_own_operations(keys, maps, *weights):
+        return attention_as_products(
+            [weight.to(keys.dtype) for weight in weights], keys, maps, groups
+        )
+    if (
+        groups == 1
+        and len(weights) < 3
+        and _as_one(keys)
+        and not needs_own_operations(keys, maps, *weights)
+    ):
         return attention_of_all_heads(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
-    narrow = keys.element_size() < torch.float32.itemsize  # heads must be summed before they are rounded
+    narrow = (
+        keys.element_size() < torch.float32.itemsize
+    )  # heads must be summed before they are rounded
     in_graph = torch.compiler.is_compiling() or autocasts(keys.device)
     if narrow or in_graph or needs_own_operations(keys, maps, *weights):
         return attention_as_products(weights, keys, maps, groups)
@@ -122,8 +136,12 @@ def values_first_attention(
     names = AXES[-len(weights) :]
     before = " ".join(names)
     mixed = einsum(
-        rearrange(keys, "batch (groups channels) ... -> batch groups channels (...)", groups=groups),
-        rearrange(value, "heads (groups inner) channels -> heads groups inner channels", groups=groups),
+        rearrange(
+            keys, "batch (groups channels) ... -> batch groups channels (...)", groups=groups
+        ),
+        rearrange(
+            value, "heads (groups inner) channels -> heads groups inner channels", groups=groups
+        ),
         "batch groups channels keys, heads groups inner channels -> heads batch groups inner keys",
     )
     mixed = rearrange(mixed, "heads batch groups inner keys -> heads (batch groups inner) keys")
@@ -138,7 +156,9 @@ def values_first_attention(
     return combine_heads(rearrange(mixed, "heads batch ... -> batch heads ..."), output, groups)
 
 
-def attention_as_products(weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int) -> Tensor:
+def attention_as_products(
+    weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int
+) -> Tensor:
     """Computes the attention as plain products, for compilers, autocast and further derivatives to work on."""
     names = AXES[-len(weights) :]
     mixed, before = keys, "batch channels " + " ".join(names)
@@ -206,7 +226,9 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, *weights)
         ctx.groups = groups
         workspace = Workspace(pixels)
-        y = pixels.new_zeros(pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1])
+        y = pixels.new_zeros(
+            pixels.shape[0], *(weight.shape[1] for weight in weights), maps.shape[1]
+        )
         for images, tile in _image_tiles(pixels, weights):
             part = y[_queries(images, tile)]
             total = part if part.is_contiguous() else workspace.get("total", *part.shape).zero_()
@@ -224,11 +246,16 @@ class _Product(torch.autograd.Function):
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             wanted = (*needs[:2], *needs[3:])
             compute = partial(_pixels_as_products, ctx.groups)
-            dx, dmaps, *dweights = backward_to_differentiate(compute, (pixels, maps, *weights), wanted, gradient)
+            dx, dmaps, *dweights = backward_to_differentiate(
+                compute, (pixels, maps, *weights), wanted, gradient
+            )
             return dx, dmaps, None, *dweights
         dx = torch.zeros_like(pixels) if needs[0] else None
         dmaps = torch.zeros_like(maps) if needs[1] else None
-        dweights = [torch.zeros_like(w) if need else None for w, need in zip(weights, needs[3:], strict=True)]
+        dweights = [
+            torch.zeros_like(w) if need else None
+            for w, need in zip(weights, needs[3:], strict=True)
+        ]
         for images, tile in _image_tiles(pixels, weights):
             dy = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
             for head, weight in enumerate(maps):
@@ -254,7 +281,9 @@ class _Product(torch.autograd.Function):
 
 def _pixels_as_products(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_Product` does, with the channels of a pixel together."""
-    y = attention_as_products(weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups)
+    y = attention_as_products(
+        weights, rearrange(pixels, "batch ... channels -> batch channels ..."), maps, groups
+    )
     return rearrange(y, "batch outputs ... -> batch ... outputs")
 
 
@@ -262,7 +291,9 @@ def _queries(images: slice, tile: Sequence[QueryTile]) -> tuple[slice, ...]:
     return images, *(part.queries for part in tile)
 
 
-def _image_tiles(pixels: Tensor, weights: Sequence[Tensor]) -> list[tuple[slice, tuple[QueryTile, ...]]]:
+def _image_tiles(
+    pixels: Tensor, weights: Sequence[Tensor]
+) -> list[tuple[slice, tuple[QueryTile, ...]]]:
     """Cuts one call into images and tiles of queries; on a GPU it is one piece."""
     if pixels.device.type == "cpu":
         most = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
@@ -289,7 +320,11 @@ def tiles_of_all_axes(
 
 
 def axis_tiles(
-    weights: Float[Tensor, "heads queries keys"], negligible: float, longest: int, *, cut_keys: bool = True
+    weights: Float[Tensor, "heads queries keys"],
+    negligible: float,
+    longest: int,
+    *,
+    cut_keys: bool = True,
 ) -> list[QueryTile]:
     """Cuts the queries along one axis into tiles: of at most `longest` queries, and fewer if heads are narrow."""
     # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
@@ -306,7 +341,9 @@ def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[Query
     """Cuts the queries into tiles of a length, each with the keys that matter to its queries."""
     parts, keys = chunks(weights.shape[1], length), weights.shape[2]
     most = torch.stack([weights[:, part].amax(1) for part in parts])
-    lows = (most.cumsum(-1) <= negligible).sum(-1).clamp(max=keys - 1)  # where no key matters, one stays
+    lows = (
+        (most.cumsum(-1) <= negligible).sum(-1).clamp(max=keys - 1)
+    )  # where no key matters, one stays
     highs = (keys - (most.flip(-1).cumsum(-1) <= negligible).sum(-1)).maximum(lows + 1)
     spans = [list(map(slice, *ends)) for ends in zip(lows.tolist(), highs.tolist(), strict=True)]
     return [QueryTile(part, own) for part, own in zip(parts, spans, strict=True)]
@@ -326,7 +363,9 @@ def mix(
     for number, (weight, part) in enumerate(zip(weights, tile, strict=True)):
         rows = weight[head, part.queries, part.keys[head]]
         shape = (stage.shape[0], rows.shape[0], stage.shape[2])
-        mixed = torch.bmm(rows.expand(stage.shape[0], -1, -1), stage, out=workspace.get(f"mixed {number}", *shape))
+        mixed = torch.bmm(
+            rows.expand(stage.shape[0], -1, -1), stage, out=workspace.get(f"mixed {number}", *shape)
+        )
         if number + 1 < len(weights):
             stage = mixed.view(shape[0] * shape[1], length_of(tile[number + 1].keys[head]), -1)
         else:
@@ -356,7 +395,9 @@ def mix_backward(
         upstream = gradient.view(stage.shape[0], rows.shape[0], stage.shape[2])
         into = weight_gradients[number]
         if into is not None:
-            into[head, part.queries, part.keys[head]] += _summed_products(upstream, stage, workspace)
+            into[head, part.queries, part.keys[head]] += _summed_products(
+                upstream, stage, workspace
+            )
         back = rows.mT.expand(stage.shape[0], -1, -1)
         if number:
             gradient = torch.bmm(back, upstream, out=workspace.get(f"back {number}", *stage.shape))
@@ -365,14 +406,18 @@ def mix_backward(
 
 
 def _summed_products(
-    upstream: Float[Tensor, "before queries behind"], stage: Float[Tensor, "before keys behind"], workspace: Workspace
+    upstream: Float[Tensor, "before queries behind"],
+    stage: Float[Tensor, "before keys behind"],
+    workspace: Workspace,
 ) -> Float[Tensor, "queries keys"]:
     """Multiplies queries with keys and sums over all else, with nothing larger than the factors in memory."""
     before, queries, behind = upstream.shape
     keys = stage.shape[1]
     if queries * keys > (queries + keys) * behind:
         return einsum(upstream, stage, "before queries behind, before keys behind -> queries keys")
-    return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(0)
+    return torch.bmm(upstream, stage.mT, out=workspace.get("products", before, queries, keys)).sum(
+        0
+    )
 
 
 def _region(pixels: Tensor, tile: Sequence[QueryTile], head: int) -> Tensor:
@@ -428,7 +473,9 @@ def head_weight_backward(
         into.unflatten(0, (groups, -1)).baddbmm_(_split(gradient, groups).mT, _split(mixed, groups))
 
 
-def _split(x: Float[Tensor, "pixels channels"], groups: int) -> Float[Tensor, "groups pixels channels_per_group"]:
+def _split(
+    x: Float[Tensor, "pixels channels"], groups: int
+) -> Float[Tensor, "groups pixels channels_per_group"]:
     return x.unflatten(1, (groups, -1)).transpose(0, 1)
 
 
@@ -458,8 +505,12 @@ class _AllHeads(torch.autograd.Function):
         y = pixels.new_empty(len(pixels), *means.queries, len(matrix))
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
-                mixed = means.together(means.along_cols(means.along_rows(means.lay_out(pixels[images], "pixels"))))
-                out = torch.mm(mixed, matrix.mT, out=means.space.get("outputs", len(mixed), len(matrix)))
+                mixed = means.together(
+                    means.along_cols(means.along_rows(means.lay_out(pixels[images], "pixels")))
+                )
+                out = torch.mm(
+                    mixed, matrix.mT, out=means.space.get("outputs", len(mixed), len(matrix))
+                )
                 rows, *cols = means.queries
                 means.restore(out.view(*cols or [1], rows, -1), y[images].movedim(-1, 1))
         return y
@@ -470,12 +521,19 @@ class _AllHeads(torch.autograd.Function):
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_as_products, pixels.dtype)
-            return tuple(backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient))
+            return tuple(
+                backward_to_differentiate(compute, (pixels, maps, *weights), needs, gradient)
+            )
         means, matrix = _Means(weights, pixels.shape[1], pixels), _side_by_side(maps, pixels.dtype)
-        dx, sums = torch.empty_like(pixels) if needs[0] else None, torch.promote_types(pixels.dtype, torch.float32)
+        dx, sums = (
+            torch.empty_like(pixels) if needs[0] else None,
+            torch.promote_types(pixels.dtype, torch.float32),
+        )
         dmatrix = torch.zeros_like(matrix, dtype=sums) if needs[1] else None
         pairs = zip(weights, needs[2:], strict=True)
-        dweights = [torch.zeros_like(weight, dtype=sums) if need else None for weight, need in pairs]
+        dweights = [
+            torch.zeros_like(weight, dtype=sums) if need else None for weight, need in pairs
+        ]
         drows, dcols = [*dweights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
@@ -490,16 +548,28 @@ class _AllHeads(torch.autograd.Function):
                     continue
                 dmixed = torch.mm(dy, matrix, out=mixed).view(-1, means.heads, means.channels)
                 by_both.view(means.heads, -1, means.channels).copy_(dmixed.transpose(0, 1))
-                back = means.rows_backward(means.cols_backward(by_both, by_rows, dcols), laid_out, drows)
+                back = means.rows_backward(
+                    means.cols_backward(by_both, by_rows, dcols), laid_out, drows
+                )
                 if dx is not None:
                     means.restore(back, dx[images])
-        dmaps = None if dmatrix is None else dmatrix.unflatten(1, (len(maps), -1)).transpose(0, 1).to(maps.dtype)
-        return dx, dmaps, *(d if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
+        dmaps = (
+            None
+            if dmatrix is None
+            else dmatrix.unflatten(1, (len(maps), -1)).transpose(0, 1).to(maps.dtype)
+        )
+        return (
+            dx,
+            dmaps,
+            *(d if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True)),
+        )
 
 
 def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_AllHeads` does, in operations that torch can differentiate."""
-    y = attention_as_products([weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1)
+    y = attention_as_products(
+        [weight.to(dtype) for weight in weights], pixels, maps.to(dtype), groups=1
+    )
     return y.movedim(1, -1)
 
 
@@ -516,44 +586,62 @@ class _Means:
         rows, *cols = (weight.to(like.dtype) for weight in weights)
         self.heads, self.channels, self.queries = len(rows), channels, [w.shape[1] for w in weights]
         self.rows, self.cols = rows.flatten(0, 1), cols[0] if cols else None
-        self.rows_back = self.rows.mT.contiguous()  # products with transposed views take up to twice as long
+        self.rows_back = (
+            self.rows.mT.contiguous()
+        )  # products with transposed views take up to twice as long
         self.cols_back = None if self.cols is None else self.cols.mT.contiguous()
         pixels = max(prod(self.queries), prod(w.shape[2] for w in weights))
-        fitting = _CACHE_OF_ALL_HEADS // max(1, pixels * self.heads * channels * like.element_size())
+        fitting = _CACHE_OF_ALL_HEADS // max(
+            1, pixels * self.heads * channels * like.element_size()
+        )
         aligned = _ALIGNED // gcd(_ALIGNED, channels)
         self.images = max(1, fitting // aligned) * aligned
         self.space = Workspace(like)
 
-    def lay_out(self, x: Float[Tensor, "images channels *spatial"], name: str) -> Float[Tensor, "cols rows inner"]:
+    def lay_out(
+        self, x: Float[Tensor, "images channels *spatial"], name: str
+    ) -> Float[Tensor, "cols rows inner"]:
         """Copies pixels, columns first, images and channels last."""
         pixels = (x[..., None] if self.cols is None else x).permute(3, 2, 0, 1)
         return self.space.get(name, *pixels.shape).copy_(pixels).flatten(2)
 
     def restore(
-        self, pixels: Float[Tensor, "cols rows inner"], into: Float[Tensor, "images channels *spatial"]
+        self,
+        pixels: Float[Tensor, "cols rows inner"],
+        into: Float[Tensor, "images channels *spatial"],
     ) -> None:
         """Undoes `lay_out`."""
         apart = pixels.unflatten(2, into.shape[:2]).permute(2, 3, 1, 0)
         into.copy_(apart[..., 0] if self.cols is None else apart)
 
-    def along_rows(self, pixels: Float[Tensor, "cols rows inner"]) -> Float[Tensor, "heads cols means"]:
+    def along_rows(
+        self, pixels: Float[Tensor, "cols rows inner"]
+    ) -> Float[Tensor, "heads cols means"]:
         """Takes the means along the rows."""
         out = self.space.get("rows", len(pixels), len(self.rows), pixels.shape[2])
         return self._by_head(torch.bmm(self.rows.expand(len(pixels), -1, -1), pixels, out=out))
 
-    def along_cols(self, rows: Float[Tensor, "heads cols inner"]) -> Float[Tensor, "heads cols_out inner"]:
+    def along_cols(
+        self, rows: Float[Tensor, "heads cols inner"]
+    ) -> Float[Tensor, "heads cols_out inner"]:
         """Takes the means along the columns, if there are any."""
         if self.cols is None:
             return rows
-        return torch.bmm(self.cols, rows, out=self.space.get("cols", *self.cols.shape[:2], rows.shape[2]))
+        return torch.bmm(
+            self.cols, rows, out=self.space.get("cols", *self.cols.shape[:2], rows.shape[2])
+        )
 
-    def together(self, means: Float[Tensor, "heads cols_out inner"]) -> Float[Tensor, "pixels inputs"]:
+    def together(
+        self, means: Float[Tensor, "heads cols_out inner"]
+    ) -> Float[Tensor, "pixels inputs"]:
         """Copies means, the heads of a pixel side by side."""
         apart = means.view(self.heads, -1, self.channels)
         out = self.space.get("together", apart.shape[1], self.heads, self.channels)
         return out.copy_(apart.transpose(0, 1)).flatten(1)
 
-    def cols_backward(self, upstream: Tensor, means: Tensor, into: Tensor | None) -> Float[Tensor, "heads cols inner"]:
+    def cols_backward(
+        self, upstream: Tensor, means: Tensor, into: Tensor | None
+    ) -> Float[Tensor, "heads cols inner"]:
         """Backpropagates through `along_cols`, adding the weights' gradient to `into`."""
         if self.cols_back is None:
             return upstream
@@ -564,7 +652,9 @@ class _Means:
         back = self.space.get("back", means.shape[1], len(self.rows), inner)
         return torch.bmm(self.cols_back, upstream, out=self._by_head(back))
 
-    def rows_backward(self, upstream: Tensor, pixels: Tensor, into: Tensor | None) -> Float[Tensor, "cols rows inner"]:
+    def rows_backward(
+        self, upstream: Tensor, pixels: Tensor, into: Tensor | None
+    ) -> Float[Tensor, "cols rows inner"]:
         """Backpropagates through `along_rows`, adding the weights' gradient to `into`."""
         rows = upstream.transpose(0, 1).reshape(len(pixels), len(self.rows), -1)
         if into is not None:
@@ -572,5 +662,7 @@ class _Means:
         back = self.space.get("pixels back", *pixels.shape)
         return torch.bmm(self.rows_back.expand(len(pixels), -1, -1), rows, out=back)
 
-    def _by_head(self, rows: Float[Tensor, "cols stacked inner"]) -> Float[Tensor, "heads cols means"]:
+    def _by_head(
+        self, rows: Float[Tensor, "cols stacked inner"]
+    ) -> Float[Tensor, "heads cols means"]:
         return rows.view(len(rows), self.heads, -1).transpose(0, 1)

@@ -19,7 +19,11 @@ from convattn.functional.torch_modes import needs_own_operations, product_dtype,
 from convattn.grid import Axis, Geometry
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+_TRANSPOSED = {
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
 
 _BLOCK = 16
 """Channels that oneDNN takes at a time: 8 with AVX2, 16 with AVX-512. The fault needs fewer than a block."""
@@ -76,7 +80,10 @@ def convolve_transposed(
     """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
     compute = _TRANSPOSED[len(stride)]
     sizes = zip(x.shape[2:], kernel.shape[2:], stride, padding, extra, dilation, strict=True)
-    made = [step * (n - 1) - 2 * pad + d * (taps - 1) + 1 + more for n, taps, step, pad, more, d in sizes]
+    made = [
+        step * (n - 1) - 2 * pad + d * (taps - 1) + 1 + more
+        for n, taps, step, pad, more, d in sizes
+    ]
     unwritten = len(stride) == 3 and _leaves_gaps(kernel, stride, padding, extra, dilation)
     if _is_narrow_in_bfloat16(x, kernel.shape[2:], [0] if unwritten else made, stride, dilation):
         with without_autocast(x.device):
@@ -97,11 +104,18 @@ def _is_narrow_in_bfloat16(x: Tensor, taps: Sequence[int], *sizes: Sequence[int]
     pixels, stride, dilation = sizes
     if max(stride) == 1 or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
-    return any(n <= d * (k - 1) + step for n, k, step, d in zip(pixels, taps, stride, dilation, strict=False))
+    return any(
+        n <= d * (k - 1) + step
+        for n, k, step, d in zip(pixels, taps, stride, dilation, strict=False)
+    )
 
 
 def _leaves_gaps(
-    kernel: Tensor, stride: Sequence[int], padding: Sequence[int], extra: Sequence[int], dilation: Sequence[int]
+    kernel: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extra: Sequence[int],
+    dilation: Sequence[int],
 ) -> bool:
     """Tells whether no tap of a transposed convolution reaches some outputs."""
     spans = [step * (taps - 1) + 1 for step, taps in zip(dilation, kernel.shape[2:], strict=True)]
@@ -111,7 +125,12 @@ def _leaves_gaps(
 
 def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
     """Tells whether a convolution is narrow, strided and of one pixel, without padding."""
-    return max(stride) > 1 and kernel.shape[1] < _BLOCK and set(kernel.shape[2:]) == {1} and not any(padding)
+    return (
+        max(stride) > 1
+        and kernel.shape[1] < _BLOCK
+        and set(kernel.shape[2:]) == {1}
+        and not any(padding)
+    )
 
 
 class WindowConvolution(NamedTuple):
@@ -152,14 +171,18 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     Returns:
         The convolution; None if torch's convolutions cannot pad so by themselves.
     """
-    own = geometry.keeps_grid or (geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1})
+    own = geometry.keeps_grid or (
+        geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1}
+    )
     if not own or any(before != after or before < 0 for before, after in geometry.padding):
         return None
     padding = tuple(before for before, _ in geometry.padding)
     sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
     smallest = max(1, *(step * (taps - 1) + 1 - 2 * pad for taps, step, pad in sizes))
     taps = tuple(displacement for _, displacement in geometry.taps())
-    return WindowConvolution(taps, smallest, geometry.kernel_size, geometry.stride, padding, geometry.dilation)
+    return WindowConvolution(
+        taps, smallest, geometry.kernel_size, geometry.stride, padding, geometry.dilation
+    )
 
 
 class Shifts(NamedTuple):
@@ -221,23 +244,34 @@ def shift_attention(
     if spread is not None:
         padding, extra = spread
         kernel = _transposed(maps, groups, taps)
-        return convolve_transposed(x, kernel, bias, geometry.input_dilation, padding, extra, groups, dilation)
+        return convolve_transposed(
+            x, kernel, bias, geometry.input_dilation, padding, extra, groups, dilation
+        )
     padding = _own_padding(geometry, axes, start, spans)
     if padding is None:
-        stop = [axis.queries[-1] + low + span for axis, low, span in zip(axes, first, spans, strict=True)]
+        stop = [
+            axis.queries[-1] + low + span
+            for axis, low, span in zip(axes, first, spans, strict=True)
+        ]
         x, padding = _window(pad_keys(x, geometry), axes, start, stop), (0,) * len(axes)
     stride = tuple(axis.queries.step for axis in axes)
     return convolve(x, _as_kernel(maps, taps), bias, stride, padding, dilation, groups)
 
 
-def _as_kernel(maps: Tensor, taps: tuple[int, ...]) -> Float[Tensor, "outputs channels_per_group *taps"]:
+def _as_kernel(
+    maps: Tensor, taps: tuple[int, ...]
+) -> Float[Tensor, "outputs channels_per_group *taps"]:
     """Arranges the matrices of taps as the kernel of a convolution."""
     return maps.movedim(0, -1).unflatten(-1, taps)
 
 
-def _transposed(maps: Tensor, groups: int, taps: tuple[int, ...]) -> Float[Tensor, "inputs outputs_per_group *taps"]:
+def _transposed(
+    maps: Tensor, groups: int, taps: tuple[int, ...]
+) -> Float[Tensor, "inputs outputs_per_group *taps"]:
     """Arranges the matrices of taps as the kernel of a transposed convolution."""
-    kernel = rearrange(maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups)
+    kernel = rearrange(
+        maps.flip(0), "taps (groups outputs) inputs -> (groups inputs) outputs taps", groups=groups
+    )
     return kernel.unflatten(-1, taps)
 
 
@@ -260,13 +294,19 @@ def _by_tap(
 
 
 def _spread_arguments(
-    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int], dilation: Sequence[int]
+    geometry: Geometry,
+    axes: Sequence[Axis],
+    start: Sequence[int],
+    spans: Sequence[int],
+    dilation: Sequence[int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Returns padding and output padding of the transposed convolution; None if there is no such convolution."""
     if set(geometry.input_dilation) == {1} or geometry.padding_mode != "zeros":
         return None
     padding, extra = [], []
-    steps = zip(geometry.padding, geometry.input_dilation, axes, start, spans, dilation, strict=True)
+    steps = zip(
+        geometry.padding, geometry.input_dilation, axes, start, spans, dilation, strict=True
+    )
     for (before, after), step, axis, low, span, spread in steps:
         pad = low + span - 1 - before
         more = len(axis.queries) - (axis.keys - before - after + span - 1 - 2 * pad)
@@ -282,28 +322,43 @@ def _own_padding(
     geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Returns the padding with which a convolution meets the window, or None if it cannot pad so."""
-    if set(geometry.input_dilation) != {1} or (geometry.padding_mode != "zeros" and not geometry.keeps_grid):
+    if set(geometry.input_dilation) != {1} or (
+        geometry.padding_mode != "zeros" and not geometry.keeps_grid
+    ):
         return None
     padding = []
     for (before, after), axis, low, span in zip(geometry.padding, axes, start, spans, strict=True):
         step, pad = axis.queries.step, before - low
         high = axis.queries[-1] - axis.queries[0] + low + span
         outputs = (axis.keys - before - after + 2 * pad - span) // step + 1
-        if low < 0 or high > axis.keys or pad < 0 or high > axis.keys - after + pad or outputs != len(axis.queries):
+        if (
+            low < 0
+            or high > axis.keys
+            or pad < 0
+            or high > axis.keys - after + pad
+            or outputs != len(axis.queries)
+        ):
             return None
         padding.append(pad)
     return tuple(padding)
 
 
-def _window(keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]) -> Tensor:
+def _window(
+    keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]
+) -> Tensor:
     """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
-    margins = [(max(0, -low), max(0, high - axis.keys)) for low, high, axis in zip(start, stop, axes, strict=True)]
+    margins = [
+        (max(0, -low), max(0, high - axis.keys))
+        for low, high, axis in zip(start, stop, axes, strict=True)
+    ]
     for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
         inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))
         keys = keys[(slice(None),) * dim + (inside,)]
     if not any(sum(pair) for pair in margins):
         return keys
-    return functional.pad(keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate")
+    return functional.pad(
+        keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate"
+    )
 
 
 class _NoGradient(torch.autograd.Function):

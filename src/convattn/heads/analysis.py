@@ -126,7 +126,10 @@ def analyze(
         >>> len(report.layers[0].heads), report.layers[0].grid
         (4, (8, 8))
     """
-    kernel_size, radius = whole_number("kernel_size", kernel_size), whole_number("radius", radius, least=0)
+    kernel_size, radius = (
+        whole_number("kernel_size", kernel_size),
+        whole_number("radius", radius, least=0),
+    )
     _require(model, images, kernel_size, controls)
     _require_layers(model, layers)
     counts = {_MEASURED: len(images)}
@@ -139,7 +142,9 @@ def analyze(
             if name == SHUFFLED:
                 grid = next(iter(runs[_MEASURED].layers.values())).pairs.layout.grid
                 if not can_shuffle(tuple(images[0].shape), grid):
-                    notes.append(f"shuffled images: {tuple(images[0].shape)} is not cut into a grid of {grid}")
+                    notes.append(
+                        f"shuffled images: {tuple(images[0].shape)} is not cut into a grid of {grid}"
+                    )
                     continue
                 image = partial(_shuffled, images, grid)
             if name == UNTRAINED:
@@ -202,7 +207,9 @@ def _require_images(images: Any) -> None:
     if isinstance(images, str | bytes) or not isinstance(images, Tensor | Sequence):
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
     if isinstance(images, Tensor) and images.ndim < 2:
-        raise ArgumentError(must_be("images", "a batch, whose first axis numbers the images", tuple(images.shape)))
+        raise ArgumentError(
+            must_be("images", "a batch, whose first axis numbers the images", tuple(images.shape))
+        )
     if isinstance(images, Tensor) and images.layout != torch.strided:
         raise ArgumentError(must_be("images", "dense", images.layout))
     if len(images) == 0:
@@ -240,7 +247,11 @@ class Run:
         self._apart: set[str] = set()  # Layers whose masks differ between batches
 
     def measure(
-        self, model: nn.Module, image: Callable[[int], Tensor], after: Callable[[int], None], like: "Run"
+        self,
+        model: nn.Module,
+        image: Callable[[int], Tensor],
+        after: Callable[[int], None],
+        like: "Run",
     ) -> None:
         """Measures the images, in a random order.
 
@@ -275,12 +286,16 @@ class Run:
                 yield done, done + size
                 done += size
 
-    def _add(self, model: nn.Module, batch: Tensor, members: Int64[Tensor, " images"], *, held_out: bool) -> None:
+    def _add(
+        self, model: nn.Module, batch: Tensor, members: Int64[Tensor, " images"], *, held_out: bool
+    ) -> None:
         """Runs the network on one batch and adds it to every layer."""
         calls: Counter[str] = Counter()
 
         def add(call: AttentionCall) -> None:
-            on_cpu = {name: value.cpu() for name, value in vars(call).items() if isinstance(value, Tensor)}
+            on_cpu = {
+                name: value.cpu() for name, value in vars(call).items() if isinstance(value, Tensor)
+            }
             call = replace(call, **on_cpu)  # where the sums are
             calls[call.name] += 1
             name = call.name if calls[call.name] == 1 else f"{call.name} (call {calls[call.name]})"
@@ -315,15 +330,21 @@ class Run:
                 f" raised {type(error).__name__}: {reason}"
             ) from error
         if not self.layers:
-            reasons = ", ".join(f"{name}: {NO_POSITION}" for name in self.passed_over) or "no layer ran"
-            raise UnsupportedModelError(f"no attention of {type(model).__name__} can be measured: {reasons}")
+            reasons = (
+                ", ".join(f"{name}: {NO_POSITION}" for name in self.passed_over) or "no layer ran"
+            )
+            raise UnsupportedModelError(
+                f"no attention of {type(model).__name__} can be measured: {reasons}"
+            )
 
 
 def _batch(images: Sequence[Tensor], shape: tuple[int, ...] | None) -> Tensor:
     """Makes a batch; raises ArgumentError if images differ in size, also from `shape`, or are not finite."""
     shapes = {tuple(image.shape) for image in images} | ({shape} if shape else set())
     if len(shapes) > 1:
-        raise ArgumentError(f"images must be of one size, but are of {' and '.join(map(str, sorted(shapes)))}")
+        raise ArgumentError(
+            f"images must be of one size, but are of {' and '.join(map(str, sorted(shapes)))}"
+        )
     batch = torch.stack(list(images))
     if batch.is_floating_point() and not bool(torch.isfinite(batch).all()):
         raise ArgumentError("images must hold finite numbers, but some are infinite or nan")
@@ -351,23 +372,34 @@ class LayerMeasure:
         self.kind, self.bytes = call.kind, call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
         self.sums, self.kernels = empty_sums(call, self.pairs, GROUPS), KernelFit()
-        on_grid = all(x is not None and x.shape[1] == prod(call.layout.grid) for x in (call.inputs, call.outputs))
+        on_grid = all(
+            x is not None and x.shape[1] == prod(call.layout.grid)
+            for x in (call.inputs, call.outputs)
+        )
         self.fit = ConvolutionFit(call.layout.grid, kernel_size) if on_grid else None
         self.normalised, self.masked = True, False
         self.error, self.budget = call.error, call.budget
 
-    def add(self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool) -> None:
+    def add(
+        self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool
+    ) -> None:
         """Adds a batch; `members` are the groups of its images, held out from the fit of the convolution or not."""
         name = call.name or ITSELF
         if not self.pairs.fits(call.layout):
-            raise UnsupportedModelError(f"{name}: queries or keys lie elsewhere than for the images before")
+            raise UnsupportedModelError(
+                f"{name}: queries or keys lie elsewhere than for the images before"
+            )
         if call.weights.shape[2] != self.sums.squares.shape[1]:
-            raise UnsupportedModelError(f"{name}: it has another number of heads than for the images before")
+            raise UnsupportedModelError(
+                f"{name}: it has another number of heads than for the images before"
+            )
         if held_out:
             self.kernels.score(call, self.pairs, self.sums)
         added = sum_heads(call, self.pairs, members, len(self.sums.images))
         if not bool(torch.isfinite(added.squares).all()):
-            raise ArgumentError(f"images must give finite attention, but weights of {name} are not finite")
+            raise ArgumentError(
+                f"images must give finite attention, but weights of {name} are not finite"
+            )
         self.sums = self.sums.plus(added)
         if self.fit is not None:
             assert call.inputs is not None
@@ -376,12 +408,18 @@ class LayerMeasure:
         if call.error - call.budget > self.error - self.budget:
             self.error, self.budget = call.error, call.budget
         self.normalised = self.normalised and call.normalised
-        self.masked |= call.allowed is not None or (call.layout.allowed is None) != (self.pairs.layout.allowed is None)
+        self.masked |= call.allowed is not None or (call.layout.allowed is None) != (
+            self.pairs.layout.allowed is None
+        )
 
 
 _PATCHES = {
     1: ("channels (cells length)", "cells channels length", ("cells",)),
-    2: ("channels (rows height) (cols width)", "(rows cols) channels height width", ("rows", "cols")),
+    2: (
+        "channels (rows height) (cols width)",
+        "(rows cols) channels height width",
+        ("rows", "cols"),
+    ),
 }
 """An image and its patches, by the number of axes of the grid."""
 
@@ -404,7 +442,9 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
                 orders[count] = torch.randperm(count, generator=draw)
             order = orders[count].to(parameter.device)
             start = int(torch.randint(max(count, 1), (), generator=draw))
-            parameter.copy_(parameter.flatten().index_select(0, order).roll(start).view(parameter.shape))
+            parameter.copy_(
+                parameter.flatten().index_select(0, order).roll(start).view(parameter.shape)
+            )
     return made
 
 
@@ -413,7 +453,9 @@ def can_shuffle(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     sizes = shape[-len(grid) :]
     if len(shape) == 1:
         return len(grid) == 1
-    return len(grid) in _PATCHES and len(shape) == len(grid) + 1 and all(map(int.__ge__, sizes, grid))
+    return (
+        len(grid) in _PATCHES and len(shape) == len(grid) + 1 and all(map(int.__ge__, sizes, grid))
+    )
 
 
 def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
@@ -464,10 +506,16 @@ def _assemble(
         layers.append(_layer_report(name, layer, beside, kernel_size, radius))
     limits = [*_LIMITS, *notes, *(f"{name}: {NO_POSITION}" for name in main.passed_over)]
     if any(layer.masked for layer in main.layers.values()):
-        limits.append("masks differ between images: pairs that a mask excludes count as pairs of weight 0")
+        limits.append(
+            "masks differ between images: pairs that a mask excludes count as pairs of weight 0"
+        )
     if any(layer.fit is None for layer in main.layers.values()):
-        limits.append("convolution scores of layers whose inputs or outputs do not lie on the grid of their queries")
-    unsettled = sum(layer.kernels.unsettled for run in runs.values() for layer in run.layers.values())
+        limits.append(
+            "convolution scores of layers whose inputs or outputs do not lie on the grid of their queries"
+        )
+    unsettled = sum(
+        layer.kernels.unsettled for run in runs.values() for layer in run.layers.values()
+    )
     if unsettled:
         limits.append(
             f"position scores of {counted(unsettled, 'head')}, controls included: weights by displacement were not"
@@ -493,7 +541,9 @@ def _assemble(
 
 def _statistics_of(layer: LayerMeasure, kernel_size: int, radius: int | None) -> LayerStatistics:
     """Computes the statistics of a measured layer; `radius` None leaves the kernels out."""
-    return layer_statistics(layer.sums, layer.pairs, layer.kernels, layer.fit, kernel_size=kernel_size, radius=radius)
+    return layer_statistics(
+        layer.sums, layer.pairs, layer.kernels, layer.fit, kernel_size=kernel_size, radius=radius
+    )
 
 
 def _layer_report(
@@ -549,14 +599,23 @@ def layer_statistics(
     found = [_head_numbers(sample, pairs, hard) for sample in samples]
     inside = pairs.within(0 if radius is None else radius)
     weights = everything.by_displacement[:, inside] / (everything.images * pairs.counts[inside])
-    shares = [sample.absolute[:, inside].sum(dim=1) / sample.absolute.sum(dim=1) for sample in samples]
+    shares = [
+        sample.absolute[:, inside].sum(dim=1) / sample.absolute.sum(dim=1) for sample in samples
+    ]
     per_image = everything.images * pairs.queries
     heads = []
     for head in range(len(weights)):
-        numbers = {name: _estimate([sample[name][head] for sample in found]) for name in found[0] if name != "shift"}
-        numbers["shift_invariance"] = _without_bias([sample["shift_invariance"][head] for sample in found])
+        numbers = {
+            name: _estimate([sample[name][head] for sample in found])
+            for name in found[0]
+            if name != "shift"
+        }
+        numbers["shift_invariance"] = _without_bias(
+            [sample["shift_invariance"][head] for sample in found]
+        )
         shift = tuple(
-            _estimate([sample["shift"][head, axis] for sample in found]) for axis in range(pairs.displacements.shape[1])
+            _estimate([sample["shift"][head, axis] for sample in found])
+            for axis in range(pairs.displacements.shape[1])
         )
         heads.append(
             HeadStatistics(
@@ -564,7 +623,9 @@ def layer_statistics(
                 shift=shift,
                 hard_shift=tuple(pairs.displacements[hard[head]].tolist()),
                 prefix_weights=tuple((everything.prefix[head] / per_image).tolist()),
-                prefix_maps=tuple(map(tuple, (everything.prefix_maps[head] / everything.images).tolist())),
+                prefix_maps=tuple(
+                    map(tuple, (everything.prefix_maps[head] / everything.images).tolist())
+                ),
                 kernel=() if radius is None else tuple(weights[head].tolist()),
                 position_kernel=() if radius is None else kernels.kernel(head, inside),
                 position_score=kernels.estimate(head, len(sums.images)),
@@ -580,9 +641,13 @@ def layer_statistics(
         images=int(everything.images),
         heads=tuple(heads),
         tap_coverage=_estimate([covered(sample["shift"], kernel_size) for sample in found]),
-        hard_tap_coverage=_estimate([covered(own[sample["hard_share"] > 0.5], kernel_size) for sample in found]),
+        hard_tap_coverage=_estimate(
+            [covered(own[sample["hard_share"] > 0.5], kernel_size) for sample in found]
+        ),
         non_locality=Estimate(mean, error),
-        convolution_score=Estimate(nan, nan) if convolution is None else convolution.estimate(GROUPS),
+        convolution_score=Estimate(nan, nan)
+        if convolution is None
+        else convolution.estimate(GROUPS),
         convolution_components=0 if convolution is None else convolution.components,
         convolution_images=(0, 0) if convolution is None else convolution.images,
     )
@@ -611,7 +676,9 @@ def _head_numbers(
         "effective_positions": entropy.clamp_min(0).exp(),
         "hard_share": own / (sums.images * pairs.counts[hard]),
         "shift_invariance": torch.where(varies, 1 - (sums.squares - explained) / total, torch.nan),
-        "content_share": torch.where(varies, sums.over_images / sums.compared * sums.images / total, torch.nan),
+        "content_share": torch.where(
+            varies, sums.over_images / sums.compared * sums.images / total, torch.nan
+        ),
         "distance": away / mass,
         "non_locality": away / queries,
         "prefix_share": sums.prefix_size / (mass + sums.prefix_size),
@@ -625,7 +692,9 @@ def covered(shifts: Float64[Tensor, "heads axes"], kernel_size: int) -> Float64[
     """
     reach = (kernel_size - 1) / 2
     axes = shifts.shape[1]
-    taps = torch.tensor(list(product(*[[step - reach for step in range(kernel_size)]] * axes)), dtype=torch.float64)
+    taps = torch.tensor(
+        list(product(*[[step - reach for step in range(kernel_size)]] * axes)), dtype=torch.float64
+    )
     distance, nearest = torch.cdist(taps, shifts).min(dim=0)
     return torch.tensor(len(nearest[distance <= 0.5].unique()) / len(taps), dtype=torch.float64)
 

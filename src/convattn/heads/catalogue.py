@@ -85,7 +85,11 @@ PATCH_COUNTERS: dict[str, PatchCounter] = {
 
 
 def register_attention(
-    cls: type[nn.Module], read: ReadLayout, *, pattern: str = "registered", heads_first: bool = False
+    cls: type[nn.Module],
+    read: ReadLayout,
+    *,
+    pattern: str = "registered",
+    heads_first: bool = False,
 ) -> None:
     """Says how the attention of a class of your own is laid out, so that `watch` reads it.
 
@@ -165,7 +169,10 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
     layers = survey(model)
     if any(layer.refused is None for layer in layers):
         return layers
-    reasons = [f"{layer.name or 'the model'} ({layer.kind.rpartition('.')[2]}): {layer.refused}" for layer in layers]
+    reasons = [
+        f"{layer.name or 'the model'} ({layer.kind.rpartition('.')[2]}): {layer.refused}"
+        for layer in layers
+    ]
     listed = "\n".join(f"  {reason}" for reason in reasons or [_unknown(model)])
     raise UnsupportedModelError(f"no attention of {type(model).__name__} can be read:\n{listed}")
 
@@ -183,12 +190,20 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
             continue
         if known.refused is not None:
             inside.update(module.modules())  # attention inside a refused module is refused with it
-        layers.append(AttentionModule(names[0], full_name(type(module)), known.pattern, known.refused))
+        layers.append(
+            AttentionModule(names[0], full_name(type(module)), known.pattern, known.refused)
+        )
     return tuple(layers)
 
 
 def _unknown(model: nn.Module) -> str:
-    kinds = sorted({full_name(type(part)) for part in model.modules() if "attention" in type(part).__name__.lower()})
+    kinds = sorted(
+        {
+            full_name(type(part))
+            for part in model.modules()
+            if "attention" in type(part).__name__.lower()
+        }
+    )
     if kinds:
         return f"{', '.join(kinds)}: not known; say where its tokens lie by register_attention"
     return "it has no module whose class is known to attend"
@@ -200,7 +215,10 @@ def chosen_layers(
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
     every = attention_layers(model)
     names, kind = [layer.name for layer in every], "attention layers"
-    wanted, unwanted = patterns("layers", layers, names, kind), patterns("without", without, names, kind) or ()
+    wanted, unwanted = (
+        patterns("layers", layers, names, kind),
+        patterns("without", without, names, kind) or (),
+    )
     for pattern in wanted or ():
         chosen = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in chosen):

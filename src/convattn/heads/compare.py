@@ -60,7 +60,9 @@ class ReportComparison(Record):
             "convolutional heads": "{} and {}".format(*self.convolutional),
             "hard heads": "{} and {}".format(*self.hard),
             "mean distance": "{:.3g} and {:.3g} cells".format(*self.mean_distance),
-            "convolution R²": "{:.3g} and {:.3g}, mean of the layers".format(*self.convolution_score),
+            "convolution R²": "{:.3g} and {:.3g}, mean of the layers".format(
+                *self.convolution_score
+            ),
             "differences": told + (f", {counted(shifts, 'shift')} of hard heads" if shifts else ""),
         }
         compared = f"{counted(self.heads, 'head')} of {counted(self.layers, 'layer')} compared"
@@ -97,7 +99,10 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     pairs = list(zip(first.layers, second.layers, strict=False))
     if not pairs:
         raise ArgumentError("reports must have layers, but one has none")
-    same_kernel, same_radius = first.kernel_size == second.kernel_size, first.radius == second.radius
+    same_kernel, same_radius = (
+        first.kernel_size == second.kernel_size,
+        first.radius == second.radius,
+    )
     of_layers = _OF_LAYERS if same_kernel else ()
     of_heads = tuple(name for name in HEAD_NUMBERS if same_radius or name != _OF_RADIUS)
     unjudged: set[str] = set()
@@ -106,27 +111,42 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     matched = [pair for layer in heads for pair in layer]
     limits = []
     if len(first.layers) != len(second.layers):
-        limits.append(f"layers without a partner: the reports have {len(first.layers)} and {len(second.layers)}")
+        limits.append(
+            f"layers without a partner: the reports have {len(first.layers)} and {len(second.layers)}"
+        )
     if any(len(one.heads) != len(other.heads) for one, other in pairs):
         limits.append("heads without a partner: some layers have another number of heads")
     if any(one.grid != other.grid for one, other in pairs):
         limits.append("grids differ: lengths are in cells of each network's own grid")
     if not same_kernel:
-        limits.append(f"{', '.join(_OF_LAYERS)}: kernel_size is {first.kernel_size} and {second.kernel_size}")
+        limits.append(
+            f"{', '.join(_OF_LAYERS)}: kernel_size is {first.kernel_size} and {second.kernel_size}"
+        )
     if not same_radius:
         limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
     if unjudged:
-        limits.append(f"{', '.join(sorted(unjudged))}: not known, or without a standard error, in a report")
+        limits.append(
+            f"{', '.join(sorted(unjudged))}: not known, or without a standard error, in a report"
+        )
     ones, others = [one for one, _ in matched], [other for _, other in matched]
-    scores = [[layer.measured.convolution_score for layer in layers] for layers in zip(*pairs, strict=True)]
+    scores = [
+        [layer.measured.convolution_score for layer in layers]
+        for layers in zip(*pairs, strict=True)
+    ]
     return ReportComparison(
         first=first.model,
         second=second.model,
         layers=len(pairs),
         heads=len(matched),
-        convolutional=(sum(head.convolutional for head in ones), sum(head.convolutional for head in others)),
+        convolutional=(
+            sum(head.convolutional for head in ones),
+            sum(head.convolutional for head in others),
+        ),
         hard=(sum(head.hard for head in ones), sum(head.hard for head in others)),
-        mean_distance=(mean_of([head.distance for head in ones]), mean_of([head.distance for head in others])),
+        mean_distance=(
+            mean_of([head.distance for head in ones]),
+            mean_of([head.distance for head in others]),
+        ),
         convolution_score=(mean_of(scores[0]), mean_of(scores[1])),
         threshold=_THRESHOLD,
         differences=tuple(sorted(found, key=lambda item: -item.errors)),
@@ -135,12 +155,20 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
 
 
 def _differences(
-    one: LayerReport, other: LayerReport, of_layers: tuple[str, ...], of_heads: tuple[str, ...], unjudged: set[str]
+    one: LayerReport,
+    other: LayerReport,
+    of_layers: tuple[str, ...],
+    of_heads: tuple[str, ...],
+    unjudged: set[str],
 ) -> Iterator[HeadDifference]:
     """Yields what differs in one layer; adds the names of numbers that differ, but not by a known number of errors."""
-    numbers = [(-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers]
+    numbers = [
+        (-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers
+    ]
     for left, right in zip(one.heads, other.heads, strict=False):
-        numbers += [(left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads]
+        numbers += [
+            (left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads
+        ]
         if len(left.shift) == len(right.shift):
             shifts = enumerate(zip(left.shift, right.shift, strict=True))
             numbers += [(left.head, f"shift[{axis}]", *pair) for axis, pair in shifts]
@@ -152,7 +180,14 @@ def _differences(
             yield HeadDifference(one.name, head, name, first, second, errors)
     for head, name, first, second in _hard_shifts(one, other):
         if first != second:
-            yield HeadDifference(one.name, head, name, Estimate(first, math.nan), Estimate(second, math.nan), math.inf)
+            yield HeadDifference(
+                one.name,
+                head,
+                name,
+                Estimate(first, math.nan),
+                Estimate(second, math.nan),
+                math.inf,
+            )
 
 
 def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, float, float]]:

@@ -114,12 +114,18 @@ class KernelMeans(nn.Module):
             total = convolve(functional.pad(ones, pads), kernel).flatten(2)
             # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
             values = values.to(torch.promote_types(dtype, kernel.dtype))
-            images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
+            images = rearrange(
+                values, "batch heads positions width -> batch (heads width) positions"
+            )
             depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
             geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
             padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
             sums = convolve_large(padded, depthwise, None, geometry, heads * width, direct=True)
-        y = rearrange(sums.flatten(2), "batch (heads width) positions -> batch heads positions width", width=width)
+        y = rearrange(
+            sums.flatten(2),
+            "batch (heads width) positions -> batch heads positions width",
+            width=width,
+        )
         return (y / _divisor(total)[..., None]).to(dtype)
 
     def extra_repr(self) -> str:
@@ -140,7 +146,9 @@ class MeasuredHeads:
     kernel: Float[Tensor, "heads *box"]  # K, of sum 1
     first: tuple[int, ...]  # Displacement of the box's first tap
     prefix_shares: Float[Tensor, "heads prefix"]  # Mean weight of a position for each prefix token
-    prefix_maps: Float[Tensor, "heads prefix tokens"]  # Weights of each prefix token's query, of sum 1
+    prefix_maps: Float[
+        Tensor, "heads prefix tokens"
+    ]  # Weights of each prefix token's query, of sum 1
 
 
 @final
@@ -166,7 +174,9 @@ class ContentHeads(nn.Module):
         key = self.key_norm(_split_heads(self.key(tokens), self.heads))
         mask = None if present is None else present[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return functional.scaled_dot_product_attention(query, key, values, mask, dropout, scale=self.scale)
+        return functional.scaled_dot_product_attention(
+            query, key, values, mask, dropout, scale=self.scale
+        )
 
 
 @final
@@ -187,7 +197,9 @@ class GatedHeads(nn.Module):
         assert layer.scale is not None
         self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
         self.position = _some_rows(layer.position, torch.tensor(list(heads)))
-        self.gates = nn.Parameter(gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad)
+        self.gates = nn.Parameter(
+            gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad
+        )
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
     def forward(
@@ -225,7 +237,9 @@ def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     return linear(whole.weight[rows], None if whole.bias is None else whole.bias[rows], like=whole)
 
 
-def _split_heads(tokens: Float[Tensor, "batch tokens inner"], heads: int) -> Float[Tensor, "batch heads tokens width"]:
+def _split_heads(
+    tokens: Float[Tensor, "batch tokens inner"], heads: int
+) -> Float[Tensor, "batch heads tokens width"]:
     return rearrange(tokens, "batch tokens (heads width) -> batch heads tokens width", heads=heads)
 
 
@@ -252,7 +266,9 @@ class ConvolvedAttention(nn.Module):
 
     back: Tensor | None
 
-    def __init__(self, layer: TokenAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None) -> None:
+    def __init__(
+        self, layer: TokenAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None
+    ) -> None:
         """Copies a layer, with heads that average in groups of similar size; the others attend as before."""
         super().__init__()
         averaging = [head for group in groups for head in group.heads]
@@ -262,17 +278,28 @@ class ConvolvedAttention(nn.Module):
         self.value = _some_rows(layer.value, rows)
         self.output = None if out is None else linear(out.weight[:, rows], out.bias, like=out)
         back = torch.argsort(torch.tensor(order, device=like.device))
-        self.register_buffer("back", back if out is None and order != sorted(order) else None, persistent=False)
+        self.register_buffer(
+            "back", back if out is None and order != sorted(order) else None, persistent=False
+        )
         kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
         means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
         self.means = means.requires_grad_(like.requires_grad)
         shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
         maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
-        learns = like.requires_grad and shares.numel() > 0  # an empty parameter gets no gradient, which DDP refuses
-        self.prefix_shares, self.prefix_maps = (nn.Parameter(part, requires_grad=learns) for part in (shares, maps))
+        learns = (
+            like.requires_grad and shares.numel() > 0
+        )  # an empty parameter gets no gradient, which DDP refuses
+        self.prefix_shares, self.prefix_maps = (
+            nn.Parameter(part, requires_grad=learns) for part in (shares, maps)
+        )
         attend = ContentHeads if layer.gates is None else GatedHeads
         self.content = attend(layer, others) if others else None
-        self.heads, self.averaging, self.grid, self.after = layer.heads, len(averaging), grid, layer.after
+        self.heads, self.averaging, self.grid, self.after = (
+            layer.heads,
+            len(averaging),
+            grid,
+            layer.after,
+        )
 
     @property
     def prefix(self) -> int:
@@ -280,7 +307,9 @@ class ConvolvedAttention(nn.Module):
         return self.prefix_shares.shape[1]
 
     def forward(
-        self, tokens: Float[Tensor, "batch tokens width"], present: Bool[Tensor, "batch tokens"] | None = None
+        self,
+        tokens: Float[Tensor, "batch tokens width"],
+        present: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Applies the attention to prefix tokens, then positions row by row; another number of them raises ShapeError.
 
@@ -299,13 +328,19 @@ class ConvolvedAttention(nn.Module):
         return self.after(y if self.output is None else self.output(y))
 
     def _by_displacement(
-        self, values: Float[Tensor, "batch heads tokens width"], sizes: tuple[int, ...], present: Tensor | None
+        self,
+        values: Float[Tensor, "batch heads tokens width"],
+        sizes: tuple[int, ...],
+        present: Tensor | None,
     ) -> Float[Tensor, "batch heads tokens width"]:
         """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
         prefix, positions = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
         there = None if present is None else present[:, self.prefix :]
         parts = positions.split([means.heads for means in self.means], dim=1)
-        around = torch.cat([means(part, sizes, there) for means, part in zip(self.means, parts, strict=True)], dim=1)
+        around = torch.cat(
+            [means(part, sizes, there) for means, part in zip(self.means, parts, strict=True)],
+            dim=1,
+        )
         if not self.prefix:
             return around
         wide = self.prefix_shares
@@ -322,6 +357,10 @@ class ConvolvedAttention(nn.Module):
             return (tokens - self.prefix,)
         if tokens != self.prefix + prod(self.grid):
             grid = " x ".join(map(str, self.grid))
-            expected = f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {grid} positions)"
-            raise ShapeError(f"tokens must be {expected}, as where the heads were measured, but are {tokens}")
+            expected = (
+                f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {grid} positions)"
+            )
+            raise ShapeError(
+                f"tokens must be {expected}, as where the heads were measured, but are {tokens}"
+            )
         return self.grid

@@ -34,7 +34,11 @@ class Estimate:
 
     def __str__(self) -> str:
         """Returns the number with its standard error."""
-        return f"{self.value:.3g} ± {self.error:.2g}" if math.isfinite(self.error) else f"{self.value:.3g}"
+        return (
+            f"{self.value:.3g} ± {self.error:.2g}"
+            if math.isfinite(self.error)
+            else f"{self.value:.3g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,18 @@ class HeadStatistics:
     # R² of weights by displacement alone that are shared out at borders as softmax does, on images that they were not
     # fitted to: 1 for every head without content, 0 if looking everywhere alike is as near; nan without such images
     position_score: Estimate
-    content_share: Estimate  # Variance over images at fixed (q, k), as a share of the total variance
+    content_share: (
+        Estimate  # Variance over images at fixed (q, k), as a share of the total variance
+    )
     distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)
     non_locality: Estimate  # (1/N) Σ A‖δ‖, prefix tokens at no distance (d'Ascoli et al. 2021)
     prefix_share: Estimate  # Share of attention on prefix tokens
     prefix_weights: tuple[float, ...]  # Mean weight that a position pays to each prefix token
     # Mean weights of each prefix token's own query, over all keys in the layer's order (prefix tokens where they stand)
     prefix_maps: tuple[tuple[float, ...], ...]
-    kernel: tuple[float, ...]  # Mean weight at each of the layer's `displacements`; empty in controls
+    kernel: tuple[
+        float, ...
+    ]  # Mean weight at each of the layer's `displacements`; empty in controls
     # The weights behind `position_score` at these displacements: over all they sum to the mean attention on positions
     position_kernel: tuple[float, ...]
     kernel_share: Estimate  # Share of the attention on positions that is at these displacements
@@ -87,7 +95,9 @@ class LayerStatistics:
     images: int  # Number of images
     heads: tuple[HeadStatistics, ...]  # The heads
     tap_coverage: Estimate  # Share of the taps that a head's mean shift matches within half a cell
-    hard_tap_coverage: Estimate  # The same of heads with more than half of their attention at one displacement
+    hard_tap_coverage: (
+        Estimate  # The same of heads with more than half of their attention at one displacement
+    )
     non_locality: Estimate  # Mean over the heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
     # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
@@ -130,7 +140,9 @@ class LayerReport:
     error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
     budget: float  # Largest difference that rounding explains
     uniform_distance: float  # Mean attention distance of a head that looks everywhere alike
-    displacements: tuple[tuple[float, ...], ...]  # Displacements of the kernels: all within the report's radius
+    displacements: tuple[
+        tuple[float, ...], ...
+    ]  # Displacements of the kernels: all within the report's radius
     measured: LayerStatistics  # What was measured
     controls: tuple[Control, ...]  # The same without trained weights, or on shuffled images
     sentence: str  # The layer in plain words
@@ -197,9 +209,14 @@ class HeadReport(Record):
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         heads = [head for layer in self.layers for head in layer.heads]
-        many = {layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers}
+        many = {
+            layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers
+        }
         told = f"{sum(many.values())} of {counted(len(heads), 'head')} convolutional (position score ≥ {CONVOLUTIONAL})"
-        hard, names = sum(head.hard for head in heads), [f"{name} ({count})" for name, count in many.items() if count]
+        hard, names = (
+            sum(head.hard for head in heads),
+            [f"{name} ({count})" for name, count in many.items() if count],
+        )
         lines = [f"{self.model}: {told}, {hard} hard, on {counted(self.images, 'image')}"]
         lines += [f"  convolutional   {some(names)}"] * bool(names)
         lines += [f"  not covered     {item}" for item in self.not_covered]
@@ -230,22 +247,39 @@ def layer_sentence(
         )
     else:
         most = max(head.hard_share.value for head in heads)
-        none = f"None of {counted(len(heads), 'head')} looks" if len(heads) > 1 else "The only head does not look"
-        parts.append(f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)")
+        none = (
+            f"None of {counted(len(heads), 'head')} looks"
+            if len(heads) > 1
+            else "The only head does not look"
+        )
+        parts.append(
+            f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)"
+        )
     content = _percent(mean_of([head.content_share for head in heads]))
-    parts.append(f"{_by_position(heads)}, and {content} of the variance of the weights comes from the content")
-    parts.append(f"A query looks {mean_of([head.distance for head in heads]):.1f} cells away on average")
+    parts.append(
+        f"{_by_position(heads)}, and {content} of the variance of the weights comes from the content"
+    )
+    parts.append(
+        f"A query looks {mean_of([head.distance for head in heads]):.1f} cells away on average"
+    )
     prefix = mean_of([head.prefix_share for head in heads])
     if prefix > 0.005:
         parts[-1] += f", and pays {_percent(prefix)} of its attention to prefix tokens"
     score = measured.convolution_score
     if score.value < 2 * score.error:
-        parts.append(f"How much of its output a {kernel} convolution explains is not resolved on these images")
+        parts.append(
+            f"How much of its output a {kernel} convolution explains is not resolved on these images"
+        )
     elif math.isfinite(score.value):
-        lone = [f"{_percent(item.measured.convolution_score.value)} with {item.name}" for item in controls]
+        lone = [
+            f"{_percent(item.measured.convolution_score.value)} with {item.name}"
+            for item in controls
+        ]
         spread = f" ± {100 * score.error:.0f}" if math.isfinite(score.error) else ""
         beside = f"{spread} % of its output" + (f" ({', '.join(lone)})" if lone else "")
-        parts.append(f"The best {kernel} convolution explains at least {100 * max(score.value, 0):.0f}{beside}")
+        parts.append(
+            f"The best {kernel} convolution explains at least {100 * max(score.value, 0):.0f}{beside}"
+        )
     return ". ".join(parts) + "."
 
 
@@ -287,7 +321,11 @@ def _schema(pa: ModuleType) -> Any:
             ("depth", pa.int64()),
             ("condition", pa.string()),
             ("head", pa.int64()),
-            *((name, pa.float64()) for number in HEAD_NUMBERS for name in (number, f"{number}_error")),
+            *(
+                (name, pa.float64())
+                for number in HEAD_NUMBERS
+                for name in (number, f"{number}_error")
+            ),
             ("shift", lists),
             ("shift_error", lists),
             *((name, pa.list_(lists) if name == "prefix_maps" else lists) for name in _LIST_NAMES),
@@ -307,7 +345,9 @@ def write_table(report: HeadReport, path: str | os.PathLike[str]) -> Path:
     rest = _map_statistics(json.loads(report.to_json()), lambda part, *_: {**part, "heads": []})
     text = json.dumps(rest).encode()
     table = pa.Table.from_pylist(rows, schema=_schema(pa))
-    table = table.replace_schema_metadata({_REPORT: text, _DIGEST: hashlib.sha256(text).hexdigest()})
+    table = table.replace_schema_metadata(
+        {_REPORT: text, _DIGEST: hashlib.sha256(text).hexdigest()}
+    )
     buffer = io.BytesIO()
     pa.parquet.write_table(table, buffer, write_page_checksum=True)
     return write_atomically(path, buffer.getvalue())
@@ -328,7 +368,9 @@ def read_table(path: str | os.PathLike[str]) -> HeadReport:
             heads.setdefault((row["depth"], row["condition"]), []).append(_head(row))
         whole = _map_statistics(rest, lambda part, *place: {**part, "heads": heads[place]})
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read a report from {path}: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"cannot read a report from {path}: {type(error).__name__}: {error}"
+        ) from None
     return HeadReport.from_json(json.dumps(whole))
 
 
@@ -365,6 +407,11 @@ def _map_statistics(report: dict[str, Any], change: Any) -> dict[str, Any]:
     """Changes the statistics of every layer and every control of a report in plain values."""
     layers = []
     for depth, layer in enumerate(report["layers"]):
-        controls = [{**item, "measured": change(item["measured"], depth, item["name"])} for item in layer["controls"]]
-        layers.append({**layer, "measured": change(layer["measured"], depth, _MEASURED), "controls": controls})
+        controls = [
+            {**item, "measured": change(item["measured"], depth, item["name"])}
+            for item in layer["controls"]
+        ]
+        layers.append(
+            {**layer, "measured": change(layer["measured"], depth, _MEASURED), "controls": controls}
+        )
     return {**report, "layers": layers}

@@ -14,7 +14,10 @@ HEADS = "heads.parquet"
 """The file in the folder of a run of quadratic heads."""
 
 _PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
-_WHOLE, _REAL = ("step", "epoch", "layer", "head"), ("centre_row", "centre_col", *dict.fromkeys(_PRECISION))
+_WHOLE, _REAL = (
+    ("step", "epoch", "layer", "head"),
+    ("centre_row", "centre_col", *dict.fromkeys(_PRECISION)),
+)
 """Columns of whole and of real numbers."""
 
 
@@ -53,7 +56,9 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
     """
     path = Path(run) / HEADS
     pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
-    columns = pa.schema([(name, pa.int64()) for name in _WHOLE] + [(name, pa.float64()) for name in _REAL])
+    columns = pa.schema(
+        [(name, pa.int64()) for name in _WHOLE] + [(name, pa.float64()) for name in _REAL]
+    )
     try:
         table = pa.parquet.read_table(path, page_checksum_verification=True)
         rows = table.select(columns.names).cast(columns).to_pylist()
@@ -61,16 +66,26 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
         moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
         return [_snapshot(*moment, list(heads)) for moment, heads in moments]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot read heads from {path}: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"cannot read heads from {path}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
     """Makes a snapshot of rows in the order of the heads; ValueError says what is wrong with them."""
     place = f"step {step}, layer {layer}"
     centres = np.array([[row["centre_row"], row["centre_col"]] for row in rows], dtype=float)
-    precisions = np.array([[row[name] for name in _PRECISION] for row in rows], dtype=float).reshape(-1, 2, 2)
-    if min(epoch, step, layer) < 0 or not (np.isfinite(centres).all() and np.isfinite(precisions).all()):
-        raise ValueError(f"{place}: numbers must be finite, and steps, epochs and layers count from 0")
+    precisions = np.array(
+        [[row[name] for name in _PRECISION] for row in rows], dtype=float
+    ).reshape(-1, 2, 2)
+    if min(epoch, step, layer) < 0 or not (
+        np.isfinite(centres).all() and np.isfinite(precisions).all()
+    ):
+        raise ValueError(
+            f"{place}: numbers must be finite, and steps, epochs and layers count from 0"
+        )
     if [row["head"] for row in rows] != list(range(len(rows))):
-        raise ValueError(f"{place} must have each head once, but has {[row['head'] for row in rows]}")
+        raise ValueError(
+            f"{place} must have each head once, but has {[row['head'] for row in rows]}"
+        )
     return HeadSnapshot(epoch, step, layer, centres, precisions)

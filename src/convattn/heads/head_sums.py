@@ -50,7 +50,9 @@ class Pairs:
     rows: Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
     cols: Int64[Tensor, " cols"]  # Which keys have a position
     valid: Bool[Tensor, "groups rows cols"] | None  # Which of their pairs count; None if all
-    bins: Int64[Tensor, "groups rows cols"]  # Number of each pair's displacement; those that do not count have the last
+    bins: Int64[
+        Tensor, "groups rows cols"
+    ]  # Number of each pair's displacement; those that do not count have the last
     displacements: Float64[Tensor, "displacements axes"]  # Every displacement δ = k − q, in cells
     counts: Float64[Tensor, " displacements"]  # Number of pairs with it
     queries: int  # Queries that have a pair, in all groups
@@ -74,7 +76,11 @@ class Pairs:
         mine = self.layout
         if mine.grid != layout.grid or (mine.allowed is not None and layout.allowed is None):
             return False
-        same = [(mine.queries, layout.queries), (mine.keys, layout.keys), (mine.key_prefix, layout.key_prefix)]
+        same = [
+            (mine.queries, layout.queries),
+            (mine.keys, layout.keys),
+            (mine.key_prefix, layout.key_prefix),
+        ]
         if mine.allowed is not None and layout.allowed is not None:
             same.append((mine.allowed, layout.allowed))
         return all(old is new or torch.equal(old, new) for old, new in same)
@@ -89,7 +95,10 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     """Sorts the pairs of a layout; if none has a position, UnsupportedModelError is raised."""
     if not has_positions(layout):
         raise UnsupportedModelError(f"{name}: {NO_POSITION}")
-    rows, cols = (layout.queries >= 0).any(dim=0).nonzero()[:, 0], (~layout.key_prefix).nonzero()[:, 0]
+    rows, cols = (
+        (layout.queries >= 0).any(dim=0).nonzero()[:, 0],
+        (~layout.key_prefix).nonzero()[:, 0],
+    )
     queries = layout.queries[:, rows]
     valid = (queries >= 0)[:, :, None].expand(-1, -1, len(cols))
     if layout.allowed is not None:
@@ -135,7 +144,9 @@ class HeadSums:
     squares: Float64[Tensor, "*groups heads"]  # Σ (A − level)²
     # Σ (A − mean of the batch)² · n/(n − 1) over images compared: unbiased for their number times the variance
     over_images: Float64[Tensor, "*groups heads"]
-    entropies: Float64[Tensor, "*groups heads"]  # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
+    entropies: Float64[
+        Tensor, "*groups heads"
+    ]  # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
     prefix: Float64[Tensor, "*groups heads prefix_keys"]  # Σ A of positions on each prefix key
     prefix_size: Float64[Tensor, "*groups heads"]  # Σ |A| of positions on all prefix keys
     # Σ A of prefix queries; one group of queries only
@@ -147,10 +158,17 @@ class HeadSums:
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
-        return HeadSums(**{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)})
+        return HeadSums(
+            **{
+                item.name: getattr(self, item.name) + getattr(other, item.name)
+                for item in fields(self)
+            }
+        )
 
 
-def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int) -> HeadSums:
+def sum_heads(
+    call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
+) -> HeadSums:
     """Sums the weights of one batch; `members` says which group of images each image is in."""
     weights = call.weights
     images, windows, heads = weights.shape[:3]
@@ -161,10 +179,14 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
     level = 2.0 ** -round(log2(weights.shape[-1]))  # the power of two nearest to 1/keys
     runs = members.unique_consecutive(return_counts=True)
     dtype = torch.promote_types(weights.dtype, torch.float32)
-    mass, logs, squares, apart = weights.new_empty(4, images, windows, heads, len(pairs.rows), dtype=dtype)
+    mass, logs, squares, apart = weights.new_empty(
+        4, images, windows, heads, len(pairs.rows), dtype=dtype
+    )
     for chosen, tile in tiles(call, pairs):
         signed = images > 0 and float(tile.amin()) < 0
-        total = tile.new_zeros(len(runs[0]), *tile.shape[1:])  # Σ (A − level) over the images of a run
+        total = tile.new_zeros(
+            len(runs[0]), *tile.shape[1:]
+        )  # Σ (A − level) over the images of a run
         absolute = torch.zeros_like(total) if signed else total
         for run, part in _stretches(tile, runs[1]):
             size = tile[part].abs() if signed else tile[part]
@@ -177,23 +199,31 @@ def sum_heads(call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images
             squares[part, :, chosen] = shifted.square_().sum(dim=4)
         mean = total.sum(dim=0) / max(images, 1)
         for _, part in _stretches(tile, runs[1]):
-            apart[part, :, chosen] = _shifted(tile[part], level, pairs).sub_(mean).square_().sum(dim=4)
+            apart[part, :, chosen] = (
+                _shifted(tile[part], level, pairs).sub_(mean).square_().sum(dim=4)
+            )
         for run, group in enumerate(runs[0].tolist()):
             _add_bins(made.centred[group, chosen], total[run], pairs)
             if signed:
                 _add_bins(made.absolute[group, chosen], absolute[run], pairs)
     logs = mass * mass.clamp_min(_TINY).log() - logs
     apart *= images / max(images - 1, 1)
-    for found, row in zip((made.entropies, made.squares, made.over_images), (logs, squares, apart), strict=True):
+    for found, row in zip(
+        (made.entropies, made.squares, made.over_images), (logs, squares, apart), strict=True
+    ):
         found.index_add_(0, members, row.double().sum(dim=(1, 3)))
     _sum_prefix(made, call, pairs, members)
     images_of = made.images[:, None, None]
     by_displacement = made.centred + level * images_of * pairs.counts
-    absolute = torch.where((made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement)
+    absolute = torch.where(
+        (made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement
+    )
     return replace(made, by_displacement=by_displacement, absolute=absolute)
 
 
-def tiles(call: AttentionCall, pairs: Pairs) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
+def tiles(
+    call: AttentionCall, pairs: Pairs
+) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
     """Yields the weights of the pairs that count, others in between as 0, of a few heads: as many as fit a cache."""
     heads = call.weights.shape[2]
     step = max(1, _IN_CACHE // (pairs.bins.numel() * 4))
@@ -211,7 +241,9 @@ def images_in_cache(tile: Float[Tensor, "images ..."]) -> int:
     return max(1, _IN_CACHE // max(tile[:1].numel() * tile.itemsize, 1))
 
 
-def _stretches(tile: Float[Tensor, "images ..."], counts: Int64[Tensor, " runs"]) -> Iterator[tuple[int, slice]]:
+def _stretches(
+    tile: Float[Tensor, "images ..."], counts: Int64[Tensor, " runs"]
+) -> Iterator[tuple[int, slice]]:
     """Cuts each run of images, which follow each other and are in one group, into stretches that fit a cache."""
     first, step = 0, images_in_cache(tile)
     for run, count in enumerate(counts.tolist()):
@@ -229,7 +261,9 @@ def _shifted(
 
 
 def _picked(
-    weights: Float[Tensor, "images groups heads queries keys"], chosen: Int64[Tensor, " chosen"], axis: int
+    weights: Float[Tensor, "images groups heads queries keys"],
+    chosen: Int64[Tensor, " chosen"],
+    axis: int,
 ) -> Float[Tensor, "images groups heads rows cols"]:
     """Takes some of the queries or keys, without a copy where they are one stretch."""
     first, count = int(chosen[0]), len(chosen)
@@ -239,15 +273,21 @@ def _picked(
 
 
 def _add_bins(
-    total: Float64[Tensor, "heads displacements"], weights: Float[Tensor, "groups heads rows cols"], pairs: Pairs
+    total: Float64[Tensor, "heads displacements"],
+    weights: Float[Tensor, "groups heads rows cols"],
+    pairs: Pairs,
 ) -> None:
     """Adds up the weights of each displacement."""
     bins, size = pairs.bins.flatten(), total.shape[1]
     for head in range(len(total)):
-        total[head] += torch.bincount(bins, weights[:, head].double().flatten(), minlength=size + 1)[:size]
+        total[head] += torch.bincount(
+            bins, weights[:, head].double().flatten(), minlength=size + 1
+        )[:size]
 
 
-def _sum_prefix(made: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]) -> None:
+def _sum_prefix(
+    made: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]
+) -> None:
     """Sums what positions pay to prefix keys, and the maps of prefix queries."""
     layout = pairs.layout
     if made.prefix.shape[2]:
@@ -257,7 +297,9 @@ def _sum_prefix(made: HeadSums, call: AttentionCall, pairs: Pairs, members: Int6
         made.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
         made.prefix_size.index_add_(0, members, on_prefix.abs().sum(dim=(1, 3, 4)))
     if made.prefix_maps.shape[2]:
-        made.prefix_maps.index_add_(0, members, call.weights[:, 0][:, :, _prefix_queries(layout)].double())
+        made.prefix_maps.index_add_(
+            0, members, call.weights[:, 0][:, :, _prefix_queries(layout)].double()
+        )
 
 
 def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:

@@ -13,11 +13,22 @@ from convattn.convert.certificate import LeftAlone, VerdictRecord, underflows
 from convattn.convert.surgery import copy_network, find_empty, full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be, must_be_a
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+)
 from convattn.grid import Geometry, PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, attention_class, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork, TokenAttention, linear
-from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention, PatchGrid, layer_by_position
+from convattn.heads.patch_attention import (
+    GatedPatchAttention,
+    PatchAttention,
+    PatchGrid,
+    layer_by_position,
+)
 from convattn.layers import RelativeAttention2d
 from convattn.wording import counted
 
@@ -27,11 +38,15 @@ class InitialisedLayer(VerdictRecord):
     """One attention layer whose heads were set on the patches around the query."""
 
     name: str  # Where it stands in the network
-    convolution: str  # What its heads compute by position, as `print` shows that convolution of patches
+    convolution: (
+        str  # What its heads compute by position, as `print` shows that convolution of patches
+    )
     exact: bool  # Whether nothing of it is lost but rounding
     leak: float  # Share of a head's attention by position that is outside the kernel
     bound: float  # A-priori bound on the largest error on the input measured
-    measured_error: float  # Largest output difference to that convolution, on random patches, in float64
+    measured_error: (
+        float  # Largest output difference to that convolution, on random patches, in float64
+    )
     rounding: float  # Largest difference that the dtype's rounding explains there
 
 
@@ -56,15 +71,21 @@ class ConvolutionalInit(VerdictRecord):
 
     model: str  # Class of the network
     grid: tuple[int, int]  # Rows and columns of patches, for images of the network's own size
-    prefix_tokens: int  # Tokens before the patches (class, distillation, register), which have no position
+    prefix_tokens: (
+        int  # Tokens before the patches (class, distillation, register), which have no position
+    )
     kernel_size: tuple[int, int]  # Rows and columns of patches that the heads look at
     heads: int  # Heads of each layer now
     heads_before: int  # Heads of each layer before
     head_width: int  # D_h, width of a head: the largest rank of the matrix of one tap
-    heads_at_centre: int  # How many of the heads look at the query's own patch, where the matrices add up
+    heads_at_centre: (
+        int  # How many of the heads look at the query's own patch, where the matrices add up
+    )
     sharpness: float  # α of the score −α‖δ − Δ‖², in 1/patch²
     content: str  # "gated", or "none"
-    content_share: float  # Share of content in each head's attention at the start; 0 without content
+    content_share: (
+        float  # Share of content in each head's attention at the start; 0 without content
+    )
     parameters: int  # Number of parameters now
     parameters_before: int  # Number of parameters before
     layers: tuple[InitialisedLayer, ...]  # The layers
@@ -78,9 +99,13 @@ class ConvolutionalInit(VerdictRecord):
         prefix = counted(self.prefix_tokens, "prefix token")
         added = self.heads - self.heads_before
         heads = f"{self.heads} of width {self.head_width}, {self.heads_at_centre} of them at the query's own patch"
-        worst = max(self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding)
+        worst = max(
+            self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding
+        )
         error = f"error {worst.measured_error:.3g} of {worst.bound + worst.rounding:.3g} allowed, at {worst.name}"
-        content = f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
+        content = (
+            f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
+        )
         lines = [
             f"convolutional init: {self.verdict} ({counted(len(self.layers), 'layer')} of {self.model})",
             f"  kernel          {kernel} on a grid of {grid} patches, after {prefix}",
@@ -152,10 +177,14 @@ def convolutional_init(
     """
     kernel = axis_lists("kernel_size", kernel_size, 2, least=1)
     if any(taps % 2 == 0 for taps in kernel):
-        raise ArgumentError(must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size))
+        raise ArgumentError(
+            must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size)
+        )
     if not (content == "gated" or content is False):
         raise ArgumentError(must_be("content", '"gated" or False', content))
-    if isinstance(content_share, bool) or not (isinstance(content_share, int | float) and 0 <= content_share < 1):
+    if isinstance(content_share, bool) or not (
+        isinstance(content_share, int | float) and 0 <= content_share < 1
+    ):
         raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
@@ -171,7 +200,10 @@ def convolutional_init(
     layers, left = _read_layers(made, network)
     grid = PatchGrid(network.grid, network.count)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
-    attentions, replaced = dict[str, GatedPatchAttention | PatchAttention](), dict[nn.Module, nn.Module]()
+    attentions, replaced = (
+        dict[str, GatedPatchAttention | PatchAttention](),
+        dict[nn.Module, nn.Module](),
+    )
     for name, before in layers.items():
         layer = _add_heads(before, geometry, generator)
         encoding = _tap_encoding(layer, geometry, sharpness)
@@ -197,7 +229,8 @@ def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
     if describe is not None:
         return describe
     reason = (
-        "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+        "supported are VisionTransformer and VisionTransformerDistilled of timm, "
+        "ViTModel and ViTFor… of transformers"
     )
     for module in vit.modules():
         known = attention_class(module)
@@ -205,13 +238,17 @@ def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
             reason = "it attends in windows, not over the grid of patches"
         elif known is not None and known.unchanged is not None:
             reason = known.unchanged
-    raise UnsupportedModelError(f"cannot initialise {type(vit).__name__} as a convolution: {reason}")
+    raise UnsupportedModelError(
+        f"cannot initialise {type(vit).__name__} as a convolution: {reason}"
+    )
 
 
 _NO_LAYERS = "no attention of a known class was found in its blocks (of transformers, version 5 is supported)"
 
 
-def _read_layers(model: nn.Module, network: PatchNetwork) -> tuple[dict[str, TokenAttention], tuple[LeftAlone, ...]]:
+def _read_layers(
+    model: nn.Module, network: PatchNetwork
+) -> tuple[dict[str, TokenAttention], tuple[LeftAlone, ...]]:
     """Reads the attention in the blocks, by name, and lists that outside of them; or raises with all reasons."""
     layers: dict[str, TokenAttention] = {}
     refused, left = list(network.refused), []
@@ -219,7 +256,11 @@ def _read_layers(model: nn.Module, network: PatchNetwork) -> tuple[dict[str, Tok
         module = model.get_submodule(layer.name)
         kind = type(module).__name__
         if not layer.name.startswith(network.blocks):
-            left.append(LeftAlone(layer.name, kind, layer.refused or "it is not in the blocks of the network"))
+            left.append(
+                LeftAlone(
+                    layer.name, kind, layer.refused or "it is not in the blocks of the network"
+                )
+            )
             continue
         try:
             layers[layer.name] = read_matrices(module)
@@ -227,11 +268,15 @@ def _read_layers(model: nn.Module, network: PatchNetwork) -> tuple[dict[str, Tok
             refused.append(f"{layer.name} ({kind}): {error}")
     if refused or not layers:
         listed = "\n".join(f"  {reason}" for reason in refused or [_NO_LAYERS])
-        raise UnsupportedModelError(f"cannot initialise {type(model).__name__} as a convolution:\n{listed}")
+        raise UnsupportedModelError(
+            f"cannot initialise {type(model).__name__} as a convolution:\n{listed}"
+        )
     return layers, tuple(left)
 
 
-def _add_heads(layer: TokenAttention, geometry: Geometry, generator: torch.Generator | None) -> TokenAttention:
+def _add_heads(
+    layer: TokenAttention, geometry: Geometry, generator: torch.Generator | None
+) -> TokenAttention:
     """Adds heads of the same width after a layer's own until there is one for every tap; new biases are 0.
 
     The new matrices are normal with the deviation of the layer's own.
@@ -242,16 +287,22 @@ def _add_heads(layer: TokenAttention, geometry: Geometry, generator: torch.Gener
     inner = missing * layer.head_width
 
     def wider(old: nn.Linear) -> nn.Linear:
-        weight = torch.cat([old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)])
+        weight = torch.cat(
+            [old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)]
+        )
         bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(inner)])
         return linear(weight, bias, like=old)
 
     value, out = wider(layer.value), layer.output
     assert out is not None
-    weight = torch.cat([out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1)
+    weight = torch.cat(
+        [out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1
+    )
     output = linear(weight, out.bias, like=out)
     query, key = wider(layer.query), wider(layer.key)
-    return replace(layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output)
+    return replace(
+        layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output
+    )
 
 
 def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
@@ -273,11 +324,15 @@ def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | 
 def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     """Draws normal numbers with the deviation of others."""
     device = torch.device("cpu") if generator is None else generator.device
-    drawn = torch.randn(shape, generator=generator, device=device).to(device=like.device, dtype=like.dtype)
+    drawn = torch.randn(shape, generator=generator, device=device).to(
+        device=like.device, dtype=like.dtype
+    )
     return drawn * like.detach().std()
 
 
-def _certify_layer(name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]) -> InitialisedLayer:
+def _certify_layer(
+    name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]
+) -> InitialisedLayer:
     """Compares a layer's attention by position with the convolution of patches that it computes."""
     kernel = layer.geometry.kernel_size
     try:
@@ -312,7 +367,10 @@ def _make_record(
     alpha = layer.encoding.sharpness.double().min().item()
     if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
         sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, (rows, cols), strict=True))
-    layers = tuple(_certify_layer(name, attention.position_layer(), sizes) for name, attention in attentions.items())
+    layers = tuple(
+        _certify_layer(name, attention.position_layer(), sizes)
+        for name, attention in attentions.items()
+    )
     gate = first.gate if isinstance(first, GatedPatchAttention) else None
     share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()
     verdicts = {layer.verdict for layer in layers}
@@ -333,7 +391,11 @@ def _make_record(
         layers=layers,
         left=left,
         exact=share == 0 and all(layer.exact for layer in layers),
-        verdict="failed" if "failed" in verdicts else "exact" if share == 0 and verdicts == {"exact"} else "different",
+        verdict="failed"
+        if "failed" in verdicts
+        else "exact"
+        if share == 0 and verdicts == {"exact"}
+        else "different",
         not_covered=(
             "prefix tokens, which have no position",
             "the position embedding, which stays: it is added to the tokens before the first layer",

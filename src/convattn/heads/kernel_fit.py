@@ -17,7 +17,9 @@ _STEPS, _ROUNDING, _LARGEST = 100, 1e-13, 2048
 """Newton steps of one head; rounding of its likelihood; number of queries or displacements whose steps take minutes."""
 
 
-def fit_logs(sums: HeadSums, pairs: Pairs) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
+def fit_logs(
+    sums: HeadSums, pairs: Pairs
+) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
     """Fits ln w(δ), Σ w = 1, by maximum likelihood: each displacement gets the attention that was measured at it.
 
     Also returns which heads have converged. Rounds over all heads at once are enough for nearly all of them; Newton's
@@ -42,7 +44,9 @@ def fit_logs(sums: HeadSums, pairs: Pairs) -> tuple[Float64[Tensor, "heads displ
 
 
 def _in_rounds(
-    wanted: Float64[Tensor, "heads displacements"], there: Float64[Tensor, "queries displacements"], pairs: Pairs
+    wanted: Float64[Tensor, "heads displacements"],
+    there: Float64[Tensor, "queries displacements"],
+    pairs: Pairs,
 ) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
     """Returns weights, and which heads have settled.
 
@@ -108,7 +112,9 @@ def _solve(
     return gap / diagonal + scaled.mT @ torch.linalg.solve(inner, scaled @ gap)
 
 
-def _settled(wanted: Float64[Tensor, "*heads displacements"], given: Float64[Tensor, "*heads displacements"]) -> Tensor:
+def _settled(
+    wanted: Float64[Tensor, "*heads displacements"], given: Float64[Tensor, "*heads displacements"]
+) -> Tensor:
     """Tells which heads have converged, so that they get what was measured; a head of nan counts as converged."""
     return ~((wanted - given).abs().amax(dim=-1) > _SETTLED * wanted.amax(dim=-1))
 
@@ -125,7 +131,10 @@ _FLAT = 1e-14
 
 
 def explained(
-    errors: list[Float64[Tensor, " images"]], totals: list[Float64[Tensor, " images"]], groups: int, least: float = 0.0
+    errors: list[Float64[Tensor, " images"]],
+    totals: list[Float64[Tensor, " images"]],
+    groups: int,
+    least: float = 0.0,
 ) -> Estimate:
     """Returns R² = 1 − Σ errors / Σ totals over batches, with the standard error of a jackknife over groups of images.
 
@@ -170,9 +179,15 @@ class KernelFit:
         for chosen, tile in tiles(call, pairs):
             by_position = [shared_out(logs, pairs) for logs in self.logs[chosen]]
             mass = self.mass[chosen, None, None]
-            for model, found in ((torch.stack(by_position, dim=1), errors), (alike[:, None], totals)):
+            for model, found in (
+                (torch.stack(by_position, dim=1), errors),
+                (alike[:, None], totals),
+            ):
                 expected = (mass * model).to(tile.dtype)
-                apart = [(part - expected).square_().sum(dim=4) for part in tile.split(images_in_cache(tile))]
+                apart = [
+                    (part - expected).square_().sum(dim=4)
+                    for part in tile.split(images_in_cache(tile))
+                ]
                 found.append(torch.cat(apart).double().sum(dim=(1, 3)).mT)
         self.errors.append(torch.cat(errors))
         self.totals.append(torch.cat(totals))
@@ -199,7 +214,9 @@ class KernelFit:
         return int((~self.settled).sum())
 
 
-def shared_out(logs: Float64[Tensor, " displacements"], pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
+def shared_out(
+    logs: Float64[Tensor, " displacements"], pairs: Pairs
+) -> Float64[Tensor, "groups rows cols"]:
     """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
     scores = torch.cat([logs, logs.new_full((1,), -torch.inf)])[pairs.bins]
     return scores.softmax(dim=2).masked_fill((scores == -torch.inf).all(dim=2, keepdim=True), 0.0)
@@ -237,7 +254,9 @@ class ConvolutionFit:
         self.totals: list[Float64[Tensor, " images"]] = []
         self._basis: Float[Tensor, "channels components"] | None = None
         self._sums: dict[str, Tensor] = {}
-        self._solution: tuple[Tensor, Tensor, Tensor] | None = None  # Weights, bias, mean of the output
+        self._solution: tuple[Tensor, Tensor, Tensor] | None = (
+            None  # Weights, bias, mean of the output
+        )
 
     @property
     def components(self) -> int:
@@ -249,7 +268,11 @@ class ConvolutionFit:
         """Images fitted to, and images scored."""
         return self.fitted, sum(map(len, self.errors))
 
-    def fit(self, x: Float[Tensor, "images positions channels"], y: Float[Tensor, "images positions outputs"]) -> None:
+    def fit(
+        self,
+        x: Float[Tensor, "images positions channels"],
+        y: Float[Tensor, "images positions outputs"],
+    ) -> None:
         """Adds images to fit to."""
         if self._basis is None:
             self._basis = _principal(x, max(1, FEATURES // self.kernel_size ** len(self.grid)))
@@ -262,10 +285,18 @@ class ConvolutionFit:
             "target_squares": _squares(target).sum(),
             "rows": torch.tensor(float(len(target)), dtype=torch.float64),
         }
-        self._sums = {name: self._sums[name] + value for name, value in added.items()} if self._sums else added
+        self._sums = (
+            {name: self._sums[name] + value for name, value in added.items()}
+            if self._sums
+            else added
+        )
         self.fitted += len(x)
 
-    def score(self, x: Float[Tensor, "images positions inputs"], y: Float[Tensor, "images positions outputs"]) -> None:
+    def score(
+        self,
+        x: Float[Tensor, "images positions inputs"],
+        y: Float[Tensor, "images positions outputs"],
+    ) -> None:
         """Adds images to score; from the first of them on, the fit is done."""
         assert self._basis is not None
         if self._solution is None:
@@ -281,14 +312,21 @@ class ConvolutionFit:
         return explained(self.errors, self.totals, groups)
 
     def _features(
-        self, x: Float[Tensor, "images positions channels"], basis: Float[Tensor, "channels components"]
+        self,
+        x: Float[Tensor, "images positions channels"],
+        basis: Float[Tensor, "channels components"],
     ) -> Float[Tensor, "rows features"]:
         """Returns the window of every position, one row each."""
         reduced = (x.to(basis.dtype) @ basis).unflatten(1, self.grid)
         before = (self.kernel_size - 1) // 2
-        padded = functional.pad(reduced, (0, 0, *(before, self.kernel_size - 1 - before) * len(self.grid)))
+        padded = functional.pad(
+            reduced, (0, 0, *(before, self.kernel_size - 1 - before) * len(self.grid))
+        )
         taps = product(range(self.kernel_size), repeat=len(self.grid))
-        cut = [padded[:, *(slice(at, at + size) for at, size in zip(tap, self.grid, strict=True))] for tap in taps]
+        cut = [
+            padded[:, *(slice(at, at + size) for at, size in zip(tap, self.grid, strict=True))]
+            for tap in taps
+        ]
         return torch.cat(cut, dim=-1).reshape(len(x) * prod(self.grid), -1)
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -323,7 +361,9 @@ def _squares(rows: Float[Tensor, "rows channels"]) -> Float64[Tensor, " rows"]:
     return rows.square().sum(dim=1).double()
 
 
-def _principal(x: Float[Tensor, "images positions channels"], count: int) -> Float[Tensor, "channels components"]:
+def _principal(
+    x: Float[Tensor, "images positions channels"], count: int
+) -> Float[Tensor, "channels components"]:
     """Returns the directions in which the input is largest, or all channels if they are no more than `count`.
 
     They are found by orthogonal iteration, and span the largest ones nearly: a good basis is all that is needed.
@@ -332,7 +372,9 @@ def _principal(x: Float[Tensor, "images positions channels"], count: int) -> Flo
     channels = rows.shape[1]
     if channels <= count:
         return torch.eye(channels, dtype=rows.dtype, device=rows.device)
-    count = min(count, len(rows))  # beyond the rank of the first batch, rounding would choose the directions
+    count = min(
+        count, len(rows)
+    )  # beyond the rank of the first batch, rounding would choose the directions
     moment = rows.mT @ rows
     draw = torch.Generator().manual_seed(0)
     found = torch.randn(channels, count, generator=draw, dtype=torch.float64).to(rows)

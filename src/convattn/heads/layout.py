@@ -22,8 +22,12 @@ class Layout:
 
     pattern: str  # "global", "windows", "shifted windows", "reduced keys", "sequence", …
     grid: tuple[int, ...]  # Sizes of the queries' grid: rows and columns, or one axis
-    queries: Int[Tensor, "groups queries"]  # Flat index on the grid; −1 − n is the n-th prefix token; or OUTSIDE
-    keys: Float[Tensor, "groups keys axes"]  # Position in steps of the queries' grid; 0 for keys without one
+    queries: Int[
+        Tensor, "groups queries"
+    ]  # Flat index on the grid; −1 − n is the n-th prefix token; or OUTSIDE
+    keys: Float[
+        Tensor, "groups keys axes"
+    ]  # Position in steps of the queries' grid; 0 for keys without one
     key_prefix: Bool[Tensor, " keys"]  # Keys without a position: class and register tokens
     allowed: Bool[Tensor, "groups queries keys"] | None  # Pairs that no mask excludes; None if all
     source: str = ""  # How the layout was found, in words
@@ -64,13 +68,19 @@ class AttentionCall:
     name: str  # Dotted name of the module
     kind: str  # Full name of its class
     layout: Layout
-    weights: Float[Tensor, "images groups heads queries keys"]  # What multiplies the values, in at least float32
-    inputs: Float[Tensor, "images positions channels"] | None  # The module's input on the grid, without prefix tokens
+    weights: Float[
+        Tensor, "images groups heads queries keys"
+    ]  # What multiplies the values, in at least float32
+    inputs: (
+        Float[Tensor, "images positions channels"] | None
+    )  # The module's input on the grid, without prefix tokens
     outputs: Float[Tensor, "images positions outputs"] | None  # The module's output on the grid
     normalised: bool  # Whether the rows sum to one
     error: float
     budget: float
-    allowed: Bool[Tensor, "images groups queries keys"] | None = None  # If masks differ between images; else None
+    allowed: Bool[Tensor, "images groups queries keys"] | None = (
+        None  # If masks differ between images; else None
+    )
 
 
 def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:
@@ -165,7 +175,9 @@ def grouped_layout(
     return layout if allowed is None else layout.with_allowed(allowed)
 
 
-def on_grid(x: Any, layout: Layout, images: int) -> Float[Tensor, "images positions channels"] | None:
+def on_grid(
+    x: Any, layout: Layout, images: int
+) -> Float[Tensor, "images positions channels"] | None:
     """Returns a module's input or output position by position; None if its order is not known.
 
     Accepts images of the grid's size with their channels first or last, the grid as a list, and tokens in the order of
@@ -177,11 +189,15 @@ def on_grid(x: Any, layout: Layout, images: int) -> Float[Tensor, "images positi
     shape, sizes = tuple(x.shape), tuple(layout.grid)
     tokens = (images * groups, queries)
     first, last = (shape[0], shape[2:]) == (images, sizes), shape[:-1] == (images, *sizes)
-    if len(sizes) > 1 and (first or last):  # both hold, and the order is not known, if channels = rows = columns
+    if len(sizes) > 1 and (
+        first or last
+    ):  # both hold, and the order is not known, if channels = rows = columns
         return None if first and last else x.flatten(2).mT if first else x.flatten(1, -2)
     if shape[:-1] == (images, layout.positions) and shape[:-1] != tokens:
         return x
-    if shape[:-1] in (tokens, (images, groups, queries)) or (shape[0] == tokens[0] and x[0, ..., 0].numel() == queries):
+    if shape[:-1] in (tokens, (images, groups, queries)) or (
+        shape[0] == tokens[0] and x[0, ..., 0].numel() == queries
+    ):
         return _by_position(x.reshape(images, groups * queries, -1), layout)
     return None
 

@@ -79,14 +79,21 @@ class PatchAttention(nn.Module):
     """
 
     def __init__(
-        self, layer: RelativeAttention2d, grid: PatchGrid, *, prefix: int, after: nn.Module | None = None
+        self,
+        layer: RelativeAttention2d,
+        grid: PatchGrid,
+        *,
+        prefix: int,
+        after: nn.Module | None = None,
     ) -> None:
         """Wraps a layer that keeps the image's size; `after` is the dropout of the output."""
         super().__init__()
         self.layer, self.grid, self.prefix = layer, grid, prefix
         self.after = nn.Identity() if after is None else after
 
-    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens width"]
+    ) -> Float[Tensor, "batch tokens outputs"]:
         """Applies the attention to prefix tokens, then patches row by row; another number of them raises ShapeError."""
         rows, cols = self.grid.require(tokens.shape[1], self.prefix)
         pattern = "batch (rows cols) width -> batch width rows cols"
@@ -144,21 +151,32 @@ class GatedPatchAttention(nn.Module):
         super().__init__()
         assert layer.output is not None
         weight = layer.value.weight
-        gate = torch.full((layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device)
+        gate = torch.full(
+            (layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device
+        )
         self.encoding, self.gate = encoding, nn.Parameter(gate)
-        self.query, self.key, self.value, self.output = layer.query, layer.key, layer.value, layer.output
+        self.query, self.key, self.value, self.output = (
+            layer.query,
+            layer.key,
+            layer.value,
+            layer.output,
+        )
         self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
         self.grid, self.geometry, self.prefix = grid, geometry, prefix
         self.dropout, self.scale = layer.dropout, layer.scale
 
-    def forward(self, tokens: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens outputs"]:
+    def forward(
+        self, tokens: Float[Tensor, "batch tokens width"]
+    ) -> Float[Tensor, "batch tokens outputs"]:
         """Applies the attention to prefix tokens, then patches row by row; another number of them raises ShapeError."""
         sizes = self.grid.require(tokens.shape[1], self.prefix)
         query = self.query_norm(self._heads(self.query(tokens)))
         key = self.key_norm(self._heads(self.key(tokens)))
         value = self._heads(functional.linear(tokens, self.value.weight))
         dropout = self.dropout if self.training else 0.0
-        content = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=self.scale)
+        content = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, scale=self.scale
+        )
         prefix, patches = content.split([self.prefix, content.shape[2] - self.prefix], dim=2)
         position = self._by_position(value[:, :, self.prefix :], sizes)
         share = self._content_share().to(value.dtype)[:, None, None]
@@ -173,13 +191,17 @@ class GatedPatchAttention(nn.Module):
         patches.
         """
         share = 1 - self._content_share().detach()
-        return layer_by_position(self.encoding, self.geometry, self.value, self.output, share).train(self.training)
+        return layer_by_position(
+            self.encoding, self.geometry, self.value, self.output, share
+        ).train(self.training)
 
     def _content_share(self) -> Float[Tensor, " heads"]:
         """Returns t_h, in at least float32."""
         return torch.tanh(self.gate.to(torch.promote_types(self.gate.dtype, torch.float32)))
 
-    def _heads(self, tokens: Float[Tensor, "batch tokens inner"]) -> Float[Tensor, "batch heads tokens width"]:
+    def _heads(
+        self, tokens: Float[Tensor, "batch tokens inner"]
+    ) -> Float[Tensor, "batch heads tokens width"]:
         pattern = "batch tokens (heads width) -> batch heads tokens width"
         return rearrange(tokens, pattern, heads=len(self.gate))
 
@@ -188,9 +210,15 @@ class GatedPatchAttention(nn.Module):
     ) -> Float[Tensor, "batch heads patches width"]:
         """Averages patches by position, along columns and then along rows."""
         rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))
-        image = rearrange(values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0])
-        image = einsum(cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width")
-        image = einsum(rows, image, "heads q rows, batch heads rows cols width -> batch heads q cols width")
+        image = rearrange(
+            values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0]
+        )
+        image = einsum(
+            cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width"
+        )
+        image = einsum(
+            rows, image, "heads q rows, batch heads rows cols width -> batch heads q cols width"
+        )
         return rearrange(image, "batch heads rows cols width -> batch heads (rows cols) width")
 
     def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
@@ -199,7 +227,10 @@ class GatedPatchAttention(nn.Module):
         device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
         with without_autocast(device):
             tables = self.encoding.axis_tables(axes, kind, device)
-            scores = [displacement_scores(table, (axis,)) for table, axis in zip(tables, axes, strict=True)]
+            scores = [
+                displacement_scores(table, (axis,))
+                for table, axis in zip(tables, axes, strict=True)
+            ]
             weights = [attention_weights(score) for score in scores]
         ends = zip(weights, self.geometry.padding, sizes, strict=True)
         return [weight[:, :, before : before + size] for weight, (before, _), size in ends]
@@ -238,7 +269,9 @@ def layer_by_position(
     values, bias = layer.values, layer.bias
     assert isinstance(values, FactoredValues)
     assert bias is not None
-    values.value.copy_(rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads))
+    values.value.copy_(
+        rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads)
+    )
     columns = rearrange(weight, "outputs (heads width) -> heads outputs width", heads=heads)
     values.output.copy_(columns if share is None else columns * share[:, None, None])
     bias.zero_()

@@ -24,7 +24,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from convattn.convert.surgery import Arguments, full_name, keep_random_state, names_by_module, read_arguments
+from convattn.convert.surgery import (
+    Arguments,
+    full_name,
+    keep_random_state,
+    names_by_module,
+    read_arguments,
+)
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys
@@ -40,7 +46,15 @@ from convattn.heads.catalogue import (
     register_attention,
 )
 from convattn.heads.families.attention_class import CallContext
-from convattn.heads.layout import OUTSIDE, AttentionCall, Layout, cells, global_layout, grouped_layout, on_grid
+from convattn.heads.layout import (
+    OUTSIDE,
+    AttentionCall,
+    Layout,
+    cells,
+    global_layout,
+    grouped_layout,
+    on_grid,
+)
 from convattn.layers import RelativeAttention
 
 __all__ = [
@@ -105,9 +119,13 @@ def _require_watchable(model: nn.Module) -> None:
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedModelError(f"{name or 'the model'} is scripted, and what it computes is not seen")
+            raise UnsupportedModelError(
+                f"{name or 'the model'} is scripted, and what it computes is not seen"
+            )
         if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
-            raise UnsupportedModelError(f"{name or 'the model'} is compiled; pass it as it was before `torch.compile`")
+            raise UnsupportedModelError(
+                f"{name or 'the model'} is compiled; pass it as it was before `torch.compile`"
+            )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, UninitializedParameter):
             raise UnsupportedModelError(f"{name} has no size yet: run the model once")
@@ -168,13 +186,19 @@ class FusedKernel:
         self._q, self._k, self._v = (part.expand(*lead, *part.shape[-2:]) for part in (q, k, v))
         self._out, self.shape = out, (*lead, q.shape[-2], k.shape[-2])
         self.rounding = torch.finfo(torch.promote_types(q.dtype, torch.float32)).eps
-        self.mask, self.causal, self._scale = options.get("attn_mask"), options.get("is_causal"), options.get("scale")
+        self.mask, self.causal, self._scale = (
+            options.get("attn_mask"),
+            options.get("is_causal"),
+            options.get("scale"),
+        )
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Computes softmax(q kᵀ · scale + mask)."""
         dtype = torch.promote_types(self._q.dtype, torch.float32)
         scale = self._q.shape[-1] ** -0.5 if self._scale is None else self._scale
-        return weights_of(self._q.to(dtype) * scale, self._k.to(dtype), self.mask, causal=bool(self.causal))
+        return weights_of(
+            self._q.to(dtype) * scale, self._k.to(dtype), self.mask, causal=bool(self.causal)
+        )
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Compares the product and the kernel's result, each, with torch's plain formula in float64.
@@ -189,7 +213,10 @@ class FusedKernel:
             for seed in range(LEAST_ROUNDINGS - 1)
         )
         lows = [self._by_torch(parts, y.dtype) for parts in (given, *moved)]
-        made, exact = weights[:first].double() @ given[2].double(), self._by_torch(given, torch.float64)
+        made, exact = (
+            weights[:first].double() @ given[2].double(),
+            self._by_torch(given, torch.float64),
+        )
         error = (torch.stack([made, y.double()]) - exact).abs().max().item()
         return Proof(error, rounding_budget(exact, lows))
 
@@ -208,7 +235,11 @@ class FusedKernel:
 
 
 def weights_of(
-    q: Float[Tensor, "*one queries width"], k: Float[Tensor, "*two keys width"], mask: Tensor | None, *, causal: bool
+    q: Float[Tensor, "*one queries width"],
+    k: Float[Tensor, "*two keys width"],
+    mask: Tensor | None,
+    *,
+    causal: bool,
 ) -> Float[Tensor, "*lead queries keys"]:
     """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time, so that scores stay in the cache.
 
@@ -243,19 +274,26 @@ class PlainKernel:
     def __init__(self, out: Tensor, weights: Tensor, values: Tensor, mask: Tensor | None) -> None:
         """Takes the result, the factors, and which pairs no mask excludes if that is known."""
         lead = torch.broadcast_shapes(weights.shape[:-2], values.shape[:-2])
-        self._weights, self._values = (part.expand(*lead, *part.shape[-2:]) for part in (weights, values))
+        self._weights, self._values = (
+            part.expand(*lead, *part.shape[-2:]) for part in (weights, values)
+        )
         self._out, self.shape, self.mask, self.causal = out, tuple(self._weights.shape), mask, False
         self.rounding = torch.finfo(weights.dtype).eps
 
     def weights(self) -> Float[Tensor, "*lead queries keys"]:
         """Copies the left factor."""
-        return self._weights.detach().to(torch.promote_types(self._weights.dtype, torch.float32), copy=True)
+        return self._weights.detach().to(
+            torch.promote_types(self._weights.dtype, torch.float32), copy=True
+        )
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Compares the product in float64 with the module's; sums in another order give the budget."""
         y, values = self._out[:first], self._values[:first]
         hi = weights[:first].double() @ values.double()
-        parts = (values, *(rounded_differently(values, seed) for seed in range(LEAST_ROUNDINGS - 1)))
+        parts = (
+            values,
+            *(rounded_differently(values, seed) for seed in range(LEAST_ROUNDINGS - 1)),
+        )
         lows = [(part.mT.contiguous() @ self._weights[:first].mT.contiguous()).mT for part in parts]
         return Proof((hi - y.double()).abs().max().item(), rounding_budget(hi, lows))
 
@@ -263,7 +301,9 @@ class PlainKernel:
 Kernel: TypeAlias = FusedKernel | PlainKernel
 
 
-def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) -> tuple[Tensor, Tensor] | None:
+def factors_of_einsum(
+    args: tuple[Any, ...], is_weights: Callable[[Any], bool]
+) -> tuple[Tensor, Tensor] | None:
     """Finds the weights (…, queries, keys) and values (…, keys, width) of a product "… q k, … k d -> … q d".
 
     Returns None for every other product.
@@ -281,7 +321,9 @@ def factors_of_einsum(args: tuple[Any, ...], is_weights: Callable[[Any], bool]) 
 def _without_override(function: Any) -> Any:
     """Copies a function of torch so that it runs in Python although a mode sees its operations."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
 
 
 _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
@@ -309,7 +351,11 @@ class Operations(TorchFunctionMode):
         self._is_made = self._weights.__contains__
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Computes the operation, and reports it if it is a product."""
         named = dict(kwargs or {})
@@ -412,7 +458,9 @@ class _Pass:
         """Prepares to read the layers `wanted`; `strict` refuses attention in modules that are not known."""
         self._model, self._wanted, self._callback, self._strict = model, wanted, callback, strict
         self._images = 0
-        self._stack: list[tuple[CallContext, list[_Product]]] = []  # The modules that run, with their products
+        self._stack: list[
+            tuple[CallContext, list[_Product]]
+        ] = []  # The modules that run, with their products
         self._features: dict[nn.Module, tuple[int, ...]] = {}
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
@@ -423,15 +471,32 @@ class _Pass:
 
     def run(self, given: Arguments) -> None:
         """Runs the model; if it raises, ArgumentError says on what."""
-        tensors = [x for x in (*given.positional, *given.named.values()) if isinstance(x, Tensor) and x.ndim]
+        tensors = [
+            x
+            for x in (*given.positional, *given.named.values())
+            if isinstance(x, Tensor) and x.ndim
+        ]
         self._images = tensors[0].shape[0] if tensors else 0
         with ExitStack() as watching:
             every = names_by_module(self._model)
-            uncalled = {part for layer in every if is_own(layer) for part in layer.modules() if part is not layer}
-            uncalled |= {part for module in every if isinstance(module, Encoding) for part in module.modules()}
+            uncalled = {
+                part
+                for layer in every
+                if is_own(layer)
+                for part in layer.modules()
+                if part is not layer
+            }
+            uncalled |= {
+                part
+                for module in every
+                if isinstance(module, Encoding)
+                for part in module.modules()
+            }
             for module, names in every.items():
                 if module not in uncalled:
-                    enter = module.register_forward_pre_hook(self._enter(names[0]), prepend=True, with_kwargs=True)
+                    enter = module.register_forward_pre_hook(
+                        self._enter(names[0]), prepend=True, with_kwargs=True
+                    )
                     watching.callback(enter.remove)
                     watching.callback(module.register_forward_hook(self._leave).remove)
             watching.enter_context(self._operations)
@@ -459,14 +524,18 @@ class _Pass:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):  # it may stand for a convolution
+        if isinstance(module, nn.Conv2d) or (
+            is_own(module) and module.dims == 2
+        ):  # it may stand for a convolution
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
         if module in self._wanted:
             self._operations.paused = True
             try:
                 with torch._C.DisableTorchFunction(), _without_modes(self._model):
-                    self._callback(self._read(call, products, out[0] if isinstance(out, tuple) else out))
+                    self._callback(
+                        self._read(call, products, out[0] if isinstance(out, tuple) else out)
+                    )
             except BaseException as error:
                 self._raised = error
                 raise
@@ -502,37 +571,57 @@ class _Pass:
                 return _read_own(call, out)
             return self._read_foreign(call, products, out)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{call.name} ({type(call.module).__name__}): {error}") from error
+            raise UnsupportedModelError(
+                f"{call.name} ({type(call.module).__name__}): {error}"
+            ) from error
 
-    def _read_foreign(self, call: CallContext, products: list[_Product], out: Tensor) -> AttentionCall:
+    def _read_foreign(
+        self, call: CallContext, products: list[_Product], out: Tensor
+    ) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
         known, images = attention_class(call.module), self._images
         if len(products) != 1:
             count = f"{len(products)} products" if products else "no product"
-            raise UnsupportedModelError(f"{count} of weights and values was seen in it, where there must be one")
+            raise UnsupportedModelError(
+                f"{count} of weights and values was seen in it, where there must be one"
+            )
         ((kernel, weights, proof),) = products
         shape = kernel.shape
         assert known is not None
         assert known.layout is not None
-        context = replace(call, images=images, shape=shape, mask=kernel.mask, features=self._features)
+        context = replace(
+            call, images=images, shape=shape, mask=kernel.mask, features=self._features
+        )
         layout = known.layout(context)
         if not isinstance(layout, Layout):
-            raise ArgumentError(must_be_a(f"what `read` of {type(call.module).__name__} returns", "a Layout", layout))
+            raise ArgumentError(
+                must_be_a(
+                    f"what `read` of {type(call.module).__name__} returns", "a Layout", layout
+                )
+            )
         groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
         heads = torch.Size(shape[:-2]).numel() // max(images * groups, 1)
         sizes = (images, heads, groups) if known.heads_first else (images, groups, heads)
         # Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
-        if (queries, keys) != shape[-2:] or not {*accumulate(shape[:-2], mul)} <= {*accumulate(sizes, mul)}:
+        if (queries, keys) != shape[-2:] or not {*accumulate(shape[:-2], mul)} <= {
+            *accumulate(sizes, mul)
+        }:
             raise UnsupportedModelError(
                 f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
                 f" {queries} queries and {keys} keys"
             )
         weights = weights.reshape(*sizes, queries, keys)
         weights = weights.transpose(1, 2) if known.heads_first else weights
-        layout, allowed = allowed_pairs(kernel, layout, weights.shape, heads_first=known.heads_first)
-        given = next((part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None)
+        layout, allowed = allowed_pairs(
+            kernel, layout, weights.shape, heads_first=known.heads_first
+        )
+        given = next(
+            (part for part in (*call.args, *call.kwargs.values()) if isinstance(part, Tensor)), None
+        )
         ends = on_grid(given, layout, images), on_grid(out, layout, images)
-        return _proved(call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed)
+        return _proved(
+            call, layout, weights, proof, ends, rounding=kernel.rounding, allowed=allowed
+        )
 
 
 def _proved(
@@ -586,10 +675,14 @@ def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
     y = out if out.ndim == x.ndim else out[None]
     layout = _own_layout(list(layer.geometry.axes(x.shape[2:])))
     weights = own_weights(layer, x)
-    given = x.flatten(2).mT if tuple(x.shape[2:]) == layout.grid else None  # channels are first, however many
+    given = (
+        x.flatten(2).mT if tuple(x.shape[2:]) == layout.grid else None
+    )  # channels are first, however many
     ends = given, y.flatten(2).mT
     proof = prove_own(layer, x[:1], y[:1], weights[:1])
-    return _proved(call, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps)
+    return _proved(
+        call, layout, weights[:, None], proof, ends, rounding=torch.finfo(weights.dtype).eps
+    )
 
 
 def _own_layout(axes: list[Axis]) -> Layout:
@@ -597,7 +690,9 @@ def _own_layout(axes: list[Axis]) -> Layout:
     start = torch.tensor([axis.queries.start for axis in axes])
     step = torch.tensor([axis.queries.step for axis in axes])
     keys = (cells(tuple(axis.keys for axis in axes)) - start) / step
-    return global_layout(tuple(len(axis.queries) for axis in axes), keys=keys, source="the layer's own grid")
+    return global_layout(
+        tuple(len(axis.queries) for axis in axes), keys=keys, source="the layer's own grid"
+    )
 
 
 def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:
@@ -634,4 +729,6 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
         for parameter in other.parameters():
             parameter.data = rounded_differently(parameter.data, seed)
         lows.append(computed(other, moved, own_weights(other, moved), y.dtype))
-    return Proof((torch.stack([made, given]) - exact).abs().max().item(), rounding_budget(exact, lows))
+    return Proof(
+        (torch.stack([made, given]) - exact).abs().max().item(), rounding_budget(exact, lows)
+    )

@@ -22,12 +22,24 @@ from convattn.convert.surgery import (
     read_arguments,
     run,
 )
-from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError, must_be, must_be_a, must_fit
+from convattn.errors import (
+    ArgumentError,
+    ShapeError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+    must_fit,
+)
 from convattn.heads.catalogue import PATCH_COUNTERS, is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerReport
-from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not_head, why_not_layer
+from convattn.heads.replaceable_heads import (
+    check_heads,
+    measured_heads,
+    why_not_head,
+    why_not_layer,
+)
 from convattn.record import Record
 from convattn.sealed import weights_digest
 from convattn.wording import counted, some
@@ -86,11 +98,17 @@ class HeadReplacement(Record):
     model: str  # Class of the network
     threshold: float  # Position score from which heads were replaced; nan if they were named
     heads: tuple[ReplacedHead, ...]  # All heads of the report
-    layers_without_softmax: tuple[str, ...]  # Layers with all heads replaced; they hold no query, key and softmax
+    layers_without_softmax: tuple[
+        str, ...
+    ]  # Layers with all heads replaced; they hold no query, key and softmax
     parameters: int  # Number of parameters now
     parameters_before: int  # Number of parameters before
-    refinement: Refinement | None  # How the output matrices were fitted again; None if they were not
-    trial: ReplacementTrial | None  # The network before and after, on images; None if none were given
+    refinement: (
+        Refinement | None
+    )  # How the output matrices were fitted again; None if they were not
+    trial: (
+        ReplacementTrial | None
+    )  # The network before and after, on images; None if none were given
     not_covered: tuple[str, ...] = ()  # What this says nothing about
 
     @property
@@ -105,7 +123,11 @@ class HeadReplacement(Record):
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
-        chosen = "named by the caller" if self.threshold != self.threshold else f"R² ≥ {self.threshold:g}"
+        chosen = (
+            "named by the caller"
+            if self.threshold != self.threshold
+            else f"R² ≥ {self.threshold:g}"
+        )
         without = counted(len(self.layers_without_softmax), "layer")
         lines = [
             f"head replacement: {len(self.replaced)} of {counted(len(self.heads), 'head')} of {self.model} ({chosen})",
@@ -115,9 +137,13 @@ class HeadReplacement(Record):
         if self.refinement is not None:
             lines += [f"  {line}" for line in self.refinement.summary().splitlines()]
         if (trial := self.trial) is not None:
-            changed = f"{trial.predictions_changed} of {counted(trial.predictions, 'prediction')} changed"
+            changed = (
+                f"{trial.predictions_changed} of {counted(trial.predictions, 'prediction')} changed"
+            )
             images = counted(trial.images, "image")
-            times = f"{trial.milliseconds_before:.3g} ms before, {trial.milliseconds_after:.3g} ms now"
+            times = (
+                f"{trial.milliseconds_before:.3g} ms before, {trial.milliseconds_after:.3g} ms now"
+            )
             lines += [
                 f"  outputs         changed by {trial.relative_change:.2%}, {changed}, {images}",
                 f"  an image        {times}: {trial.speedup:.2f} times as fast, {counted(trial.threads, 'thread')}",
@@ -188,7 +214,11 @@ def replace_convolutional_heads(
         raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 < threshold <= 1:
+    if (
+        isinstance(threshold, bool)
+        or not isinstance(threshold, int | float)
+        or not 0 < threshold <= 1
+    ):
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     named = None if heads is None else check_heads(report, heads)
     given = None if images is None else read_arguments(model, images)
@@ -210,10 +240,14 @@ def replace_convolutional_heads(
             if wanted:
                 groups = measured_heads(layer, wanted)
                 grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
-                new_layers[old] = keep_modes(old, matrices.wrap(ConvolvedAttention(matrices, groups, grid)))
+                new_layers[old] = keep_modes(
+                    old, matrices.wrap(ConvolvedAttention(matrices, groups, grid))
+                )
                 if len(layer.grid) == 2:
                     bind_to_grid(made, layer.name, layer.grid)
-                boxes = {head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads}
+                boxes = {
+                    head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads
+                }
         except UnsupportedModelError as error:
             refused.append(f"{layer.name} ({type(old).__name__}): {error}")
             reasons = [str(error)] * len(layer.heads)
@@ -227,7 +261,9 @@ def replace_convolutional_heads(
     made = graft(made, new_layers)
     changed = list(dict.fromkeys(head.layer for head in records if head.replaced))
     with_softmax = {head.layer for head in records if not head.replaced}
-    refinement = None if refit is None or not changed else refit_outputs(model, made, changed, refit)
+    refinement = (
+        None if refit is None or not changed else refit_outputs(model, made, changed, refit)
+    )
     return made, HeadReplacement(
         model=type(model).__name__,
         threshold=float(threshold) if named is None else math.nan,
@@ -241,7 +277,9 @@ def replace_convolutional_heads(
     )
 
 
-def _reasons(layer: LayerReport, threshold: float, named: frozenset[tuple[str, int]] | None) -> list[str | None]:
+def _reasons(
+    layer: LayerReport, threshold: float, named: frozenset[tuple[str, int]] | None
+) -> list[str | None]:
     """Returns for each head of a layer why it is left; None for those that are replaced."""
     whole = why_not_layer(layer)
     reasons = []
@@ -261,12 +299,18 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
     for layer in report.layers:
         once, runs, _ = layer.name.partition(" (call ")
         if runs and once in modules:
-            raise UnsupportedModelError(f"{once} runs more than once on an image, and its heads cannot be replaced")
+            raise UnsupportedModelError(
+                f"{once} runs more than once on an image, and its heads cannot be replaced"
+            )
         if layer.name not in modules:
-            raise ArgumentError(f"report must be of this network, but this one has no layer {layer.name!r}")
+            raise ArgumentError(
+                f"report must be of this network, but this one has no layer {layer.name!r}"
+            )
         kind = full_name(type(modules[layer.name]))
         if kind != layer.kind:
-            raise ArgumentError(must_be("report", f"of this network, where {layer.name} is a {kind}", layer.kind))
+            raise ArgumentError(
+                must_be("report", f"of this network, where {layer.name} is a {kind}", layer.kind)
+            )
     listed = [layer.name for layer in report.layers]
     if len(set(listed)) != len(listed):
         raise ArgumentError("report must name each layer once")
@@ -299,7 +343,9 @@ def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
         raise UnsupportedModelError(position if old.content is None else content)
     matrices = read_matrices(old)
     if matrices.heads != len(layer.heads):
-        raise ArgumentError(f"report must be of this network, but {layer.name} has {matrices.heads} heads")
+        raise ArgumentError(
+            f"report must be of this network, but {layer.name} has {matrices.heads} heads"
+        )
     return matrices
 
 
@@ -409,7 +455,9 @@ _RIDGE = 1e-3
 """Penalty on changes of the weights, as a share of the mean square of a layer's inputs."""
 
 
-def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], images: Tensor) -> Refinement:
+def refit_outputs(
+    model: nn.Module, made: nn.Module, names: Sequence[str], images: Tensor
+) -> Refinement:
     """Fits W_out and its bias, layer by layer, so that the layer's output is nearest to that of the layer as it was.
 
     From the first layer to the last, each W_out moves to the minimum of `Σ ‖old output − new output‖² + μ‖change‖²`,
@@ -428,7 +476,9 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
         if attention.output is not None:
             fitted[attention.output] = name
         else:
-            left.append(LeftAlone(name, type(layer).__name__, "another module applies its output matrix"))
+            left.append(
+                LeftAlone(name, type(layer).__name__, "another module applies its output matrix")
+            )
     if not fitted:
         raise ArgumentError(f"refit must be None, because {LeftAlone.in_words(left)[0]}")
     layers = {
@@ -436,7 +486,9 @@ def refit_outputs(model: nn.Module, made: nn.Module, names: Sequence[str], image
         for place, part in student.named_modules()
         if isinstance(part, nn.Linear) and part in fitted
     }
-    record = fit_layers(student, teacher, layers, images, _first, ridge=_RIDGE, argument="refit", left_alone=left)
+    record = fit_layers(
+        student, teacher, layers, images, _first, ridge=_RIDGE, argument="refit", left_alone=left
+    )
     for name in fitted.values():
         made.get_submodule(name).load_state_dict(student.get_submodule(name).state_dict())
     return record

@@ -24,16 +24,22 @@ _PATTERNS = ("global", "sequence")
 def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]:
     """Returns the heads that the caller names, or raises if they are not pairs of a layer's name and a number."""
     if isinstance(heads, str) or not isinstance(heads, Sequence | set | frozenset):
-        raise ArgumentError(must_be_a("heads", "pairs of a layer's name and the number of a head", heads))
+        raise ArgumentError(
+            must_be_a("heads", "pairs of a layer's name and the number of a head", heads)
+        )
     known = {layer.name: len(layer.heads) for layer in report.layers}
     for item in heads:
         if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
-            raise ArgumentError(must_be("heads", "pairs of a layer's name and the number of a head", item))
+            raise ArgumentError(
+                must_be("heads", "pairs of a layer's name and the number of a head", item)
+            )
         name, number = item
         if name not in known:
             raise UnknownNameError("layer", name, known)
         if not is_whole(number) or not 0 <= number < known[name]:
-            raise ArgumentError(must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number))
+            raise ArgumentError(
+                must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number)
+            )
     return frozenset((name, int(number)) for name, number in heads)
 
 
@@ -62,7 +68,9 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
     every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
     if not is_whole(count) or not 0 <= count <= len(every):
-        raise ArgumentError(must_be("count", f"from 0 to {len(every)}, the heads of the report", count))
+        raise ArgumentError(
+            must_be("count", f"from 0 to {len(every)}, the heads of the report", count)
+        )
     if not is_whole(seed) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
@@ -93,7 +101,11 @@ def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | No
 
 def _why_unusable(layer: LayerReport, kernel: Sequence[float]) -> str | None:
     """Returns why a kernel cannot be run; None if it can."""
-    if len(kernel) != len(layer.displacements) or not math.isfinite(sum(kernel)) or min(kernel, default=-1) < 0:
+    if (
+        len(kernel) != len(layer.displacements)
+        or not math.isfinite(sum(kernel))
+        or min(kernel, default=-1) < 0
+    ):
         return "the report holds no kernel of weights for it"
     if sum(kernel) <= 0:
         return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
@@ -136,7 +148,9 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHe
         if groups:
             members, old = groups[-1]
             joint = _Box(tuple(map(min, old.first, box.first)), tuple(map(max, old.last, box.last)))
-            if joint.taps <= _APART * boxes[members[0]].taps:  # the first member has the smallest box
+            if (
+                joint.taps <= _APART * boxes[members[0]].taps
+            ):  # the first member has the smallest box
                 groups[-1] = ([*members, head], joint)
                 continue
         groups.append(([head], box))
@@ -146,10 +160,14 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHe
 def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*whole"]]:
     """Returns the kernel of each head, in a box as far to all sides as the report's displacements."""
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
-    weights = torch.tensor([layer.heads[head].position_kernel for head in heads], dtype=torch.float64)
+    weights = torch.tensor(
+        [layer.heads[head].position_kernel for head in heads], dtype=torch.float64
+    )
     radius = int(displacements.abs().max())
     whole = torch.zeros(len(heads), *(2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
-    whole[(slice(None), *(displacements + radius).unbind(1))] = weights / weights.sum(1, keepdim=True)
+    whole[(slice(None), *(displacements + radius).unbind(1))] = weights / weights.sum(
+        1, keepdim=True
+    )
     return dict(zip(heads, whole, strict=True))
 
 
@@ -184,9 +202,13 @@ def _group(
     inside = torch.stack([box.cut(kernels[head]) for head in heads])
     total = inside.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
     statistics = [layer.heads[head] for head in heads]
-    shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64).view(len(heads), -1)
+    shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64).view(
+        len(heads), -1
+    )
     prefix, tokens = shares.shape[1], shares.shape[1] + prod(layer.grid)
-    maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64).view(len(heads), prefix, tokens)
+    maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64).view(
+        len(heads), prefix, tokens
+    )
     return MeasuredHeads(
         heads=tuple(heads),
         kernel=inside / total,

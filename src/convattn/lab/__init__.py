@@ -23,7 +23,12 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {"degenerate_heads": "pruning", "prune_heads": "pruning", "study": "studies", "train": "loop"}
+_HOMES = {
+    "degenerate_heads": "pruning",
+    "prune_heads": "pruning",
+    "study": "studies",
+    "train": "loop",
+}
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all
 

@@ -73,12 +73,17 @@ def random_crop(
     if border == "reflect" and padding >= min(rows, cols):
         limit = f"below {min(rows, cols)}, the images' shorter side, to reflect"
         raise ArgumentError(must_be("padding", limit, padding))
-    drawn = torch.randint(0, 2 * padding + 1, (2, batch), generator=generator, device=generator.device)
+    drawn = torch.randint(
+        0, 2 * padding + 1, (2, batch), generator=generator, device=generator.device
+    )
     row_shift, col_shift = drawn.to(images.device)
     row_index = row_shift[:, None] + torch.arange(rows, device=images.device)
     col_index = col_shift[:, None] + torch.arange(cols, device=images.device)
     if border == "reflect":
-        row_index, col_index = _reflected(row_index - padding, rows), _reflected(col_index - padding, cols)
+        row_index, col_index = (
+            _reflected(row_index - padding, rows),
+            _reflected(col_index - padding, cols),
+        )
     else:
         images = F.pad(images, (padding,) * 4)
     pixels = rearrange(images, "batch channels rows cols -> batch rows cols channels")
@@ -163,7 +168,9 @@ def cutout(
     batch, _, rows, cols = images.shape
     largest = min(rows, cols)
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= largest:
-        raise ArgumentError(must_be("size", f"an integer from 0 to {largest}, the images' shorter side", size))
+        raise ArgumentError(
+            must_be("size", f"an integer from 0 to {largest}, the images' shorter side", size)
+        )
     sides = torch.full((2, batch), size, device=generator.device)
     hidden = random_boxes(sides, (rows, cols), generator).to(images.device)
     return images.masked_fill(hidden[:, None], 0)
@@ -204,11 +211,15 @@ def mixup(
         True
     """
     if not images.is_floating_point():
-        raise ArgumentError(must_be("images", "of floating point, because bytes would be rounded", images.dtype))
+        raise ArgumentError(
+            must_be("images", "of floating point, because bytes would be rounded", images.dtype)
+        )
     _require_targets(targets, len(images))
     partner, share = _partners(len(images), alpha, generator)
     partner, share = partner.to(images.device), share.to(images.device)
-    return _blend(images, partner, share), _blend(targets, partner.to(targets.device), share.to(targets.device))
+    return _blend(images, partner, share), _blend(
+        targets, partner.to(targets.device), share.to(targets.device)
+    )
 
 
 def cutmix(
@@ -263,7 +274,8 @@ def cutmix(
 
 
 def views(
-    images: Float[Tensor, "batch channels rows cols"], kind: Literal["none", "mirror", "mirror_shift"]
+    images: Float[Tensor, "batch channels rows cols"],
+    kind: Literal["none", "mirror", "mirror_shift"],
 ) -> list[tuple[float, Float[Tensor, "batch channels rows cols"]]]:
     """Returns views of normalised images, each with the weight of its scores in their mean.
 
@@ -288,9 +300,15 @@ def views(
 def _require_targets(targets: Tensor, batch: int) -> None:
     """Raises unless the targets are shares of classes, one row per image."""
     if targets.ndim != 2 or len(targets) != batch:
-        raise ShapeError(must_be("targets", f"of shape ({batch}, classes), one row per image", tuple(targets.shape)))
+        raise ShapeError(
+            must_be(
+                "targets", f"of shape ({batch}, classes), one row per image", tuple(targets.shape)
+            )
+        )
     if not targets.is_floating_point():
-        raise ArgumentError(must_be("targets", "shares of floating point, one per class", targets.dtype))
+        raise ArgumentError(
+            must_be("targets", "shares of floating point, one per class", targets.dtype)
+        )
 
 
 def _partners(
@@ -303,13 +321,17 @@ def _partners(
     return partner, _symmetric_beta(batch, alpha, generator)
 
 
-def _symmetric_beta(number: int, alpha: float, generator: torch.Generator) -> Float[Tensor, " number"]:
+def _symmetric_beta(
+    number: int, alpha: float, generator: torch.Generator
+) -> Float[Tensor, " number"]:
     """Draws numbers from Beta(α, α), in float64 and exactly for every α > 0, from two uniform numbers each.
 
     With U and V uniform on [0, 1), T = √(2α(U^(−1/α) − 1)) cos 2πV is Student's t of 2α degrees of freedom (Bailey,
     "Polar generation of random variates with the t-distribution", 1994), and ½(1 + T/√(2α + T²)) is Beta(α, α).
     """
-    uniform, turn = torch.rand(2, number, generator=generator, device=generator.device, dtype=torch.float64)
+    uniform, turn = torch.rand(
+        2, number, generator=generator, device=generator.device, dtype=torch.float64
+    )
     exponent = uniform.log() / alpha
     odds = exponent.exp() / -exponent.expm1()  # 1 / (U^(−1/α) − 1), which does not overflow
     cosine = (2 * math.pi * turn).cos()

@@ -54,7 +54,10 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
     if folder is None:
         paths, origin = _fetch()
     else:
-        paths, origin = {name: _existing(Path(folder), file) for name, file in _FILES.items()}, "local folder"
+        paths, origin = (
+            {name: _existing(Path(folder), file) for name, file in _FILES.items()},
+            "local folder",
+        )
     splits = {name: _read_split(path) for name, path in paths.items()}
     hashes = {path.name: file_sha256(path) for path in paths.values()}
     record = DataRecord(
@@ -64,7 +67,9 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
         counts={name: len(split) for name, split in splits.items()},
         split="one parquet file for each split",
     )
-    return ImageDataset(splits["train"], splits["test"], _CLASSES, CIFAR10_MEAN, CIFAR10_STD, record)
+    return ImageDataset(
+        splits["train"], splits["test"], _CLASSES, CIFAR10_MEAN, CIFAR10_STD, record
+    )
 
 
 def _fetch() -> tuple[dict[str, Path], str]:
@@ -75,7 +80,9 @@ def _fetch() -> tuple[dict[str, Path], str]:
     paths, hub = {}, optional_module("huggingface_hub", "huggingface-hub", "train")
     for name, file in _FILES.items():
         try:
-            paths[name] = Path(hub.hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset"))
+            paths[name] = Path(
+                hub.hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset")
+            )
         except OSError as error:
             raise DataError(
                 f"cannot fetch {_SUBFOLDER}/{file} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
@@ -103,7 +110,9 @@ def _existing(folder: Path, name: str) -> Path:
     if not folder.is_dir():
         raise DataError(f"CIFAR-10: there is no folder {folder}")
     if not (folder / name).is_file():
-        raise DataError(f"CIFAR-10: {folder} has no file {name}; expected {' and '.join(_FILES.values())}")
+        raise DataError(
+            f"CIFAR-10: {folder} has no file {name}; expected {' and '.join(_FILES.values())}"
+        )
     return folder / name
 
 
@@ -121,9 +130,13 @@ def _read_split(path: Path) -> ImageSplit:
     if labels.null_count:
         raise DataError(f"{path}: {labels.null_count} rows have no label")
     images = np.empty((len(encoded), *_SIZE, 3), dtype=np.uint8)
-    for row, item in enumerate(encoded):  # threads are slower here: so small an image is mostly Python's work
+    for row, item in enumerate(
+        encoded
+    ):  # threads are slower here: so small an image is mostly Python's work
         images[row] = _decode(path, row, item)
-    channels_first = rearrange(torch.from_numpy(images), "rows height width channels -> rows channels height width")
+    channels_first = rearrange(
+        torch.from_numpy(images), "rows height width channels -> rows channels height width"
+    )
     return ImageSplit(channels_first.contiguous(), _labels(path, labels.to_numpy()))
 
 
@@ -132,7 +145,9 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
     wrong = np.flatnonzero((labels < 0) | (labels >= _CLASSES))
     if wrong.size:
         row = int(wrong[0])
-        raise DataError(f"{path}: row {row}: label must be from 0 to {_CLASSES - 1}, but is {int(labels[row])}")
+        raise DataError(
+            f"{path}: row {row}: label must be from 0 to {_CLASSES - 1}, but is {int(labels[row])}"
+        )
     return torch.from_numpy(labels.astype(np.int64))
 
 
@@ -141,7 +156,12 @@ def _check_schema(path: Path, schema: Any) -> None:
     pa = optional_module("pyarrow", "pyarrow", "train")
     found = {field.name: field.type for field in schema}
     image, label = found.get("img"), found.get("label")
-    if image is not None and pa.types.is_struct(image) and label is not None and pa.types.is_integer(label):
+    if (
+        image is not None
+        and pa.types.is_struct(image)
+        and label is not None
+        and pa.types.is_integer(label)
+    ):
         position = image.get_field_index("bytes")
         if position >= 0 and pa.types.is_binary(image.field(position).type):
             return
@@ -161,5 +181,7 @@ def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:
         raise DataError(f"{path}: row {row}: cannot decode the image ({error})") from None
     if pixels.shape[:2] != _SIZE:
         rows, cols = pixels.shape[:2]
-        raise DataError(f"{path}: row {row}: the image must be 32 x 32 pixels, but is {rows} x {cols}")
+        raise DataError(
+            f"{path}: row {row}: the image must be 32 x 32 pixels, but is {rows} x {cols}"
+        )
     return pixels

@@ -15,12 +15,23 @@ from convattn.convert import conv_to_attention, network_to_attention, network_to
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.errors import optional_module
 from convattn.heads import read_heads
-from convattn.lab.figures import Comparison, classified_images, convolution_and_attention, head_moves
+from convattn.lab.figures import (
+    Comparison,
+    classified_images,
+    convolution_and_attention,
+    head_moves,
+)
 from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention
 from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
-from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, class_scores, load_samples, normalise
+from convattn.networks.datasets import (
+    CIFAR10_MEAN,
+    CIFAR10_STD,
+    class_scores,
+    load_samples,
+    normalise,
+)
 from convattn.record import Record
 from convattn.viewer import build_scene, write_page
 from convattn.viewer.exhibition import UNTRAINED, gather
@@ -52,7 +63,9 @@ class NetworkConversion:
         if self.kernel is not None:
             return f"{self.kernel} × {self.kernel}"
         sides = sorted({taps for layer in self.certificate.layers for taps in layer.kernel_size})
-        return f"as needed, {sides[0]} × {sides[0]}" + (f" to {sides[-1]} × {sides[-1]}" if len(sides) > 1 else "")
+        return f"as needed, {sides[0]} × {sides[0]}" + (
+            f" to {sides[-1]} × {sides[-1]}" if len(sides) > 1 else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,9 @@ class TrainedNetwork:
     labels: tuple[int, ...]  # Class of each embedded image
     seen: tuple[int, ...]  # Class that the network gives it, here
     classes: tuple[str, ...]  # Names of the classes
-    conversions: tuple[NetworkConversion, ...]  # To convolutions: as many taps as needed, then smaller windows
+    conversions: tuple[
+        NetworkConversion, ...
+    ]  # To convolutions: as many taps as needed, then smaller windows
     back: NetworkCertificate  # The first of these convolutions to attention again
     images: str  # Name of the file that draws the images with their classes
     heads: str  # Name of the file that draws the heads at the start and the end of its training
@@ -86,7 +101,9 @@ class Demonstration(Record):
 
     schema_version: ClassVar[int] = 3
 
-    conversions: tuple[Conversion, ...]  # The filters converted with hard heads, then with soft ones
+    conversions: tuple[
+        Conversion, ...
+    ]  # The filters converted with hard heads, then with soft ones
     network: TrainedNetwork  # The trained network
     photograph: str  # Credit of the photograph
     seconds: float  # Wall time of everything, in seconds
@@ -100,7 +117,10 @@ class Demonstration(Record):
         own, softness = hard.rounding / hard.unit, soft.certificate.sharpness
         seen = "as" if network.as_on_card else "NOT what"
         found = [(item.words, item.certificate) for item in network.conversions]
-        windows = [f"{words}: {made.top1_changed} of {made.top1_total}, {made.verdict}" for words, made in found]
+        windows = [
+            f"{words}: {made.top1_changed} of {made.top1_total}, {made.verdict}"
+            for words, made in found
+        ]
         return "\n".join(
             [
                 hard.certificate.summary(),
@@ -140,7 +160,9 @@ def filter_bank() -> nn.Conv2d:
 
     It repeats the border's pixels and so keeps the image's size.
     """
-    conv = nn.Conv2d(3, len(_FILTERS), kernel_size=3, padding=1, padding_mode="replicate", bias=False)
+    conv = nn.Conv2d(
+        3, len(_FILTERS), kernel_size=3, padding=1, padding_mode="replicate", bias=False
+    )
     kernels = torch.tensor(list(_FILTERS.values()))
     with torch.no_grad():
         conv.weight.copy_(torch.einsum("okl,c->ockl", kernels, torch.tensor(_LUMA)))
@@ -151,7 +173,9 @@ def show_conversions(folder: Path) -> list[Conversion]:
     """Converts the filters with hard heads, then with soft ones, saves the layers and draws both on a photograph."""
     sklearn = optional_module("sklearn.datasets", "scikit-learn", "train")
     rows = torch.from_numpy(sklearn.datasets.load_sample_image("china.jpg").copy())
-    pixels = rearrange(rows, "rows cols channels -> 1 channels rows cols").contiguous().float() / 255
+    pixels = (
+        rearrange(rows, "rows cols channels -> 1 channels rows cols").contiguous().float() / 255
+    )
     conv = filter_bank()
     save_layer(conv, folder / "convolution")
     attention, certificate = conv_to_attention(conv)
@@ -168,7 +192,9 @@ def _show_conversion(
 ) -> Conversion:
     """Runs the convolution and the layer on the photograph, measures their difference and draws it."""
     softmax = copy.deepcopy(layer)
-    softmax.impl = "separable"  # hard heads would run as the convolution that they are compared with
+    softmax.impl = (
+        "separable"  # hard heads would run as the convolution that they are compared with
+    )
     with torch.inference_mode():
         made, low = softmax(pixels), conv(pixels)
         high = copy.deepcopy(conv).double()(pixels.double())
@@ -176,7 +202,9 @@ def _show_conversion(
     comparison = Comparison(
         photograph=rearrange(pixels[0], "channels rows cols -> rows cols channels").numpy(),
         names=tuple(_FILTERS),
-        kernels=reduce(conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum").numpy(),
+        kernels=reduce(
+            conv.weight.detach(), "outputs channels rows cols -> outputs rows cols", "sum"
+        ).numpy(),
         convolution=high[0].numpy(),
         attention=made[0].numpy(),
         heads=layer.attention((7, 7))[:, 3, 3].detach().numpy(),
@@ -203,9 +231,13 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     network, samples = load_network(source), load_samples()
     images = normalise(samples.split.images, CIFAR10_MEAN, CIFAR10_STD)
     seen = class_scores(network, images).argmax(1).tolist()
-    pixels = rearrange(samples.split.images, "images channels rows cols -> images rows cols channels").numpy()
+    pixels = rearrange(
+        samples.split.images, "images channels rows cols -> images rows cols channels"
+    ).numpy()
     right = [samples.classes[label] for label in samples.split.labels.tolist()]
-    pictures = classified_images(folder / "images.png", pixels, right, [samples.classes[number] for number in seen])
+    pictures = classified_images(
+        folder / "images.png", pixels, right, [samples.classes[number] for number in seen]
+    )
     heads = head_moves(folder / "heads.png", read_heads(source))
     words = f"{counted(len(images), 'test image')} of CIFAR-10"
     made = []
@@ -222,7 +254,9 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
         labels=tuple(samples.split.labels.tolist()),
         seen=tuple(seen),
         classes=samples.classes,
-        conversions=tuple(NetworkConversion(kernel, item) for kernel, (_, item) in zip(KERNELS, made, strict=True)),
+        conversions=tuple(
+            NetworkConversion(kernel, item) for kernel, (_, item) in zip(KERNELS, made, strict=True)
+        ),
         back=replace(back, images=words),
         images=pictures.name,
         heads=heads.name,
@@ -243,7 +277,9 @@ def demonstrate(folder: Path, network: Path, *, tell: Callable[[str], None]) -> 
     tell("3/3  writing the interactive page of the trained network")
     pair = gather(str(network), compare=[UNTRAINED])
     write_page(build_scene(pair.exhibits, names=pair.names, labels=pair.labels), folder / "view")
-    held = all(item.certificate.verdict != "failed" for item in (*conversions, *trained.conversions))
+    held = all(
+        item.certificate.verdict != "failed" for item in (*conversions, *trained.conversions)
+    )
     shown = Demonstration(
         conversions=tuple(conversions),
         network=trained,

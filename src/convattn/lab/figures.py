@@ -19,7 +19,17 @@ from convattn.wording import counted
 FORMATS = ("png", "svg", "pdf")
 """What a figure can be written as, by the ending of its file."""
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D31",
+    "#7F7F7F",
+)
 """Colours of lines, in the order of their use."""
 
 _STYLE: dict[Any, Any] = {
@@ -36,7 +46,9 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]) -> Iterator[Any]:
+def figure_files(
+    paths: Sequence[str | os.PathLike[str]], size: tuple[float, float]
+) -> Iterator[Any]:
     """Makes an empty figure of matplotlib, and writes it to all paths when the block ends, each whole or not at all.
 
     `size` is its width and height in inches. An ending that is not in `FORMATS` raises ArgumentError, and
@@ -45,7 +57,9 @@ def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, flo
     forms = [Path(path).suffix.removeprefix(".").lower() for path in paths]
     for path, form in zip(paths, forms, strict=True):
         if form not in FORMATS:
-            raise ArgumentError(must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path)))
+            raise ArgumentError(
+                must_be("path", f"a file that ends in {', '.join(FORMATS)}", str(path))
+            )
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -56,13 +70,19 @@ def figure_files(paths: Sequence[str | os.PathLike[str]], size: tuple[float, flo
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         for form, buffer in zip(forms, buffers, strict=True):
-            undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+            undated = {
+                "png": {"Software": None},
+                "svg": {"Date": None},
+                "pdf": {"CreationDate": None},
+            }[form]
             figure.savefig(buffer, format=form, dpi=150, metadata=undated)
     for path, buffer in zip(paths, buffers, strict=True):
         write_atomically(path, buffer.getvalue())
 
 
-def add_ellipse(panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any) -> None:
+def add_ellipse(
+    panel: Any, centre: tuple[float, float], axes: tuple[float, float], **style: Any
+) -> None:
     """Adds an ellipse at a horizontal and vertical place, with the lengths of its axes and a style of matplotlib."""
     from matplotlib.patches import Ellipse
 
@@ -75,10 +95,14 @@ class Comparison:
 
     photograph: Float[np.ndarray, "rows cols 3"]  # Red, green, blue in [0, 1]
     names: Sequence[str]  # What each output shows
-    kernels: Float[np.ndarray, "outputs kernel_rows kernel_cols"]  # On grey pixels: summed over the input's channels
+    kernels: Float[
+        np.ndarray, "outputs kernel_rows kernel_cols"
+    ]  # On grey pixels: summed over the input's channels
     convolution: Float64[np.ndarray, "outputs rows cols"]  # The convolution's outputs
     attention: Float[np.ndarray, "outputs rows cols"]  # The attention layer's outputs
-    heads: Float[np.ndarray, "heads key_rows key_cols"]  # Attention of one query in the middle; keys around it
+    heads: Float[
+        np.ndarray, "heads key_rows key_cols"
+    ]  # Attention of one query in the middle; keys around it
     sharpness: float | None  # α of the heads, in 1/pixel²; None of hard heads
     unit: float  # What rounding changes an output by, in units of the outputs
 
@@ -117,7 +141,9 @@ def _draw_photograph(figure: Any, comparison: Comparison) -> None:
     extent = (-cols / 2, cols / 2, rows / 2, -rows / 2)
     kind = "hard" if comparison.sharpness is None else f"α = {comparison.sharpness:g}"
     titles = (f"head 1 of {heads}, {kind}", f"mean of {heads} heads")
-    for panel, weights, title in zip((one, mean), (comparison.heads[0], comparison.heads.mean(0)), titles, strict=True):
+    for panel, weights, title in zip(
+        (one, mean), (comparison.heads[0], comparison.heads.mean(0)), titles, strict=True
+    ):
         shown = panel.imshow(weights, cmap="cividis", vmin=0, extent=extent)
         panel.set(title=title, xlabel="column shift (pixels)", ylabel="row shift (pixels)")
         ticks = range(-(min(rows, cols) // 4) * 2, min(rows, cols) // 2 + 1, 2)
@@ -132,7 +158,9 @@ def _draw_output(panels: Sequence[Any], comparison: Comparison, output: int) -> 
     limit = float(np.abs(weights).max())
     kernel.imshow(weights, cmap="RdBu_r", vmin=-1.6 * limit, vmax=1.6 * limit)
     for (row, col), weight in np.ndenumerate(weights):
-        kernel.text(col, row, f"{weight:.3g}".replace("-", "−"), ha="center", va="center", fontsize=8)
+        kernel.text(
+            col, row, f"{weight:.3g}".replace("-", "−"), ha="center", va="center", fontsize=8
+        )
     kernel.set(xticks=[], yticks=[], ylabel=comparison.names[output])
     kernel.spines[:].set_visible(False)
     low, high = np.quantile(convolution, [0.005, 0.995])
@@ -159,7 +187,9 @@ def classified_images(
     count = len(images)
     if not count == len(classes) == len(predictions) > 0:
         numbers = f"{count} images, {len(classes)} classes and {len(predictions)} predictions"
-        raise ArgumentError(f"there must be at least one image, and two names for each, but there are {numbers}")
+        raise ArgumentError(
+            f"there must be at least one image, and two names for each, but there are {numbers}"
+        )
     across, down = min(count, _COLUMNS), -(-count // _COLUMNS)
     with figure_files([path], (_PANEL_OF_IMAGE[0] * across, _PANEL_OF_IMAGE[1] * down)) as figure:
         panels = list(figure.subplots(down, across, squeeze=False).flat)
@@ -182,7 +212,9 @@ _PANEL, _FRAME = 3.3, 0.4
 """Side of a panel, and what the labels of a row or column of panels take, in inches."""
 
 
-def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3) -> Path:
+def head_moves(
+    path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3
+) -> Path:
     """Draws where the heads of each layer attend at the last moment, and the moves of their centres since the first.
 
     Around each centre are the ellipses that hold 50 % and 90 % of the attention. The mass p of the attention
@@ -192,16 +224,24 @@ def head_moves(path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], 
     title = "heads at the end of the training, and the way of their centres from its start (○)"
     with _sheet([path], snapshots, len(layers), columns, title) as panels:
         for panel, layer in zip(panels, layers, strict=True):
-            moments = sorted((item for item in snapshots if item.layer == layer), key=lambda item: item.step)
+            moments = sorted(
+                (item for item in snapshots if item.layer == layer), key=lambda item: item.step
+            )
             first, last = moments[0], moments[-1]
             _draw_heads(panel, last)
             _draw_moves(panel, first, last)
-            panel.set_title(f"layer {layer + 1}: α {_sharpness_range(first)} → {_sharpness_range(last)} per pixel²")
+            panel.set_title(
+                f"layer {layer + 1}: α {_sharpness_range(first)} → {_sharpness_range(last)} per pixel²"
+            )
     return Path(path)
 
 
 def head_layers(
-    paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], *, title: str, columns: int = 3
+    paths: Sequence[str | os.PathLike[str]],
+    snapshots: Sequence[HeadSnapshot],
+    *,
+    title: str,
+    columns: int = 3,
 ) -> None:
     """Draws a panel for each snapshot, at most `columns` side by side; those of several moments name theirs.
 
@@ -212,7 +252,9 @@ def head_layers(
         for panel, snapshot in zip(panels, snapshots, strict=True):
             _draw_heads(panel, snapshot)
             heads = counted(len(snapshot.centres), "head")
-            panel.set_title(f"layer {snapshot.layer + 1}: {_moment(snapshot, snapshots) if several else heads}")
+            panel.set_title(
+                f"layer {snapshot.layer + 1}: {_moment(snapshot, snapshots) if several else heads}"
+            )
 
 
 def head_paths(
@@ -236,19 +278,28 @@ def head_paths(
 
 @contextmanager
 def _sheet(
-    paths: Sequence[str | os.PathLike[str]], snapshots: Sequence[HeadSnapshot], count: int, columns: int, title: str
+    paths: Sequence[str | os.PathLike[str]],
+    snapshots: Sequence[HeadSnapshot],
+    count: int,
+    columns: int,
+    title: str,
 ) -> Iterator[list[Any]]:
     """Makes a figure of `count` panels, at most `columns` side by side, in which every centre is visible."""
     if not snapshots:
         raise ArgumentError("snapshots must hold at least one layer, but is empty")
     across, down = min(count, columns), -(-count // columns)
-    size = max(_PANEL * across + _FRAME, 6.0), (_PANEL + 0.25) * down + 1.2  # a narrow figure still holds its title
+    size = (
+        max(_PANEL * across + _FRAME, 6.0),
+        (_PANEL + 0.25) * down + 1.2,
+    )  # a narrow figure still holds its title
     with figure_files(paths, size) as figure:
         figure.suptitle(title)
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         yield list(axes.flat[:count])
         _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
-        for number in range(count, axes.size):  # the panels above empty ones get the labels of the bottom row
+        for number in range(
+            count, axes.size
+        ):  # the panels above empty ones get the labels of the bottom row
             axes.flat[number].set_visible(False)
             above = axes.flat[number - across]
             above.set_xlabel("column shift (pixels)")
@@ -286,17 +337,32 @@ def _set_axes(axes: Any, reach: float) -> None:
 
 def _draw_heads(panel: Any, snapshot: HeadSnapshot) -> None:
     """Draws the heads of one layer around the query, which is at (0, 0)."""
-    for head, (centre, precision) in enumerate(zip(snapshot.centres, snapshot.precisions, strict=True)):
+    for head, (centre, precision) in enumerate(
+        zip(snapshot.centres, snapshot.precisions, strict=True)
+    ):
         colour = COLOURS[head % len(COLOURS)]
         values, vectors = np.linalg.eigh(precision)
         angle = np.degrees(np.arctan2(vectors[0, 0], vectors[1, 0]))
-        for mass, style in ((0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}), (0.9, {"linestyle": "--"})):
+        for mass, style in (
+            (0.5, {"facecolor": (colour, 0.2), "linewidth": 1.2}),
+            (0.9, {"linestyle": "--"}),
+        ):
             first, second = 2 * np.sqrt(-2 * np.log(1 - mass) / np.maximum(values, _FLATTEST))
             outline = {"facecolor": "none", "linewidth": 0.9, "edgecolor": colour, **style}
             add_ellipse(panel, (centre[1], centre[0]), (first, second), angle=angle, **outline)
     for head, (row, col) in enumerate(snapshot.centres):
         box = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "alpha": 0.6, "linewidth": 0}
-        panel.text(col, row, str(head + 1), ha="center", va="center", fontsize=9, weight="bold", zorder=5, bbox=box)
+        panel.text(
+            col,
+            row,
+            str(head + 1),
+            ha="center",
+            va="center",
+            fontsize=9,
+            weight="bold",
+            zorder=5,
+            bbox=box,
+        )
 
 
 def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> None:
@@ -305,8 +371,16 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
         colour = COLOURS[head % len(COLOURS)]
         rows, cols = centres[:, head, 0], centres[:, head, 1]
         panel.plot(cols, rows, color=colour, linewidth=1.5)
-        panel.plot(cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white")
-        place = {"textcoords": "offset points", "xytext": (4, 4), "fontsize": 9, "weight": "bold", "color": colour}
+        panel.plot(
+            cols[0], rows[0], color=colour, marker="o", markersize=6, markerfacecolor="white"
+        )
+        place = {
+            "textcoords": "offset points",
+            "xytext": (4, 4),
+            "fontsize": 9,
+            "weight": "bold",
+            "color": colour,
+        }
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
 
 
@@ -315,7 +389,15 @@ def _draw_moves(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
     for head, (start, end) in enumerate(zip(first.centres, last.centres, strict=True)):
         colour = COLOURS[head % len(COLOURS)]
         panel.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
-        panel.plot(start[1], start[0], color=colour, marker="o", markersize=6, markerfacecolor="white", zorder=4)
+        panel.plot(
+            start[1],
+            start[0],
+            color=colour,
+            marker="o",
+            markersize=6,
+            markerfacecolor="white",
+            zorder=4,
+        )
 
 
 def _sharpness_range(snapshot: HeadSnapshot) -> str:
@@ -330,7 +412,16 @@ def _legend() -> list[Any]:
     from matplotlib.patches import Patch
 
     return [
-        Line2D([], [], label="centre, with the head's number", linestyle="none", marker="$1$", color="black"),
-        Patch(label="holds 50 % of its attention", facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0]),
+        Line2D(
+            [],
+            [],
+            label="centre, with the head's number",
+            linestyle="none",
+            marker="$1$",
+            color="black",
+        ),
+        Patch(
+            label="holds 50 % of its attention", facecolor=(COLOURS[0], 0.2), edgecolor=COLOURS[0]
+        ),
         Patch(label="90 %", facecolor="none", edgecolor=COLOURS[0], linestyle="--"),
     ]

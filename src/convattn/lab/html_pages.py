@@ -18,9 +18,15 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
     The folder must hold the pictures that the template embeds. Templates can import `page_parts.html`.
     """
     jinja2 = optional_module("jinja2", "jinja2", "train")
-    loader = jinja2.FunctionLoader(lambda name: (resources.files("convattn.lab") / name).read_text(encoding="utf-8"))
+    loader = jinja2.FunctionLoader(
+        lambda name: (resources.files("convattn.lab") / name).read_text(encoding="utf-8")
+    )
     pages = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
     pages.filters["number"] = format
     pages.filters["base64"] = lambda content: base64.b64encode(content).decode()
@@ -40,4 +46,6 @@ def write_report(report: HeadReport, folder: Path, *, source: str, images: str) 
     figures.distance_by_depth(folder / "distance.png", report)
     name = Path(source.partition(":")[2] or source).resolve().name
     words = {"name": name, "source": source, "images": images}
-    return write_html("analyze_page.html", folder, report=report, picture=figures.head_picture, **words)
+    return write_html(
+        "analyze_page.html", folder, report=report, picture=figures.head_picture, **words
+    )

@@ -55,7 +55,11 @@ class Ledger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state_dict`."""
-        self._earlier, self.resumed, self.started = state["seconds"], state["resumed"] + 1, state["started"]
+        self._earlier, self.resumed, self.started = (
+            state["seconds"],
+            state["resumed"] + 1,
+            state["started"],
+        )
 
 
 _MOMENTS = 200
@@ -69,9 +73,14 @@ class Session:
     Every process has a folder if one does, but only the main process writes.
     """
 
-    def __init__(self, trainer: Trainer, recipe: Recipe, accelerator: "Accelerator", folder: RunFolder | None) -> None:
+    def __init__(
+        self, trainer: Trainer, recipe: Recipe, accelerator: "Accelerator", folder: RunFolder | None
+    ) -> None:
         self.trainer, self.ledger = trainer, Ledger()
-        self.heads, self.results = HeadTrace(trainer.network), list[EpochResult]()  # one result for each epoch
+        self.heads, self.results = (
+            HeadTrace(trainer.network),
+            list[EpochResult](),
+        )  # one result for each epoch
         self._recipe, self._accelerator, self._folder = recipe, accelerator, folder
         self._between_moments = -(-recipe.training.epochs * trainer.steps_per_epoch // _MOMENTS)
         accelerator.register_for_checkpointing(self.ledger)
@@ -107,7 +116,9 @@ class Session:
         """Returns whether the heads are recorded after a step."""
         return step % self.trainer.steps_per_epoch == 0 or step % self._between_moments == 0
 
-    def run(self, *, checkpoint_every: int | None, on_step: Callable[[], None]) -> Iterator[EpochResult]:
+    def run(
+        self, *, checkpoint_every: int | None, on_step: Callable[[], None]
+    ) -> Iterator[EpochResult]:
         """Runs the remaining epochs, and yields the results of each after writing them.
 
         `checkpoint_every` is the number of steps between two checkpoints; None writes one after each epoch.
@@ -171,7 +182,11 @@ class Session:
 
         self.trainer.share_losses()
         processes = self._accelerator.num_processes
-        with nullcontext() if checkpoints is None else checkpoints.new(self.trainer.step, processes) as opened:
+        with (
+            nullcontext()
+            if checkpoints is None
+            else checkpoints.new(self.trainer.step, processes) as opened
+        ):
             place = [None if opened is None else str(opened)]
             broadcast_object_list(place)
             self._accelerator.save_state(place[0])
@@ -181,7 +196,9 @@ class Session:
     def _load(self, place: Path, processes: int) -> None:
         now = self._accelerator.num_processes
         if processes != now:
-            raise CheckpointError(f"checkpoint {place.name} was written by {processes} processes, but there are {now}")
+            raise CheckpointError(
+                f"checkpoint {place.name} was written by {processes} processes, but there are {now}"
+            )
         try:
             self._accelerator.load_state(str(place))
         except (OSError, RuntimeError, ValueError, KeyError, AttributeError, ImportError) as error:
@@ -256,13 +273,19 @@ def train(
     if not isinstance(recipe, Recipe):
         raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
     if output is None and (resume or trackers):
-        raise ArgumentError(must_be("output", "the run's folder, because resume or trackers is given", output))
-    require_packages("accelerate", *(() if output is None else ("huggingface_hub", "pyarrow", "tomli_w")))
+        raise ArgumentError(
+            must_be("output", "the run's folder, because resume or trackers is given", output)
+        )
+    require_packages(
+        "accelerate", *(() if output is None else ("huggingface_hub", "pyarrow", "tomli_w"))
+    )
     folder = None if output is None else RunFolder(output)
     if folder is not None and not resume:
         folder.require_new()
     if checkpoint_every is not None and (type(checkpoint_every) is not int or checkpoint_every < 1):
-        raise ArgumentError(must_be("checkpoint_every", "an integer of at least 1", checkpoint_every))
+        raise ArgumentError(
+            must_be("checkpoint_every", "an integer of at least 1", checkpoint_every)
+        )
     for name in trackers:
         if name not in TRACKERS:
             raise UnknownNameError("tracker", name, TRACKERS)
@@ -280,7 +303,9 @@ def train(
         with _seeded(recipe.seed, accelerator.device):
             session = Session(Trainer(recipe, data, accelerator), recipe, accelerator, folder)
             session.resume() if resume else session.start()
-            _run_epochs(session, recipe, accelerator, checkpoint_every, progress=progress, tell=tell)
+            _run_epochs(
+                session, recipe, accelerator, checkpoint_every, progress=progress, tell=tell
+            )
         record = RunRecord(
             name=recipe.name,
             claim=recipe.claim,
@@ -288,14 +313,19 @@ def train(
             recipe=recipe.to_dict(),
             seed=recipe.seed,
             data=data.record,
-            parameters=sum(p.numel() for p in session.trainer.network.parameters() if p.requires_grad),
+            parameters=sum(
+                p.numel() for p in session.trainer.network.parameters() if p.requires_grad
+            ),
             results=session.summary(),
             seconds=session.ledger.seconds,
             peak_memory=peak_memory(accelerator.device),
             memory_estimate=None,
             energy=None,
             resumed=session.ledger.resumed,
-            hardware={**describe_hardware(accelerator.device), "processes": str(accelerator.num_processes)},
+            hardware={
+                **describe_hardware(accelerator.device),
+                "processes": str(accelerator.num_processes),
+            },
             versions=describe_versions(),
             started=session.ledger.started,
             revision=revision,
@@ -322,11 +352,18 @@ def _run_epochs(
     """Runs the remaining epochs, and reports each to the progress bar, `tell` and the trackers."""
     trainer, measured = session.trainer, recipe.data.measured
     columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, TextColumn("{task.fields[result]}"), console=Console(stderr=True), disable=not progress)
+    bar = Progress(
+        *columns,
+        TextColumn("{task.fields[result]}"),
+        console=Console(stderr=True),
+        disable=not progress,
+    )
     with _tracked(accelerator, recipe), bar:
         total = recipe.training.epochs * trainer.steps_per_epoch
         task = bar.add_task(recipe.name, total=total, completed=trainer.step, result="")
-        for result in session.run(checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)):
+        for result in session.run(
+            checkpoint_every=checkpoint_every, on_step=lambda: bar.advance(task)
+        ):
             shown = f"epoch {result.epoch}: loss {result.train_loss:.3f}, {measured} {result.accuracy:.2%}"
             bar.update(task, result=shown)
             if tell is not None and accelerator.is_main_process:
@@ -355,7 +392,9 @@ def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
     try:
         yield
     finally:
-        for tracker in accelerator.trackers:  # end_training would part the processes, which meet once more
+        for (
+            tracker
+        ) in accelerator.trackers:  # end_training would part the processes, which meet once more
             tracker.finish()
 
 
@@ -368,15 +407,21 @@ def _not_covered(session: Session, processes: int) -> tuple[str, ...]:
     return tuple(items)
 
 
-def _start_accelerator(precision: str, trackers: Sequence[str], folder: RunFolder | None) -> "Accelerator":
+def _start_accelerator(
+    precision: str, trackers: Sequence[str], folder: RunFolder | None
+) -> "Accelerator":
     """Starts accelerate, which allows one precision per process."""
     from accelerate import Accelerator
 
     try:
         place = None if folder is None else folder.path
-        return Accelerator(mixed_precision=precision, log_with=list(trackers) or None, project_dir=place)
+        return Accelerator(
+            mixed_precision=precision, log_with=list(trackers) or None, project_dir=place
+        )
     except ValueError as error:
-        raise DeviceError(f"training.precision {precision!r} is not possible in this process: {error}") from None
+        raise DeviceError(
+            f"training.precision {precision!r} is not possible in this process: {error}"
+        ) from None
 
 
 @contextmanager

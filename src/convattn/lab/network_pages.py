@@ -15,7 +15,9 @@ from convattn.viewer import build_scene, write_page
 from convattn.viewer.exhibition import gather
 
 _HEADS = {"fig4", "fig12", "fig13", "fig14"}
-_QUERIES = {f"fig{number}": [(0.5, 0.5)] for number in (5, 6, 8, 9, 10)} | {"fig7": [(0.25, 0.25), (0.75, 0.75)]}
+_QUERIES = {f"fig{number}": [(0.5, 0.5)] for number in (5, 6, 8, 9, 10)} | {
+    "fig7": [(0.25, 0.25), (0.75, 0.75)]
+}
 _AVERAGED = {"fig6", "fig7"}
 
 
@@ -26,7 +28,9 @@ class Link(NamedTuple):
     hash: str  # What follows "#" in its address, as static/js/state.js reads it
 
 
-def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequence[int], size: int) -> list[Link]:
+def figure_links(
+    target: str, snapshots: Sequence[HeadSnapshot], layers: Sequence[int], size: int
+) -> list[Link]:
     """Returns the views of a page that a figure shows; none for a table or for curves.
 
     `snapshots` are the heads of the run, `layers` how many heads each layer of the page has, and `size` is the side of
@@ -36,7 +40,9 @@ def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequenc
         layer = shown_layer(1 + max(shot.layer for shot in snapshots))
         shown = [shot for shot in snapshots if shot.layer == layer]
         moments = [(shown[moment].epoch, moment) for moment in shown_moments(shown)]
-        links = [Link(f"epoch {epoch}", f"layer={layer}&epoch={moment}") for epoch, moment in moments]
+        links = [
+            Link(f"epoch {epoch}", f"layer={layer}&epoch={moment}") for epoch, moment in moments
+        ]
         return [Link(f"layer {layer + 1} over the training", f"layer={layer}&epoch=0"), *links]
     if target in _HEADS:
         return [Link(f"layer {layer + 1}", f"layer={layer}") for layer in range(len(layers))]
@@ -45,7 +51,9 @@ def figure_links(target: str, snapshots: Sequence[HeadSnapshot], layers: Sequenc
         pixel = (int(row * size), int(col * size))
         where = f"query={pixel[0]},{pixel[1]}" + "&average=true" * (target in _AVERAGED)
         at = f", query at row {pixel[0] + 1}, column {pixel[1] + 1}" if len(queries) > 1 else ""
-        links += [Link(f"layer {layer + 1}{at}", f"layer={layer}&{where}") for layer in range(len(layers))]
+        links += [
+            Link(f"layer {layer + 1}{at}", f"layer={layer}&{where}") for layer in range(len(layers))
+        ]
     return links
 
 
@@ -86,7 +94,9 @@ def write_views(result: Reproduction, folder: Path) -> Path | None:
             left -= int(page.megabytes * 1e6)
             pages[run] = page
     shown = [(target, [pages[run] for run in target.runs if run in pages]) for target in made]
-    return write_html("reproduce_page.html", folder, result=result, shown=shown, pages=list(pages.values()))
+    return write_html(
+        "reproduce_page.html", folder, result=result, shown=shown, pages=list(pages.values())
+    )
 
 
 def _chosen_runs(made: Sequence[TargetResult]) -> list[str]:
@@ -117,5 +127,7 @@ def _write_page(run: Path, folder: Path, left: int) -> _Page | None:
     page.address = written.relative_to(folder).as_posix()
     page.megabytes = written.stat().st_size / 1e6
     layers = [layer["heads"] for layer in scene.header["networks"][0]["layers"]]
-    page.links = {target: figure_links(target, exhibit.heads, layers, exhibit.size[0]) for target in TARGETS}
+    page.links = {
+        target: figure_links(target, exhibit.heads, layers, exhibit.size[0]) for target in TARGETS
+    }
     return page

@@ -36,10 +36,16 @@ _SEED = 0
 class Material:
     """Runs of one scale, and the images that they were trained on."""
 
-    groups: Mapping[str, Sequence[RunGroup]]  # by recipe, the best group first; recipes without runs are left out
+    groups: Mapping[
+        str, Sequence[RunGroup]
+    ]  # by recipe, the best group first; recipes without runs are left out
     scale: str
-    folder: Path | None = None  # folder with the files of CIFAR-10, in place of the one that a run's recipe names
-    _loaded: dict[DataRecipe, ImageDataset] = field(default_factory=dict)  # each data set is loaded once
+    folder: Path | None = (
+        None  # folder with the files of CIFAR-10, in place of the one that a run's recipe names
+    )
+    _loaded: dict[DataRecipe, ImageDataset] = field(
+        default_factory=dict
+    )  # each data set is loaded once
 
     def run_of(self, recipe: str) -> Run:
         """Returns the run that figures of a recipe show: the one with the lowest seed."""
@@ -61,7 +67,9 @@ class Material:
         network = load_network(run.folder)
         if not isinstance(network, AttentionNet) or run.image_size is None:
             kind = f"a {type(network).__name__} on {run.record.data.name}"
-            raise CheckpointError(f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}")
+            raise CheckpointError(
+                f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}"
+            )
         return network, run.image_size // network.patch
 
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
@@ -75,7 +83,9 @@ class Material:
         data = self._loaded[data_recipe]
         if data.record.hashes == run.record.data.hashes:
             return data, []
-        return data, [f"the images are of {data.name}, but {run.folder} was trained on {run.record.data.name}"]
+        return data, [
+            f"the images are of {data.name}, but {run.folder} was trained on {run.record.data.name}"
+        ]
 
 
 def choose_images(data: ImageDataset, count: int) -> Int[np.ndarray, " images"]:
@@ -121,7 +131,10 @@ def accuracy_curves(
         axes = figure.subplots(1, len(shown), squeeze=False, sharey=True)[0]
         for panel, (name, models) in zip(axes, shown.items(), strict=True):
             for number, (model, curves) in enumerate(models.items()):
-                style = {"color": COLOURS[number % len(COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
+                style = {
+                    "color": COLOURS[number % len(COLOURS)],
+                    "linestyle": _DASHES[number % len(_DASHES)],
+                }
                 _draw_model(panel, model, curves, style)
             panel.set(title=name, xlabel="epochs")
             panel.locator_params(axis="x", integer=True)
@@ -130,7 +143,9 @@ def accuracy_curves(
         axes[0].set_ylabel("test accuracy (%)")
 
 
-def _draw_model(panel: Any, model: str, curves: Sequence[Float[np.ndarray, "epochs 2"]], style: dict[str, str]) -> None:
+def _draw_model(
+    panel: Any, model: str, curves: Sequence[Float[np.ndarray, "epochs 2"]], style: dict[str, str]
+) -> None:
     """Draws the seeds of one model and, where there are several, their mean over the epochs that all have."""
     for curve in curves:
         dots = "o" if len(curve) < 3 else None  # a line of one or two points is seen by its points
@@ -142,7 +157,13 @@ def _draw_model(panel: Any, model: str, curves: Sequence[Float[np.ndarray, "epoc
     panel.plot(curves[0][:common, 0], 100 * mean, linewidth=2.2, label=label, **style)
 
 
-_CURVES = {"recipe": "string", "seed": "int64", "epoch": "int64", "test_accuracy": "float64", "folder": "string"}
+_CURVES = {
+    "recipe": "string",
+    "seed": "int64",
+    "epoch": "int64",
+    "test_accuracy": "float64",
+    "folder": "string",
+}
 """Columns of the numbers behind the curves."""
 
 
@@ -155,21 +176,29 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
     rows, problems = [], []
     for published in TABLE1:
         curves = []
-        for run in material.groups[published.recipe][0].runs if published.recipe in material.groups else ():
+        for run in (
+            material.groups[published.recipe][0].runs if published.recipe in material.groups else ()
+        ):
             try:
                 points = [(row["epoch"], row["test_accuracy"]) for row in read_metrics(run)]
             except CheckpointError as error:
                 problems.append(f"left out: {error}")
                 continue
             curves.append(np.array(points, dtype=float))
-            rows += [(published.recipe, run.record.seed, *point, str(run.folder)) for point in points]
+            rows += [
+                (published.recipe, run.record.seed, *point, str(run.folder)) for point in points
+            ]
         if curves:
-            panels["further models" if published.accuracy is None else "the paper's table 1"][published.model] = curves
+            panels["further models" if published.accuracy is None else "the paper's table 1"][
+                published.model
+            ] = curves
     if not rows:
         raise CheckpointError("; ".join(problems))
     title = f"{figure_name(name)}: test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
     accuracy_curves(figure_paths(folder, name), panels, title=title)
-    write_parquet(folder / f"{name}.parquet", [dict(zip(_CURVES, row, strict=True)) for row in rows], _CURVES)
+    write_parquet(
+        folder / f"{name}.parquet", [dict(zip(_CURVES, row, strict=True)) for row in rows], _CURVES
+    )
     return problems
 
 
@@ -190,12 +219,23 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
     layer = shown_layer(depth)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
-    head_paths(figure_paths(folder, name), shown, [shown[number] for number in shown_moments(shown)], title=title)
+    head_paths(
+        figure_paths(folder, name),
+        shown,
+        [shown[number] for number in shown_moments(shown)],
+        title=title,
+    )
     _write_heads(material, name, folder, recipe, layer=layer)
-    return [] if layer == _LAYER else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
+    return (
+        []
+        if layer == _LAYER
+        else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
+    )
 
 
-def make_final_heads(material: Material, name: str, folder: Path, recipe: str, what: str) -> list[str]:
+def make_final_heads(
+    material: Material, name: str, folder: Path, recipe: str, what: str
+) -> list[str]:
     """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
     snapshots = _read(material, recipe)
     shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
@@ -221,7 +261,8 @@ def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
     """Returns which moments of a layer figure 3 shows: those nearest to given shares of the steps, each once."""
     last = snapshots[-1].step
     nearest = {
-        min(range(len(snapshots)), key=lambda number: abs(snapshots[number].step - share * last)) for share in _MOMENTS
+        min(range(len(snapshots)), key=lambda number: abs(snapshots[number].step - share * last))
+        for share in _MOMENTS
     }
     return sorted(nearest)
 
@@ -258,15 +299,21 @@ def position_attention(
     """
     layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
     if not layers:
-        raise ArgumentError(f"network must have attention layers, but {type(network).__name__} has none")
+        raise ArgumentError(
+            f"network must have attention layers, but {type(network).__name__} has none"
+        )
     rows, cols = (list(index) for index in zip(*queries, strict=True))
     with torch.inference_mode():
         maps = [layer.attention(spatial)[:, rows, cols].double() for layer in layers]
-    return [rearrange(one, "heads queries rows cols -> queries heads rows cols").numpy() for one in maps]
+    return [
+        rearrange(one, "heads queries rows cols -> queries heads rows cols").numpy() for one in maps
+    ]
 
 
 def mean_attention(
-    network: nn.Module, images: Float[Tensor, "images channels rows cols"], queries: Sequence[tuple[int, int]]
+    network: nn.Module,
+    images: Float[Tensor, "images channels rows cols"],
+    queries: Sequence[tuple[int, int]],
 ) -> list[_AttentionMaps]:
     """Returns the attention of each layer averaged over normalised images.
 
@@ -279,7 +326,11 @@ def mean_attention(
         rows, cols = call.layout.grid
         chosen = call.weights[:, 0][:, :, [row * cols + col for row, col in queries]].double()
         totals[call.name] = totals.get(call.name, 0.0) + reduce(
-            chosen, "images heads queries (rows cols) -> queries heads rows cols", "sum", rows=rows, cols=cols
+            chosen,
+            "images heads queries (rows cols) -> queries heads rows cols",
+            "sum",
+            rows=rows,
+            cols=cols,
         )
 
     for batch in images.split(_IMAGES_AT_ONCE):
@@ -293,7 +344,9 @@ class QueryMaps:
 
     title: str
     query: tuple[int, int]  # row and column of the query pixel
-    layers: Sequence[Float[np.ndarray, "_ rows cols"]]  # weights over the keys, by head; layers may differ in heads
+    layers: Sequence[
+        Float[np.ndarray, "_ rows cols"]
+    ]  # weights over the keys, by head; layers may differ in heads
 
 
 def make_attention(
@@ -320,8 +373,14 @@ def make_attention(
     else:
         data, notes = material.images(recipe)
         if image is not None and image >= len(data.test):
-            raise DataError(f"{data.name} has {len(data.test)} test images, but {name} needs {image + 1}")
-        chosen = choose_images(data, averaged) if image is None else choose_images(data, image + 1)[image:]
+            raise DataError(
+                f"{data.name} has {len(data.test)} test images, but {name} needs {image + 1}"
+            )
+        chosen = (
+            choose_images(data, averaged)
+            if image is None
+            else choose_images(data, image + 1)[image:]
+        )
         images = data.test.images[torch.from_numpy(chosen)]
         layers = mean_attention(network, normalise(images, data.mean, data.std), queries)
         if image is None:
@@ -333,10 +392,16 @@ def make_attention(
             picture = rearrange(images[0].numpy(), "channels rows cols -> rows cols channels") / 255
         notes = [which, *notes]
     maps = [
-        QueryMaps(f"query: row {row + 1}, column {col + 1} of {size} × {size}", (row, col), [one[at] for one in layers])
+        QueryMaps(
+            f"query: row {row + 1}, column {col + 1} of {size} × {size}",
+            (row, col),
+            [one[at] for one in layers],
+        )
         for at, (row, col) in enumerate(queries)
     ]
-    attention_grid(figure_paths(folder, name), maps, title=material.title(name, what, recipe), image=picture)
+    attention_grid(
+        figure_paths(folder, name), maps, title=material.title(name, what, recipe), image=picture
+    )
     write_parquet(folder / f"{name}.parquet", list(_weights_of(maps)), _COLUMNS)
     return notes
 
@@ -382,7 +447,14 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
             panel = axes[row, head]
             largest = float(weights.max())
             panel.imshow(weights / largest, cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
-            panel.plot(item.query[1], item.query[0], marker="s", color="none", markeredgecolor="#D55E00", markersize=4)
+            panel.plot(
+                item.query[1],
+                item.query[0],
+                marker="s",
+                color="none",
+                markeredgecolor="#D55E00",
+                markersize=4,
+            )
             panel.set(xticks=[], yticks=[])
             panel.set_xlabel(f"{largest:.3f}", fontsize=8, labelpad=1)
             if row == 0:
@@ -393,9 +465,13 @@ def _draw_maps(part: Any, item: QueryMaps, columns: int) -> None:
     bar.set_ticks([0, 0.5, 1])
 
 
-def _draw_image(panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps) -> None:
+def _draw_image(
+    panel: Any, image: Float[np.ndarray, "rows cols channels"], item: QueryMaps
+) -> None:
     """Draws the image, and a frame around the patch that is the query pixel."""
-    from_rows, from_cols = (size / count for size, count in zip(image.shape[:2], item.layers[0].shape[1:], strict=True))
+    from_rows, from_cols = (
+        size / count for size, count in zip(image.shape[:2], item.layers[0].shape[1:], strict=True)
+    )
     panel.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
     rows = (item.query[0] + np.array([0, 1, 1, 0, 0])) * from_rows - 0.5
     cols = (item.query[1] + np.array([0, 0, 1, 1, 0])) * from_cols - 0.5

@@ -13,7 +13,8 @@ from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
 
 PAPER = (
-    "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and Convolutional Layers, ICLR 2020, table 1"
+    "Cordonnier, Loukas, Jaggi: On the Relationship between Self-Attention and "
+    "Convolutional Layers, ICLR 2020, table 1"
 )
 REPLICATION = "Varma, Prabhu 2020, an independent replication of the paper"
 
@@ -27,8 +28,12 @@ class PublishedRow:
     # The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none
     accuracy: float | None = None
     parameters: str | None = None  # The paper's number of parameters, as printed
-    flops: str | None = None  # The paper's number of operations, as printed; of the linear maps only
-    replication: float | None = None  # Test accuracy of the replication, in [0, 1]; None where it has none
+    flops: str | None = (
+        None  # The paper's number of operations, as printed; of the linear maps only
+    )
+    replication: float | None = (
+        None  # Test accuracy of the replication, in [0, 1]; None where it has none
+    )
 
 
 TABLE1 = (
@@ -79,7 +84,9 @@ def table_rows(groups: Mapping[str, Sequence[RunGroup]]) -> tuple[list[dict[str,
     """
     problems: list[str] = []
     rows = [
-        _row(published, group, problems) for published in TABLE1 for group in groups.get(published.recipe) or [None]
+        _row(published, group, problems)
+        for published in TABLE1
+        for group in groups.get(published.recipe) or [None]
     ]
     return rows, problems
 
@@ -124,7 +131,9 @@ def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
         "n": [str(row["n"]) for row in rows],
         "paper (%)": [_percent(row["paper_accuracy"]) for row in rows],
         "replication (%)": [_percent(row["replication_accuracy"]) for row in rows],
-        "parameters": ["–" if row["parameters"] is None else f"{row['parameters']:,}" for row in rows],
+        "parameters": [
+            "–" if row["parameters"] is None else f"{row['parameters']:,}" for row in rows
+        ],
         "paper's parameters": [row["paper_parameters"] or "–" for row in rows],
         "operations, linear maps": [_operations(row["flops_linear"]) for row in rows],
         "paper's operations": [row["paper_flops"] or "–" for row in rows],
@@ -173,7 +182,11 @@ def _flops(run: Run, problems: list[str]) -> FlopCount | None:
     except ConvAttnError as error:
         problems.append(f"operations of {run.folder} are not counted: {error}")
         return None
-    return network.flops(run.image_size) if run.image_size and isinstance(network, ImageClassifier) else None
+    return (
+        network.flops(run.image_size)
+        if run.image_size and isinstance(network, ImageClassifier)
+        else None
+    )
 
 
 def _hardware(hardware: Mapping[str, str]) -> str:

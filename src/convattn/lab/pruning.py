@@ -19,7 +19,10 @@ _KINDS = "a Quadratic or a GeneralizedQuadratic"
 
 @torch.no_grad()
 def degenerate_heads(
-    encoding: Quadratic | GeneralizedQuadratic, *, flattest: float = _FLATTEST, condition: float = 1e3
+    encoding: Quadratic | GeneralizedQuadratic,
+    *,
+    flattest: float = _FLATTEST,
+    condition: float = 1e3,
 ) -> Bool[Tensor, " heads"]:
     """Tells which heads have no definite place: they look at all pixels alike, or at a whole line of pixels.
 
@@ -60,7 +63,9 @@ def degenerate_heads(
     return ((largest < flattest) | (largest > condition * smallest)).to(encoding.centres.device)
 
 
-def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3) -> AttentionNet:
+def prune_heads(
+    network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3
+) -> AttentionNet:
     """Removes the degenerate heads of a network, each with its matrix W_h; the rest is copied.
 
     The new network computes as if the W_h of the removed heads were zero: the output of a block loses exactly their
@@ -100,7 +105,9 @@ def prune_heads(network: AttentionNet, *, flattest: float = _FLATTEST, condition
     return made
 
 
-def _kept_heads(encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float) -> list[int]:
+def _kept_heads(
+    encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float
+) -> list[int]:
     """Lists the heads that are not degenerate; where all are, the sharpest."""
     degenerate = degenerate_heads(encoding, flattest=flattest, condition=condition)
     if degenerate.all():
@@ -119,17 +126,25 @@ def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "h
     return (encoding.root_sharpness.cpu().double() ** 2)[:, None].expand(-1, encoding.dims)
 
 
-def _layers(network: AttentionNet) -> list[tuple[RelativeAttention2d, Quadratic | GeneralizedQuadratic]]:
+def _layers(
+    network: AttentionNet,
+) -> list[tuple[RelativeAttention2d, Quadratic | GeneralizedQuadratic]]:
     """Returns each block's attention layer and its encoding; raises if the layer has content."""
     if network.content:
-        raise ArgumentError("network must be without content: a head flat in position may still attend by content")
+        raise ArgumentError(
+            "network must be without content: a head flat in position may still attend by content"
+        )
     layers = []
     for number, block in enumerate(network.blocks):
         mixer = block.mixer
         if type(mixer) is not RelativeAttention2d:
             kind = type(mixer).__name__
-            raise UnsupportedModelError(f"cannot prune block {number}: its mixer is {kind}, not RelativeAttention2d")
+            raise UnsupportedModelError(
+                f"cannot prune block {number}: its mixer is {kind}, not RelativeAttention2d"
+            )
         if not isinstance(mixer.encoding, Quadratic | GeneralizedQuadratic):
-            raise ArgumentError(must_be(f"encoding of block {number}", _KINDS, type(mixer.encoding).__name__))
+            raise ArgumentError(
+                must_be(f"encoding of block {number}", _KINDS, type(mixer.encoding).__name__)
+            )
         layers.append((mixer, mixer.encoding))
     return layers

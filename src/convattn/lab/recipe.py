@@ -14,7 +14,9 @@ from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_b
 from convattn.fields import Range, Text, explain, fits, hints, read
 from convattn.files import as_path
 
-Views = Literal["none", "mirror", "mirror_shift"]  # of test images, with averaged scores; see `lab.augment.views`
+Views = Literal[
+    "none", "mirror", "mirror_shift"
+]  # of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
 
@@ -33,7 +35,9 @@ class Section:
         return dataclasses.asdict(
             self,
             dict_factory=lambda items: {
-                key: list(value) if isinstance(value, tuple) else value for key, value in items if value is not None
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in items
+                if value is not None
             },
         )
 
@@ -44,7 +48,9 @@ class EncodingRecipe(Section):
 
     hidden: Count | None = None  # Hidden units of "distance", or of each axis of "axial_distance"
     frequencies: Count | None = None  # Waves per axis of "sinusoidal"
-    max_period: Annotated[float, Range(1, without_low=True)] | None = None  # Its fastest to its slowest frequency
+    max_period: Annotated[float, Range(1, without_low=True)] | None = (
+        None  # Its fastest to its slowest frequency
+    )
 
 
 @dataclass(frozen=True)
@@ -110,12 +116,24 @@ class DataRecipe(Section):
 
     name: Literal["digits", "cifar10"] = "cifar10"
     folder: str | None = None  # Folder with the files of CIFAR-10; None fetches them from the Hub
-    crop_padding: Annotated[int, Range(0)] = 4  # Border in pixels around an image that is then cropped; 0 for none
-    crop_border: Literal["black", "reflect"] = "black"  # "reflect" mirrors the image at its outermost pixels
-    flip: bool = True  # Whether each training image is mirrored left to right with probability one half
-    alternate_flip: bool = False  # Whether to mirror each image in every second epoch instead; needs `flip`
-    cutout: Annotated[int, Range(0)] = 0  # Side in pixels of a black square at a random place; 0 for none
-    mixup: Annotated[float, Range(0)] = 0.0  # α of the shares λ ~ Beta(α, α) of two blended images; 0 for none
+    crop_padding: Annotated[int, Range(0)] = (
+        4  # Border in pixels around an image that is then cropped; 0 for none
+    )
+    crop_border: Literal["black", "reflect"] = (
+        "black"  # "reflect" mirrors the image at its outermost pixels
+    )
+    flip: bool = (
+        True  # Whether each training image is mirrored left to right with probability one half
+    )
+    alternate_flip: bool = (
+        False  # Whether to mirror each image in every second epoch instead; needs `flip`
+    )
+    cutout: Annotated[int, Range(0)] = (
+        0  # Side in pixels of a black square at a random place; 0 for none
+    )
+    mixup: Annotated[float, Range(0)] = (
+        0.0  # α of the shares λ ~ Beta(α, α) of two blended images; 0 for none
+    )
     # α of a pasted piece of another image, likewise; with both, each batch uses one of the two at random
     cutmix: Annotated[float, Range(0)] = 0.0
     # Training images, drawn with a fixed seed, that are not trained on, and measured in place of the test images; None
@@ -141,7 +159,9 @@ class OptimRecipe(Section):
     learning_rate: Annotated[float, Range(0, without_low=True)] = 0.1  # Highest learning rate
     momentum: Share = 0.9  # Momentum of SGD; β₁ of AdamW
     nesterov: bool = False  # Whether SGD uses Nesterov momentum; must be false with AdamW
-    weight_decay: Annotated[float, Range(0)] = 1e-4  # Centres and shapes of quadratic encodings are never decayed
+    weight_decay: Annotated[float, Range(0)] = (
+        1e-4  # Centres and shapes of quadratic encodings are never decayed
+    )
     # Learning rates of centres and of sharpness or shapes of quadratic encodings, as multiples of the others'
     centre_rate: Annotated[float, Range(0, without_low=True)] = 1.0
     sharpness_rate: Annotated[float, Range(0, without_low=True)] = 1.0
@@ -151,7 +171,9 @@ class OptimRecipe(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nesterov and (self.algorithm != "sgd" or not self.momentum):
-            raise RecipeError(must_be("nesterov", "false without sgd and a momentum", self.nesterov))
+            raise RecipeError(
+                must_be("nesterov", "false without sgd and a momentum", self.nesterov)
+            )
 
 
 @dataclass(frozen=True)
@@ -167,7 +189,11 @@ class StepsRecipe(Section):
     """A constant learning rate that falls at given epochs."""
 
     kind: Literal["steps"] = "steps"
-    milestones: tuple[Count, ...] = (80, 150, 250)  # Epochs after which the learning rate falls, rising
+    milestones: tuple[Count, ...] = (
+        80,
+        150,
+        250,
+    )  # Epochs after which the learning rate falls, rising
     factor: Annotated[float, Range(0, 1, without_low=True)] = 0.1  # What it is multiplied by
 
     def __post_init__(self) -> None:
@@ -206,31 +232,45 @@ class TrainingRecipe(Section):
     """Epochs, batch size, precision, and what else a step does."""
 
     epochs: Count = 300  # Number of passes over the training images
-    batch_size: Count = 100  # Images per step, over all processes; images that do not fill a batch are left out
+    batch_size: Count = (
+        100  # Images per step, over all processes; images that do not fill a batch are left out
+    )
     # Largest number of images that a process computes at once, to save memory: the gradients of such portions are
     # added. The step is the same where batch normalisation does not take each portion by itself. None computes all.
     micro_batch: Count | None = None
-    precision: Literal["no", "bf16", "fp16"] = "no"  # "no" for float32, or mixed with "bf16" or "fp16"
+    precision: Literal["no", "bf16", "fp16"] = (
+        "no"  # "no" for float32, or mixed with "bf16" or "fp16"
+    )
     compile: bool = False  # Whether `torch.compile` compiles the network
     label_smoothing: Share = 0.0  # Share of each label that is spread over all classes
     # Decay per step of an exponential moving average of the weights, which is then tested and saved; None for none
     ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
-    stem_epochs: Count | None = None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
-    test_views: Views = "none"  # Views of each test image whose mean scores are tested too after the last epoch
+    stem_epochs: Count | None = (
+        None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
+    )
+    test_views: Views = (
+        "none"  # Views of each test image whose mean scores are tested too after the last epoch
+    )
 
 
 @dataclass(frozen=True)
 class StartRecipe(Section):
     """Where the weights come from."""
 
-    recipe: str | None = None  # Name of the recipe whose trained network is the start; None starts with random weights
+    recipe: str | None = (
+        None  # Name of the recipe whose trained network is the start; None starts with random weights
+    )
     folder: str | None = None  # That run's folder
     prune: bool = False  # Whether the degenerate heads of that network are removed
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recipe is None and (self.folder is not None or self.prune):
-            raise RecipeError(must_be("recipe", "the name of a recipe, because folder or prune is set", self.recipe))
+            raise RecipeError(
+                must_be(
+                    "recipe", "the name of a recipe, because folder or prune is set", self.recipe
+                )
+            )
 
 
 @dataclass(frozen=True)
@@ -240,7 +280,9 @@ class ConvertRecipe(Section):
     include: tuple[str, ...] = ("*",)  # Patterns of names of the convolutions to convert
     # α of every head in 1/pixel²; None makes hard heads, whose displacements are fixed
     sharpness: Annotated[float, Range(0, without_low=True)] | None = None
-    content: bool = False  # Whether heads get scores that depend on the input, behind gates that start closed
+    content: bool = (
+        False  # Whether heads get scores that depend on the input, behind gates that start closed
+    )
 
 
 @dataclass(frozen=True)
@@ -254,20 +296,28 @@ class Recipe(Section):
     """
 
     name: str  # Name of the recipe
-    claim: str  # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
+    claim: (
+        str  # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
+    )
     # "paper" for the recipe's own sizes; the others for those of `scales.toml`
     scale: Literal["paper", "medium", "small", "tiny"] = "paper"
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0  # Seed of the weights, the order of the images and the augmentation
+    seed: Annotated[int, Range(0, 2**32 - 1)] = (
+        0  # Seed of the weights, the order of the images and the augmentation
+    )
     model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
     start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from
-    convert: ConvertRecipe | None = None  # Which of its convolutions become attention; None for none
+    convert: ConvertRecipe | None = (
+        None  # Which of its convolutions become attention; None for none
+    )
     data: DataRecipe = field(default_factory=DataRecipe)  # The images
     optim: OptimRecipe = field(default_factory=OptimRecipe)  # The optimizer
     # The learning rate over time
     schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
     # Epochs, batch size, precision and what else a step does
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
-    lookahead: LookaheadRecipe | None = None  # The average to which the weights return; None for none
+    lookahead: LookaheadRecipe | None = (
+        None  # The average to which the weights return; None for none
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,11 +339,16 @@ _WITHOUT_EFFECT = ("training.reinitialise", [])
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""
     folder = resources.files("convattn.lab") / "recipes"
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return sorted(
+        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
+    )
 
 
 def load_recipe(
-    name_or_path: str | os.PathLike[str], *, scale: str | None = None, overrides: Mapping[str, str] | None = None
+    name_or_path: str | os.PathLike[str],
+    *,
+    scale: str | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> Recipe:
     """Reads a recipe, changes its scale and applies overrides.
 
@@ -319,12 +374,21 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
-    if not isinstance(overrides, Mapping | None) or not all(isinstance(key, str) for key in overrides or ()):
+    if not isinstance(overrides, Mapping | None) or not all(
+        isinstance(key, str) for key in overrides or ()
+    ):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
-    if "scale" in (overrides or ()):  # it would change the name of the scale, and none of its values
-        raise RecipeError(f"{source}: scale cannot be set by an override: use scale=NAME (command: --scale NAME)")
+    if "scale" in (
+        overrides or ()
+    ):  # it would change the name of the scale, and none of its values
+        raise RecipeError(
+            f"{source}: scale cannot be set by an override: use scale=NAME (command: --scale NAME)"
+        )
     training = content.get("training")
-    if isinstance(training, dict) and ("training.reinitialise", training.get("reinitialise")) == _WITHOUT_EFFECT:
+    if (
+        isinstance(training, dict)
+        and ("training.reinitialise", training.get("reinitialise")) == _WITHOUT_EFFECT
+    ):
         del training["reinitialise"]
     own_scales = content.pop("scales", {})
     _require_scales(own_scales, source)
@@ -336,7 +400,9 @@ def load_recipe(
         for section in sections:
             table = table.setdefault(section, {})
             if not isinstance(table, dict):
-                raise RecipeError(f"{source}: cannot set {key}, because {section} is a single value")
+                raise RecipeError(
+                    f"{source}: cannot set {key}, because {section} is a single value"
+                )
         table[last] = Text(text)
     try:
         return read(Recipe, content)
@@ -362,7 +428,10 @@ def command_for(recipe: Recipe) -> str:
     if recipe.name not in recipe_names():
         return "convattn train recipe.toml"
     try:
-        original, wanted = (flatten(item.to_dict()) for item in (load_recipe(recipe.name, scale=recipe.scale), recipe))
+        original, wanted = (
+            flatten(item.to_dict())
+            for item in (load_recipe(recipe.name, scale=recipe.scale), recipe)
+        )
     except RecipeError:
         return "convattn train recipe.toml"
     if original.keys() - wanted.keys():
@@ -390,13 +459,18 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe's values by dotted key, without the claim and a key of earlier versions, which had no effect."""
-    return {key: value for key, value in flatten(content).items() if key != "claim" and (key, value) != _WITHOUT_EFFECT}
+    return {
+        key: value
+        for key, value in flatten(content).items()
+        if key != "claim" and (key, value) != _WITHOUT_EFFECT
+    }
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
     """Returns a recipe's values by dotted key; lists become text separated by commas."""
     return {
-        key: _as_text(value) if isinstance(value, list) else value for key, value in flatten(recipe.to_dict()).items()
+        key: _as_text(value) if isinstance(value, list) else value
+        for key, value in flatten(recipe.to_dict()).items()
     }
 
 
@@ -404,7 +478,11 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {prefix + key: value}
+        )
     return flat
 
 
@@ -433,7 +511,9 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: not TOML ({error})") from None
 
 
-def _change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _change_scale(
+    content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str
+) -> dict[str, Any]:
     """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
 
     `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are applied
@@ -448,12 +528,16 @@ def _change_scale(content: Mapping[str, Any], scale: str, own: Mapping[str, Any]
     if scale not in SCALES:
         raise UnknownNameError("scale", scale, SCALES)
     if content.get("scale", "paper") != "paper":
-        raise RecipeError(f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}")
+        raise RecipeError(
+            f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}"
+        )
     data = content.get("data", {})
     if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
         expectation = "paper, because only recipes of cifar10 have other scales"
         raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
-    shared = tomllib.loads((resources.files("convattn.lab") / "scales.toml").read_text(encoding="utf-8"))
+    shared = tomllib.loads(
+        (resources.files("convattn.lab") / "scales.toml").read_text(encoding="utf-8")
+    )
     changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
     for changes in (shared[scale], own.get(scale, {})):
         for section, table in changes.items():
@@ -469,8 +553,12 @@ def _require_scales(own: object, source: str) -> None:
         if scale not in SCALES[1:]:
             known = f"{', '.join(map(repr, SCALES[1:-1]))} or {SCALES[-1]!r}"
             raise RecipeError(f"{source}: {must_be('the key in scales', known, scale)}")
-        if not isinstance(sections, dict) or not all(isinstance(table, dict) for table in sections.values()):
-            raise RecipeError(f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}")
+        if not isinstance(sections, dict) or not all(
+            isinstance(table, dict) for table in sections.values()
+        ):
+            raise RecipeError(
+                f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}"
+            )
 
 
 def _change(section: Any, changes: dict[Any, Any]) -> Any:

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from convattn.errors import optional_module
-from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport, LayerStatistics, mean_of
+from convattn.heads.head_report import (
+    HeadReport,
+    HeadStatistics,
+    LayerReport,
+    LayerStatistics,
+    mean_of,
+)
 from convattn.lab.figures import COLOURS, add_ellipse, figure_files
 
 CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
@@ -33,12 +39,22 @@ def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
             panel.set_visible(False)
         styles = {
             "mean shift, by head": {"marker": "$1$", "color": "black"},
-            "spread": {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": "black"},
+            "spread": {
+                "marker": "o",
+                "markersize": 11,
+                "markerfacecolor": "none",
+                "color": "black",
+            },
             "query": {"marker": "+", "color": "0.5"},
         }
-        handles = [axes[0, 0].plot([], [], linestyle="none", label=name, **style)[0] for name, style in styles.items()]
+        handles = [
+            axes[0, 0].plot([], [], linestyle="none", label=name, **style)[0]
+            for name, style in styles.items()
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
-        figure.suptitle("where heads look: shifts in cells; bold: more than half of the attention at one displacement")
+        figure.suptitle(
+            "where heads look: shifts in cells; bold: more than half of the attention at one displacement"
+        )
     return Path(path)
 
 
@@ -52,13 +68,34 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
         depth = range(1, len(report.layers) + 1)
         for number, layer in zip(depth, report.layers, strict=True):
             heads = [head.distance.value for head in layer.heads]
-            panel.plot([number] * len(heads), heads, linestyle="none", marker="o", color=COLOURS[0], alpha=0.45)
+            panel.plot(
+                [number] * len(heads),
+                heads,
+                linestyle="none",
+                marker="o",
+                color=COLOURS[0],
+                alpha=0.45,
+            )
         for name, (style, marker) in CONTROLS.items():
             found = [statistics_of(layer, name) for layer in report.layers]
-            means = [math.nan if one is None else mean_of(one.estimate("distance")) for one in found]
+            means = [
+                math.nan if one is None else mean_of(one.estimate("distance")) for one in found
+            ]
             if not all(map(math.isnan, means)):
-                panel.plot(depth, means, style, marker=marker, color=colour_of(name), label=f"mean, {words_of(name)}")
-        panel.plot(depth, [layer.uniform_distance for layer in report.layers], color="0.6", label="looks everywhere")
+                panel.plot(
+                    depth,
+                    means,
+                    style,
+                    marker=marker,
+                    color=colour_of(name),
+                    label=f"mean, {words_of(name)}",
+                )
+        panel.plot(
+            depth,
+            [layer.uniform_distance for layer in report.layers],
+            color="0.6",
+            label="looks everywhere",
+        )
         panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
         whole_layers(panel, len(report.layers))
         figure.legend(loc="outside lower center", ncols=2)
@@ -71,20 +108,28 @@ def head_picture(layer: LayerReport, head: HeadStatistics) -> bytes:
     matplotlib = optional_module("matplotlib.image", "matplotlib", "train")
     weights = kernel_image(layer, head.kernel)
     most = max(float(np.nanmax(weights)), 1e-12)
-    matplotlib.image.imsave(file := io.BytesIO(), weights, vmin=0, vmax=most, cmap="magma", format="png")
+    matplotlib.image.imsave(
+        file := io.BytesIO(), weights, vmin=0, vmax=most, cmap="magma", format="png"
+    )
     return file.getvalue()
 
 
 def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
     """Draws numbers of all heads of one report over those of another."""
-    names = {"position_score": "position score R²", "hard_share": "hard share", "distance": "distance (cells)"}
+    names = {
+        "position_score": "position score R²",
+        "hard_share": "hard share",
+        "distance": "distance (cells)",
+    }
     with figure_files([path], (11, 4.2)) as figure:
         for panel, (name, title) in zip(figure.subplots(1, 3), names.items(), strict=True):
             for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False)):
                 x = [item.value for item in one.measured.estimate(name)]
                 y = [item.value for item in other.measured.estimate(name)]
                 count = min(len(x), len(y))
-                panel.plot(x[:count], y[:count], "o", color=COLOURS[number % len(COLOURS)], alpha=0.7)
+                panel.plot(
+                    x[:count], y[:count], "o", color=COLOURS[number % len(COLOURS)], alpha=0.7
+                )
             low, high = panel.get_xlim()
             panel.plot([low, high], [low, high], color="0.6", linewidth=0.8)
             panel.set(xlabel=f"first: {first.model}", ylabel=f"second: {second.model}")
@@ -101,10 +146,25 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
         height = width if len(layer.grid) > 1 else 0.15 * width
         if math.isfinite(width) and width > 0:
             add_ellipse(
-                panel, (col, row), (width, height), facecolor="none", edgecolor=colour, linewidth=0.7, alpha=0.6
+                panel,
+                (col, row),
+                (width, height),
+                facecolor="none",
+                edgecolor=colour,
+                linewidth=0.7,
+                alpha=0.6,
             )
         weight = "bold" if head.hard else "normal"
-        panel.text(col, row, str(head.head + 1), ha="center", va="center", fontsize=9, weight=weight, color=colour)
+        panel.text(
+            col,
+            row,
+            str(head.head + 1),
+            ha="center",
+            va="center",
+            fontsize=9,
+            weight=weight,
+            color=colour,
+        )
     spreads = [head.spread.value for head in layer.heads if math.isfinite(head.spread.value)]
     reach = max([1.5, *(abs(value) + 0.5 for place in places for value in place), *spreads])
     panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
@@ -115,7 +175,11 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
 def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
     """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest."""
     near = _near(layer)
-    places = np.array([_row_col(list(layer.displacements[number])) for number in near]).round().astype(int)
+    places = (
+        np.array([_row_col(list(layer.displacements[number])) for number in near])
+        .round()
+        .astype(int)
+    )
     kernel = [kernel[number] for number in near]
     low, high = places.min(axis=0), places.max(axis=0)
     total, count = np.zeros(high - low + 1), np.zeros(high - low + 1)

@@ -13,9 +13,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from convattn.errors import ArgumentError, ConvAttnError, MissingDependencyError, UnknownNameError, must_be
+from convattn.errors import (
+    ArgumentError,
+    ConvAttnError,
+    MissingDependencyError,
+    UnknownNameError,
+    must_be,
+)
 from convattn.files import new_folder, require_new_folder, write_atomically
-from convattn.lab.paper_figures import Material, make_attention, make_curves, make_final_heads, make_head_paths
+from convattn.lab.paper_figures import (
+    Material,
+    make_attention,
+    make_curves,
+    make_final_heads,
+    make_head_paths,
+)
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES
 from convattn.lab.runs import RunGroup, find_runs, group_runs
@@ -38,7 +50,9 @@ class TargetResult:
     files: tuple[str, ...]  # Names of the files made; none where it could not be made
     runs: tuple[str, ...]  # Folders of the runs that it shows
     missing: tuple[str, ...]  # Recipes without a finished run
-    problem: str | None = None  # Why it could not be made although the runs exist; None if nothing went wrong
+    problem: str | None = (
+        None  # Why it could not be made although the runs exist; None if nothing went wrong
+    )
     notes: tuple[str, ...] = ()  # What to know when reading it
 
     @property
@@ -48,7 +62,9 @@ class TargetResult:
 
     def summary(self) -> str:
         """Returns the result in one line of plain text, and one for each note."""
-        without = [f"missing {', '.join(self.missing)}"] * bool(self.missing) + [*filter(None, [self.problem])]
+        without = [f"missing {', '.join(self.missing)}"] * bool(self.missing) + [
+            *filter(None, [self.problem])
+        ]
         partly = f"made without {len(self.missing)} of {len(TARGETS[self.target].recipes)} recipes"
         verdict = "made" if self.complete else partly if self.files else "not made"
         line = f"{self.target}: {verdict}" + "".join(f"; {item}" for item in without)
@@ -65,7 +81,9 @@ class Reproduction(Record):
     unfinished: tuple[str, ...]  # Folders of runs that have no record
     unreadable: tuple[str, ...]  # Folders whose record cannot be read, each with the reason
     targets: tuple[TargetResult, ...]  # The tables and figures
-    notes: tuple[str, ...]  # Runs whose settings are not their recipe's own, and runs not shown, with the reason
+    notes: tuple[
+        str, ...
+    ]  # Runs whose settings are not their recipe's own, and runs not shown, with the reason
     missing: tuple[MissingRun, ...]  # Missing runs, in an order in which they can be made
 
     @property
@@ -76,13 +94,18 @@ class Reproduction(Record):
     def summary(self) -> str:
         """Returns everything in a few lines of plain text."""
         others = f"{len(self.unfinished)} unfinished, {len(self.unreadable)} unreadable"
-        lines = [f"{self.runs}: {len(self.finished)} finished runs of any scale, {others}; asked for: {self.scale}"]
+        lines = [
+            f"{self.runs}: {len(self.finished)} finished runs of any scale, {others}; asked for: {self.scale}"
+        ]
         lines += [f"  unfinished: {folder}" for folder in self.unfinished]
         lines += [f"  unreadable: {reason}" for reason in self.unreadable]
         lines += [f"  {note}" for note in self.notes]
         lines += [target.summary() for target in self.targets]
         if self.missing:
-            lines += ["missing runs; each of these makes a row:", *(f"  {run.command}" for run in self.missing)]
+            lines += [
+                "missing runs; each of these makes a row:",
+                *(f"  {run.command}" for run in self.missing),
+            ]
         return "\n".join(lines)
 
 
@@ -121,13 +144,19 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
         "fig4": _one_recipe("sa-quadratic", make_final_heads, what=_AT_THE_END),
         "fig5": _one_recipe("sa-learned", make_attention),
         "fig6": _one_recipe(_CONTENT, make_attention, averaged=_AVERAGED, places=[(0.5, 0.5)]),
-        "fig7": _one_recipe(_CONTENT, make_attention, averaged=_AVERAGED, places=[(0.25, 0.25), (0.75, 0.75)]),
+        "fig7": _one_recipe(
+            _CONTENT, make_attention, averaged=_AVERAGED, places=[(0.25, 0.25), (0.75, 0.75)]
+        ),
         "fig8": _one_recipe(_CONTENT, make_attention, image=0),
         "fig9": _one_recipe(_CONTENT, make_attention, image=1),
         "fig10": _one_recipe(_CONTENT, make_attention, image=2),
-        "fig12": _one_recipe("sa-quadratic-generalized", make_final_heads, what="generalised heads before pruning"),
+        "fig12": _one_recipe(
+            "sa-quadratic-generalized", make_final_heads, what="generalised heads before pruning"
+        ),
         "fig13": _one_recipe(
-            "sa-quadratic-generalized-pruned", make_final_heads, what="generalised heads after pruning"
+            "sa-quadratic-generalized-pruned",
+            make_final_heads,
+            what="generalised heads after pruning",
         ),
         "fig14": _one_recipe("sa-quadratic-16-heads", make_final_heads, what=_AT_THE_END),
     }
@@ -178,7 +207,11 @@ def reproduce(
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
         results = [_make_target(name, material, folder) for name in targets]
         missing = {recipe for result in results for recipe in result.missing}
-        missing |= {start for recipe, start in _STARTS_FROM.items() if recipe in missing and start not in groups}
+        missing |= {
+            start
+            for recipe, start in _STARTS_FROM.items()
+            if recipe in missing and start not in groups
+        }
         report = Reproduction(
             runs=str(Path(runs)),
             scale=scale,
@@ -233,13 +266,23 @@ def _shown(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> list[RunGroup
 def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
     """Says which runs have changed settings, and which are not shown."""
     notes = []
-    for recipe in {recipe: None for name in targets for recipe in TARGETS[name].recipes if recipe in groups}:
+    for recipe in {
+        recipe: None for name in targets for recipe in TARGETS[name].recipes if recipe in groups
+    }:
         for number, group in enumerate(groups[recipe]):
             if group.first.changes:
-                notes.append(f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}")
+                notes.append(
+                    f"changed settings of {group.first.folder}: {'; '.join(group.first.changes)}"
+                )
             if number:
-                notes += [f"not in figures, because settings or data differ: {run.folder}" for run in group.runs]
-            notes += [f"left out, because another run has the same seed: {run.folder}" for run in group.repeats]
+                notes += [
+                    f"not in figures, because settings or data differ: {run.folder}"
+                    for run in group.runs
+                ]
+            notes += [
+                f"left out, because another run has the same seed: {run.folder}"
+                for run in group.repeats
+            ]
     return tuple(notes)
 
 
@@ -251,11 +294,17 @@ def _command(recipe: str, material: Material, runs: Path) -> str:
     start = _STARTS_FROM.get(recipe)
     if start is not None:
         there = material.groups.get(start)
-        words += ["--set", f"start.folder={there[0].first.folder if there else _free(runs / f'{start}-0')}"]
+        words += [
+            "--set",
+            f"start.folder={there[0].first.folder if there else _free(runs / f'{start}-0')}",
+        ]
     return shlex.join([*words, "-o", str(_free(runs / f"{recipe}-0"))])
 
 
 def _free(folder: Path) -> Path:
     """Returns the path, or the first of PATH-2, PATH-3, … that does not exist."""
-    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in count(1))
+    names = (
+        folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        for number in count(1)
+    )
     return next(path for path in names if not path.exists())

@@ -15,7 +15,13 @@ from safetensors import SafetensorError
 from torch import nn
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
-from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, RecipeError, optional_module
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    CheckpointWarning,
+    RecipeError,
+    optional_module,
+)
 from convattn.files import (
     as_path,
     clear_leftovers,
@@ -58,7 +64,9 @@ def model_card(record: RunRecord) -> str:
     images = record.data.counts[measured]
     right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
-    dataset = record.data.name.partition(" (")[0]  # images given in Python are not those that the recipe names
+    dataset = record.data.name.partition(" (")[
+        0
+    ]  # images given in Python are not those that the recipe names
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")
     data = hub.ModelCardData(
         library_name="convattn",
@@ -87,10 +95,14 @@ def model_card(record: RunRecord) -> str:
         f"{measured.capitalize()} accuracy **{accuracy:.2%}** ({right}), n = 1 seed.",
         _table("Model", _model(record)),
         _table("Data", _data(record)),
-        _table("Setup", {key: str(value) for key, value in setup.items() if key not in ("name", "claim")}),
+        _table(
+            "Setup",
+            {key: str(value) for key, value in setup.items() if key not in ("name", "claim")},
+        ),
         _table("Computation", _computation(record)),
         _table("Results of the last epoch", _results(record)),
-        "## What the run says nothing about\n\n" + "\n".join(f"- {item}" for item in record.not_covered),
+        "## What the run says nothing about\n\n"
+        + "\n".join(f"- {item}" for item in record.not_covered),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -120,7 +132,9 @@ def _data(record: RunRecord) -> dict[str, str]:
 
 
 def _results(record: RunRecord) -> dict[str, str]:
-    of_views = {"measure of views": "the same of the mean scores of several views of each image, see setup"}
+    of_views = {
+        "measure of views": "the same of the mean scores of several views of each image, see setup"
+    }
     images = f"{record.measured} images"
     return {
         **{name: f"{value:.6g}" for name, value in record.results.items()},
@@ -166,23 +180,39 @@ class HeadTrace:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._encodings = [encoding for encoding in quadratic_encodings(network) if encoding.dims == 2]
+        self._encodings = [
+            encoding for encoding in quadratic_encodings(network) if encoding.dims == 2
+        ]
         self.rows: list[dict[str, float]] = []
 
     def record(self, *, step: int, epoch: int) -> None:
         """Adds the present centres and sharpness of every head."""
         for layer, encoding in enumerate(self._encodings):
             centres = encoding.centres.detach().double().cpu().tolist()
-            for head, (centre, precision) in enumerate(zip(centres, _precisions(encoding), strict=True)):
+            for head, (centre, precision) in enumerate(
+                zip(centres, _precisions(encoding), strict=True)
+            ):
                 position = {"step": step, "epoch": epoch, "layer": layer, "head": head}
-                self.rows.append({**position, "centre_row": centre[0], "centre_col": centre[1], **precision})
+                self.rows.append(
+                    {**position, "centre_row": centre[0], "centre_col": centre[1], **precision}
+                )
 
     def complete(self, steps: Iterable[int]) -> bool:
         """Returns whether there is a row of finite numbers for every head after each of these steps, once."""
-        heads = [(layer, n) for layer, encoding in enumerate(self._encodings) for n in range(encoding.num_heads)]
+        heads = [
+            (layer, n)
+            for layer, encoding in enumerate(self._encodings)
+            for n in range(encoding.num_heads)
+        ]
         expected = [(step, *head) for step in steps for head in heads]
-        finite = all(value is not None and math.isfinite(value) for row in self.rows for value in row.values())
-        return finite and [(row["step"], row["layer"], row["head"]) for row in self.rows] == expected
+        finite = all(
+            value is not None and math.isfinite(value)
+            for row in self.rows
+            for value in row.values()
+        )
+        return (
+            finite and [(row["step"], row["layer"], row["head"]) for row in self.rows] == expected
+        )
 
     def save(self, path: Path) -> None:
         """Writes the rows as a parquet file with `HEAD_COLUMNS`."""
@@ -194,7 +224,9 @@ def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Iterator[dict[str
     if isinstance(encoding, GeneralizedQuadratic):
         matrices = encoding.precision
     else:
-        matrices = 2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)
+        matrices = (
+            2 * encoding.sharpness[:, None, None] * torch.eye(2, device=encoding.centres.device)
+        )
     for matrix in matrices.detach().double().cpu():
         (row_row, row_col), (_, col_col) = matrix.tolist()
         yield {
@@ -229,15 +261,22 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.folder)
         place = self.folder / f"step-{step:08d}"
-        with hidden_folder(self.folder, place.name) as written, hidden_folder(self.folder, "old") as old:
+        with (
+            hidden_folder(self.folder, place.name) as written,
+            hidden_folder(self.folder, "old") as old,
+        ):
             yield written
             files = sorted(path for path in written.rglob("*") if path.is_file())
             for path in files:
-                path.chmod(written.stat().st_mode & 0o666)  # safetensors keeps its files to their owner
+                path.chmod(
+                    written.stat().st_mode & 0o666
+                )  # safetensors keeps its files to their owner
             hashes = {str(path.relative_to(written)): file_sha256(path) for path in files}
             manifest = {"step": step, "processes": processes, "files": hashes}
             write_atomically(written / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
-            before = [other for other in self._newest_first() if other.name < place.name][: _NEWEST - 1]
+            before = [other for other in self._newest_first() if other.name < place.name][
+                : _NEWEST - 1
+            ]
             for other in self._newest_first():
                 if other not in before:
                     os.replace(other, old / other.name)  # so that no process finds half of it
@@ -254,7 +293,9 @@ class Checkpoints:
                 processes = _check(place)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(f"{error}; the one before it is used", CheckpointWarning, stacklevel=2)
+                warnings.warn(
+                    f"{error}; the one before it is used", CheckpointWarning, stacklevel=2
+                )
                 continue
             load(place, processes)
             return
@@ -276,9 +317,13 @@ def _check(place: Path) -> int:
         processes, files = int(content["processes"]), dict(content["files"])
         wrong = [name for name, stated in files.items() if file_sha256(place / name) != stated]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})") from None
+        raise CheckpointError(
+            f"checkpoint {place.name} is damaged ({type(error).__name__}: {error})"
+        ) from None
     if wrong:
-        raise CheckpointError(f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})")
+        raise CheckpointError(
+            f"checkpoint {place.name} is damaged (changed since it was written: {', '.join(wrong)})"
+        )
     return processes
 
 
@@ -320,7 +365,9 @@ class RunFolder:
             raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
         differing = differing_keys(there.to_dict(), recipe.to_dict())
         if differing:
-            raise CheckpointError(f"{self.path} holds a run of another recipe: {'; '.join(differing)}")
+            raise CheckpointError(
+                f"{self.path} holds a run of another recipe: {'; '.join(differing)}"
+            )
         record = self.path / "record.json"
         return RunRecord.load(record) if record.is_file() else None
 
@@ -340,7 +387,9 @@ class RunFolder:
         """Unlocks the folder."""
         self._held.close()
 
-    def rewind(self, steps: Sequence[int], epoch: int, measured: str, heads: HeadTrace) -> list[EpochResult]:
+    def rewind(
+        self, steps: Sequence[int], epoch: int, measured: str, heads: HeadTrace
+    ) -> list[EpochResult]:
         """Drops what was written after a checkpoint: returns the epochs before it, and fills the trace of the heads.
 
         `steps` are those after which heads were recorded, up to the checkpoint's. A missing or damaged file raises
@@ -353,13 +402,27 @@ class RunFolder:
             kept = [metrics for metrics in map(json.loads, lines) if metrics["step"] <= step]
             results = [EpochResult.from_metrics(metrics, measured) for metrics in kept]
             if (self.path / "heads.parquet").is_file():
-                table = pa.parquet.read_table(self.path / "heads.parquet", page_checksum_verification=True)
+                table = pa.parquet.read_table(
+                    self.path / "heads.parquet", page_checksum_verification=True
+                )
                 rows = table.select([*HEAD_COLUMNS]).cast(pa.schema(HEAD_COLUMNS)).to_pylist()
                 heads.rows = [row for row in rows if row["step"] <= step]
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:
-            raise CheckpointError(f"cannot resume {self.path}: {type(error).__name__}: {error}") from None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+            pa.ArrowException,
+        ) as error:
+            raise CheckpointError(
+                f"cannot resume {self.path}: {type(error).__name__}: {error}"
+            ) from None
         if [result.epoch for result in results] != list(range(1, epoch + 1)):
-            raise CheckpointError(f"cannot resume {self.path}: {file.name} must hold {epoch} epochs, each once")
+            raise CheckpointError(
+                f"cannot resume {self.path}: {file.name} must hold {epoch} epochs, each once"
+            )
         if (step > 0 or heads.rows) and not heads.complete(steps):
             raise CheckpointError(
                 f"cannot resume {self.path}: heads.parquet must hold every head after {len(steps)} steps, each once, in"

@@ -36,7 +36,11 @@ from convattn.provenance import RunRecord
 
 def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
     """Returns the quadratic encodings of a network's layers, first to last."""
-    return [module for module in network.modules() if isinstance(module, Quadratic | GeneralizedQuadratic)]
+    return [
+        module
+        for module in network.modules()
+        if isinstance(module, Quadratic | GeneralizedQuadratic)
+    ]
 
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
@@ -96,17 +100,25 @@ def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
 def _load_start(start: StartRecipe, expected: Network) -> Network:
     """Gives a network that the recipe describes the weights to start from, and checks that they fit it."""
     if start.folder is None:
-        raise RecipeError(must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder))
+        raise RecipeError(
+            must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder)
+        )
     record = Path(start.folder, "record.json")
     if record.is_file() and (name := RunRecord.load(record).name) != start.recipe:
-        raise RecipeError(f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}")
+        raise RecipeError(
+            f"start.recipe is {start.recipe!r}, but start.folder={start.folder} is a run of {name!r}"
+        )
     network = load_network(start.folder)
     sizes = {name: value.shape for name, value in expected.state_dict().items()}
     if {name: value.shape for name, value in network.state_dict().items()} != sizes:
-        raise CheckpointError(f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}")
+        raise CheckpointError(
+            f"the network in {start.folder} does not fit the recipe's {type(expected).__name__}"
+        )
     expected.load_state_dict(network.state_dict())
     if start.prune and not isinstance(expected, AttentionNet):
-        raise CheckpointError(f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}")
+        raise CheckpointError(
+            f"start.prune needs an AttentionNet, but {start.folder} holds a {type(network).__name__}"
+        )
     return prune_heads(cast(AttentionNet, expected.eval())) if start.prune else expected.eval()
 
 
@@ -120,7 +132,9 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
         images=normalise(data.test.images[:_CERTIFIED], data.mean, data.std),
     )
     if certificate.verdict == "failed":
-        raise ConversionError(f"the conversion that the recipe asks for failed its check:\n{certificate.summary()}")
+        raise ConversionError(
+            f"the conversion that the recipe asks for failed its check:\n{certificate.summary()}"
+        )
     return cast(Network, made)
 
 
@@ -136,14 +150,18 @@ def build_optimizer(
     members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
     for parameter in network.parameters():
         if parameter.requires_grad:
-            members.setdefault(own.get(id(parameter), (1.0, recipe.weight_decay, None)), []).append(parameter)
+            members.setdefault(own.get(id(parameter), (1.0, recipe.weight_decay, None)), []).append(
+                parameter
+            )
     groups = [
         {"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs}
         for (rate, decay, epochs), parameters in members.items()
     ]
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
-    return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return torch.optim.SGD(
+        groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov
+    )
 
 
 def rate_of_group(group: Mapping[str, Any], epoch: int) -> float:
@@ -158,7 +176,10 @@ def _own_groups(
     own: dict[int, tuple[float, float, int | None]] = {}
     for encoding in quadratic_encodings(network):
         shapes = encoding.root_sharpness if isinstance(encoding, Quadratic) else encoding.shape
-        own[id(encoding.centres)], own[id(shapes)] = (recipe.centre_rate, 0.0, None), (recipe.sharpness_rate, 0.0, None)
+        own[id(encoding.centres)], own[id(shapes)] = (
+            (recipe.centre_rate, 0.0, None),
+            (recipe.sharpness_rate, 0.0, None),
+        )
     rate = recipe.norm_bias_rate
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -172,7 +193,11 @@ def _own_groups(
 
 
 def learning_rate_factor(
-    recipe: CosineRecipe | StepsRecipe | TriangleRecipe, step: int, *, epochs: int, steps_per_epoch: int
+    recipe: CosineRecipe | StepsRecipe | TriangleRecipe,
+    step: int,
+    *,
+    epochs: int,
+    steps_per_epoch: int,
 ) -> float:
     """Returns the learning rate of a step as a factor of the highest one, in [0, 1].
 

@@ -49,7 +49,11 @@ class Run:
     @property
     def settings(self) -> str:
         """Recipe without seed, claim and folders, and data: equal in runs that differ only in the seed."""
-        recipe = {key: value for key, value in effective_values(self.record.recipe).items() if key not in _OF_ONE_RUN}
+        recipe = {
+            key: value
+            for key, value in effective_values(self.record.recipe).items()
+            if key not in _OF_ONE_RUN
+        }
         return json.dumps([recipe, self.record.data.name, self.record.data.hashes], sort_keys=True)
 
 
@@ -72,7 +76,9 @@ class RunListing:
 
     finished: tuple[Run, ...]  # Runs with a record, by folder
     unfinished: tuple[Path, ...]  # Folders of runs without one
-    unreadable: tuple[tuple[Path, str], ...]  # Folders whose record cannot be read, each with the reason
+    unreadable: tuple[
+        tuple[Path, str], ...
+    ]  # Folders whose record cannot be read, each with the reason
 
 
 def find_runs(folder: str | os.PathLike[str]) -> RunListing:
@@ -123,7 +129,9 @@ def read_metrics(run: Run) -> list[dict[str, float]]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         pairs = [(int(row["epoch"]), float(row["test_accuracy"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"cannot read metrics from {path}: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"cannot read metrics from {path}: {type(error).__name__}: {error}"
+        ) from None
     if not pairs:
         raise CheckpointError(f"cannot read metrics from {path}: it holds no epoch")
     return rows
@@ -132,9 +140,13 @@ def read_metrics(run: Run) -> list[dict[str, float]]:
 def _read_run(folder: Path) -> Run:
     record = RunRecord.load(folder / _RECORD)
     if record.measured != "test":
-        raise CheckpointError(f"{folder / _RECORD}: the run measured held-out training images, not the test images")
+        raise CheckpointError(
+            f"{folder / _RECORD}: the run measured held-out training images, not the test images"
+        )
     if "test_accuracy" not in record.results:
-        raise CheckpointError(f"{folder / _RECORD}: the results have no test_accuracy: {sorted(record.results)}")
+        raise CheckpointError(
+            f"{folder / _RECORD}: the results have no test_accuracy: {sorted(record.results)}"
+        )
     return Run(folder, record)
 
 

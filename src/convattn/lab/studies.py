@@ -10,7 +10,14 @@ from convattn.errors import ArgumentError, UnknownNameError
 from convattn.files import sole_use, write_atomically
 from convattn.lab.run_process import is_finished
 from convattn.lab.study_engines import Engine, LocalEngine
-from convattn.lab.study_plan import PlannedRun, find_state, last_line, plan_runs, read_run, require_own
+from convattn.lab.study_plan import (
+    PlannedRun,
+    find_state,
+    last_line,
+    plan_runs,
+    read_run,
+    require_own,
+)
 from convattn.lab.study_record import (
     StudyRecord,
     Summary,
@@ -70,8 +77,14 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
     found, search = (None, None) if chosen is None else read_search(chosen)
     values = None if search is None else {choice.label: choice.values for choice in search.choices}
-    runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid, chosen=values)
-    notes = [] if chosen is None or found is None or search is None else search_warnings(chosen, found, search, runs)
+    runs = plan_runs(
+        recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid, chosen=values
+    )
+    notes = (
+        []
+        if chosen is None or found is None or search is None
+        else search_warnings(chosen, found, search, runs)
+    )
     reference = _find_baseline(baseline, runs)
     place = Path(output)
     require_own(place, runs)
@@ -117,9 +130,13 @@ def _find_baseline(baseline: str | None, runs: Sequence[PlannedRun]) -> str:
     if baseline in labels:
         return baseline
     names = {baseline, str(Path(baseline).absolute())}
-    variants = list(dict.fromkeys(run.label for run in runs if names & {run.recipe.name, run.source}))
+    variants = list(
+        dict.fromkeys(run.label for run in runs if names & {run.recipe.name, run.source})
+    )
     if len(variants) > 1:
-        raise ArgumentError(f"baseline {baseline!r} has several variants, name one: {', '.join(variants)}")
+        raise ArgumentError(
+            f"baseline {baseline!r} has several variants, name one: {', '.join(variants)}"
+        )
     if not variants:
         raise UnknownNameError("baseline", baseline, labels)
     return variants[0]
@@ -134,10 +151,18 @@ def _command(
     baseline: str | None,
     chosen: str | os.PathLike[str] | None,
 ) -> str:
-    words = ["convattn", "study", *(os.fspath(recipe) for recipe in recipes), "--seeds", ",".join(map(str, seeds))]
+    words = [
+        "convattn",
+        "study",
+        *(os.fspath(recipe) for recipe in recipes),
+        "--seeds",
+        ",".join(map(str, seeds)),
+    ]
     words += [] if scale is None else ["--scale", scale]
     words += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-    words += [word for key, values in grid.items() for word in ("--grid", f"{key}={','.join(values)}")]
+    words += [
+        word for key, values in grid.items() for word in ("--grid", f"{key}={','.join(values)}")
+    ]
     words += [] if baseline is None else ["--baseline", baseline]
     words += [] if chosen is None else ["--chosen", os.fspath(chosen)]
     return shlex.join(words)
@@ -145,13 +170,25 @@ def _command(
 
 def study_page(record: StudyRecord) -> str:
     """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
-    parts = ["# Study", f"`{record.command}`", *_search(record), *_groups(record), *_differences(record)]
+    parts = [
+        "# Study",
+        f"`{record.command}`",
+        *_search(record),
+        *_groups(record),
+        *_differences(record),
+    ]
     if record.failures:
-        rows = ([item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures)
+        rows = (
+            [item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures
+        )
         parts += ["## Failed", markdown_table(("recipe", "seed", "log", "last line"), rows)]
     if record.warnings:
         parts += ["## Warnings", "\n".join(f"- {item}" for item in record.warnings)]
-    parts += [*_runs(record), "## Not covered", "\n".join(f"- {item}" for item in record.not_covered)]
+    parts += [
+        *_runs(record),
+        "## Not covered",
+        "\n".join(f"- {item}" for item in record.not_covered),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -165,7 +202,8 @@ def _search(record: StudyRecord) -> list[str]:
             choice.label,
             ", ".join(f"{key}={value}" for key, value in item.values.items()),
             "none" if item.accuracy is None else _spread(item.accuracy),
-            "; ".join(map(_code, item.failed)) or ("**chosen**" if item.values == choice.values else ""),
+            "; ".join(map(_code, item.failed))
+            or ("**chosen**" if item.values == choice.values else ""),
         ]
         for choice in record.search.choices
         if choice.label in here
@@ -176,7 +214,11 @@ def _search(record: StudyRecord) -> list[str]:
         f"Chosen by the highest mean accuracy on held-out training images, seeds {seeds}, by "
         f"{_code(record.search.command)} (SHA-256 of its study.json: {digest})."
     )
-    return ["## Choice", markdown_table(("recipe", "values", "validation accuracy", ""), rows), note]
+    return [
+        "## Choice",
+        markdown_table(("recipe", "values", "validation accuracy", ""), rows),
+        note,
+    ]
 
 
 def _groups(record: StudyRecord) -> list[str]:
@@ -186,7 +228,8 @@ def _groups(record: StudyRecord) -> list[str]:
             str(group.accuracy.n),
             _spread(group.accuracy),
             f"{group.accuracy.minimum:.2%} to {group.accuracy.maximum:.2%}",
-            f"{group.seconds.mean:,.1f}" + (f" ± {group.seconds.deviation:,.1f}" if group.seconds.deviation else ""),
+            f"{group.seconds.mean:,.1f}"
+            + (f" ± {group.seconds.deviation:,.1f}" if group.seconds.deviation else ""),
             f"{group.parameters.mean:,.0f}",
         ]
         for group in record.groups
@@ -234,11 +277,24 @@ def _runs(record: StudyRecord) -> list[str]:
         for run in record.runs
     )
     accuracy = f"{record.measured} accuracy"
-    heads = ("folder", accuracy, "seconds", "hardware", "threads", "revision", "SHA-256 of record.json")
+    heads = (
+        "folder",
+        accuracy,
+        "seconds",
+        "hardware",
+        "threads",
+        "revision",
+        "SHA-256 of record.json",
+    )
     if record.data is None:
         return ["No run has finished."]
     hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())
-    return ["## Runs", markdown_table(heads, rows), f"Data of every run: {record.data.name}, SHA-256:", hashes]
+    return [
+        "## Runs",
+        markdown_table(heads, rows),
+        f"Data of every run: {record.data.name}, SHA-256:",
+        hashes,
+    ]
 
 
 def _spread(summary: Summary) -> str:

@@ -18,7 +18,14 @@ from typing import Any, final
 import torch
 
 from convattn.errors import ArgumentError, DeviceError, MissingDependencyError, must_be
-from convattn.lab.run_process import RunCommand, carry_out, note_signal, start_run, stop_runs, threads_given
+from convattn.lab.run_process import (
+    RunCommand,
+    carry_out,
+    note_signal,
+    start_run,
+    stop_runs,
+    threads_given,
+)
 from convattn.lab.study_plan import PlannedRun, train_command
 
 CommandBuilder = Callable[[PlannedRun, bool], list[str]]
@@ -38,7 +45,9 @@ class Engine(ABC):
     workers: int | None = None  # Runs at a time
     threads: int | None = None  # Threads of each run
     command: CommandBuilder = train_command  # Makes the command of a run
-    tell: Callable[[str], None] = lambda _: None  # Called with a line of text when a run starts or ends
+    tell: Callable[[str], None] = lambda _: (
+        None
+    )  # Called with a line of text when a run starts or ends
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -80,7 +89,9 @@ class LocalEngine(Engine):
                 while waiting or running:
                     while waiting and free:
                         run, slot = waiting.popleft(), free.popleft()
-                        command = self._command_of(run, {"OMP_NUM_THREADS": str(self._threads(run, workers)), **slot})
+                        command = self._command_of(
+                            run, {"OMP_NUM_THREADS": str(self._threads(run, workers)), **slot}
+                        )
                         running[start_run(command)] = run, command, slot
                         self.tell(f"{run.name}: started")
                     for process in [process for process in running if process.poll() is not None]:
@@ -94,7 +105,11 @@ class LocalEngine(Engine):
 
     def _threads(self, run: PlannedRun, workers: int) -> int:
         """Returns the threads of a run: as the caller says, as the environment says, or by the size of its images."""
-        return self.threads or threads_given() or (1 if run.recipe.is_small else max(1, _cores() // workers))
+        return (
+            self.threads
+            or threads_given()
+            or (1 if run.recipe.is_small else max(1, _cores() // workers))
+        )
 
 
 _STORE = 100 * 2**20
@@ -153,10 +168,16 @@ class RayEngine(Engine):
         """Returns a function that submits a run as a task with the resources of the study."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         shares = [int(node.get("CPU", 0) // max(1, node.get("GPU", 0))) for node in nodes]
-        threads = self.threads or threads_given() or min((share for share in shares if share), default=1)
+        threads = (
+            self.threads or threads_given() or min((share for share in shares if share), default=1)
+        )
         largest = int(max(node.get("CPU", 0) for node in nodes))
         if threads > largest:
-            raise ArgumentError(must_be("threads", f"at most {largest}, the processors of the largest node", threads))
+            raise ArgumentError(
+                must_be(
+                    "threads", f"at most {largest}, the processors of the largest node", threads
+                )
+            )
         task = ray.remote(carry_out).options(
             num_cpus=threads,
             num_gpus=1 if any(node.get("GPU", 0) for node in nodes) else 0,
@@ -190,7 +211,9 @@ def _connected(ray: ModuleType, address: str | None) -> Iterator[None]:
         else:
             ray.init(address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise DeviceError(f"cannot reach a Ray cluster at {address or 'this machine'}: {error}") from None
+        raise DeviceError(
+            f"cannot reach a Ray cluster at {address or 'this machine'}: {error}"
+        ) from None
     try:
         yield
     finally:
@@ -226,7 +249,9 @@ def sigterm_raises() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        if received:  # compiled code that was interrupted, such as Ray's, raises with a code of its own
+        if (
+            received
+        ):  # compiled code that was interrupted, such as Ray's, raises with a code of its own
             raise SystemExit(128 + received[0]) from None
         raise
     finally:
@@ -240,7 +265,11 @@ def _cores() -> int:
 def _slots(workers: int) -> list[dict[str, str]]:
     """Returns, for each worker, the environment variables that give it a device."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [str(number) for number in range(torch.cuda.device_count())] if named is None else named.split(",")
+    devices = (
+        [str(number) for number in range(torch.cuda.device_count())]
+        if named is None
+        else named.split(",")
+    )
     if not torch.cuda.device_count():
         return [{}] * workers
     return [{"CUDA_VISIBLE_DEVICES": devices[worker % len(devices)]} for worker in range(workers)]

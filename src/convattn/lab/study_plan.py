@@ -48,7 +48,17 @@ def train_command(run: PlannedRun, resume: bool) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
     scale = [] if run.scale is None else ["--scale", run.scale]
     changes = [word for key, value in run.overrides.items() for word in ("--set", f"{key}={value}")]
-    words = [sys.executable, "-m", "convattn", "train", run.source, *scale, *changes, "-o", str(run.folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "convattn",
+        "train",
+        run.source,
+        *scale,
+        *changes,
+        "-o",
+        str(run.folder),
+    ]
     return [*words, "--resume"] if resume else words
 
 
@@ -69,26 +79,40 @@ def plan_runs(
     """
     _check(recipes, seeds, overrides, grid)
     place, runs = Path(output).absolute(), []
-    variants = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    variants = [
+        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+    ]
     for given, variant, seed in itertools.product(recipes, variants, seeds):
         name = os.fspath(given)
         source = str(Path(name).absolute()) if name.endswith(".toml") else name
-        own = {} if chosen is None else _own_values(load_recipe(source).name, chosen, [*overrides, *grid])
+        own = (
+            {}
+            if chosen is None
+            else _own_values(load_recipe(source).name, chosen, [*overrides, *grid])
+        )
         changes = {**overrides, **own, **variant, "seed": str(seed)}
         recipe = load_recipe(source, scale=scale, overrides=changes)
-        label = recipe.name + (f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else "")
-        runs.append(PlannedRun(label, source, scale, changes, recipe, place / f"{_safe(label)}-{seed}"))
+        label = recipe.name + (
+            f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else ""
+        )
+        runs.append(
+            PlannedRun(label, source, scale, changes, recipe, place / f"{_safe(label)}-{seed}")
+        )
     _check_runs(runs)
     return runs
 
 
-def _own_values(name: str, chosen: Mapping[str, Mapping[str, str]], given: Sequence[str]) -> Mapping[str, str]:
+def _own_values(
+    name: str, chosen: Mapping[str, Mapping[str, str]], given: Sequence[str]
+) -> Mapping[str, str]:
     """Returns the values chosen for a recipe; a recipe without them, or a key given otherwise, raises ArgumentError."""
     if name not in chosen:
         raise ArgumentError(must_be("chosen", f"a study of {name} as well", ", ".join(chosen)))
     for key in chosen[name]:
         if key in given:
-            raise ArgumentError(f"the key {key} is chosen by a study, and given in overrides or grid: remove one")
+            raise ArgumentError(
+                f"the key {key} is chosen by a study, and given in overrides or grid: remove one"
+            )
     return chosen[name]
 
 
@@ -106,7 +130,9 @@ def _check(
         raise ArgumentError("seed cannot be set in a study: use seeds")
     for key, values in grid.items():
         if not values or isinstance(values, str) or len(set(values)) < len(values):
-            raise ArgumentError(must_be(f"grid {key}", "a list of at least one value, each once", values))
+            raise ArgumentError(
+                must_be(f"grid {key}", "a list of at least one value, each once", values)
+            )
         if key in overrides:
             raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
@@ -117,10 +143,16 @@ def _check_runs(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         other = labels.setdefault(run.name, run)
         if other is not run:
-            raise ArgumentError(f"two recipes are called {run.label}: {other.source} and {run.source}; rename one")
-        (first, one), (second, two) = ((each.label, _data_in_words(each.recipe)) for each in (runs[0], run))
+            raise ArgumentError(
+                f"two recipes are called {run.label}: {other.source} and {run.source}; rename one"
+            )
+        (first, one), (second, two) = (
+            (each.label, _data_in_words(each.recipe)) for each in (runs[0], run)
+        )
         if one != two:
-            raise DataError(f"runs on different data cannot be compared ({first}: {one}, {second}: {two})")
+            raise DataError(
+                f"runs on different data cannot be compared ({first}: {one}, {second}: {two})"
+            )
     for run, other in itertools.combinations(runs, 2):
         if run.recipe == other.recipe:
             raise ArgumentError(f"{run.label} and {other.label} are the same run: leave one out")
@@ -161,7 +193,9 @@ def find_state(run: PlannedRun) -> State:
     try:
         found = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CheckpointError(f"{folder} holds no run: recipe.toml cannot be read ({error})") from None
+        raise CheckpointError(
+            f"{folder} holds no run: recipe.toml cannot be read ({error})"
+        ) from None
     _require_same(folder, found, run.recipe)
     return "under way" if has_checkpoint(folder) else "stopped early"
 
@@ -195,4 +229,6 @@ def _require_same(folder: Path, found: Mapping[str, Any], wanted: Recipe) -> Non
     differing = differing_keys(found, wanted.to_dict())
     if differing:
         more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise RecipeError(f"{folder} holds a run of another recipe: {'; '.join(differing[:_SHOWN])}{more}")
+        raise RecipeError(
+            f"{folder} holds a run of another recipe: {'; '.join(differing[:_SHOWN])}{more}"
+        )

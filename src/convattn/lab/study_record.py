@@ -49,7 +49,9 @@ class StudyDifference:
     values: tuple[float, ...]  # The differences, in the order of the seeds
     mean: float  # Their mean
     deviation: float | None  # Their standard deviation, with n − 1; None for a single one
-    low: float | None  # Lower end of the 95 % t interval of the mean; None for fewer than three differences
+    low: (
+        float | None
+    )  # Lower end of the 95 % t interval of the mean; None for fewer than three differences
     high: float | None  # Upper end
 
 
@@ -87,7 +89,9 @@ class StudyCandidate:
 
     values: dict[str, str]  # What makes the variant, by dotted key
     accuracy: Summary | None  # Accuracy on held-out images; None where no run has finished
-    failed: tuple[str, ...]  # Last line of the log of each run that did not finish; such a variant is not chosen
+    failed: tuple[
+        str, ...
+    ]  # Last line of the log of each run that did not finish; such a variant is not chosen
 
 
 @dataclass(frozen=True)
@@ -118,32 +122,54 @@ class StudyRecord(Record):
     command: str  # Command that repeats the study; with the study's folder as ``-o`` it continues the study
     seeds: tuple[int, ...]  # Seeds that each recipe is run with
     baseline: str  # The recipe with which the others are compared
-    groups: tuple[StudyGroup, ...]  # Each recipe over its finished runs; recipes without finished runs are left out
-    differences: tuple[StudyDifference, ...]  # Paired differences of each other recipe to the baseline
+    groups: tuple[
+        StudyGroup, ...
+    ]  # Each recipe over its finished runs; recipes without finished runs are left out
+    differences: tuple[
+        StudyDifference, ...
+    ]  # Paired differences of each other recipe to the baseline
     runs: tuple[StudyRun, ...]  # Every finished run
     failures: tuple[StudyFailure, ...]  # Every run that did not finish
     data: DataRecord | None  # Which data all runs saw; None where none has finished
-    warnings: tuple[str, ...] = field(default=())  # Different code revisions, versions or hardware of the runs
+    warnings: tuple[str, ...] = field(
+        default=()
+    )  # Different code revisions, versions or hardware of the runs
     not_covered: tuple[str, ...] = field(default=())  # What the study says nothing about
     search: StudySearch | None = None  # The study by which values were chosen; None where none were
 
     @property
     def measured(self) -> str:
         """Which images were measured: "test", or "validation" for held-out training images."""
-        return "validation" if self.data is not None and "validation" in self.data.counts else "test"
+        return (
+            "validation" if self.data is not None and "validation" in self.data.counts else "test"
+        )
 
     def summary(self) -> str:
         """Returns the results, differences, warnings and failures as plain text, one line each."""
         lines = ["on held-out training images:"] if self.measured == "validation" else []
         for choice in () if self.search is None else self.search.choices:
             values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
-            lines.append(f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images")
+            lines.append(
+                f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images"
+            )
         for group in self.groups:
-            spread = "" if group.accuracy.deviation is None else f" ± {100 * group.accuracy.deviation:.2f}"
-            lines.append(f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}")
-        lines += [f"{item.label} less {item.baseline}: {difference_in_words(item.values)}" for item in self.differences]
+            spread = (
+                ""
+                if group.accuracy.deviation is None
+                else f" ± {100 * group.accuracy.deviation:.2f}"
+            )
+            lines.append(
+                f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}"
+            )
+        lines += [
+            f"{item.label} less {item.baseline}: {difference_in_words(item.values)}"
+            for item in self.differences
+        ]
         lines += [f"warning: {text}" for text in self.warnings]
-        lines += [f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})" for item in self.failures]
+        lines += [
+            f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})"
+            for item in self.failures
+        ]
         return "\n".join(lines)
 
 
@@ -155,7 +181,9 @@ def summarise(values: Sequence[float]) -> Summary:
         Summary(n=3, mean=3.0, deviation=2.6457513110645907, minimum=1.0, maximum=6.0)
     """
     deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(len(values), statistics.fmean(values), deviation, float(min(values)), float(max(values)))
+    return Summary(
+        len(values), statistics.fmean(values), deviation, float(min(values)), float(max(values))
+    )
 
 
 def paired_difference(
@@ -168,7 +196,9 @@ def paired_difference(
     differences = tuple(values[seed] - against[seed] for seed in seeds)
     found = summarise(differences)
     low, high = t_interval(differences) if len(differences) >= LEAST_SEEDS else (None, None)
-    return StudyDifference(label, baseline, tuple(seeds), differences, found.mean, found.deviation, low, high)
+    return StudyDifference(
+        label, baseline, tuple(seeds), differences, found.mean, found.deviation, low, high
+    )
 
 
 LEAST_SEEDS = 3
@@ -244,7 +274,10 @@ def compare(
     by_label: dict[str, dict[int, RunRecord]] = {}
     for run, record, _ in finished:
         by_label.setdefault(run.label, {})[record.seed] = record
-    accuracies = {label: {seed: one.accuracy for seed, one in group.items()} for label, group in by_label.items()}
+    accuracies = {
+        label: {seed: one.accuracy for seed, one in group.items()}
+        for label, group in by_label.items()
+    }
     differences = (
         paired_difference(label, baseline, values, accuracies.get(baseline, {}))
         for label, values in accuracies.items()
@@ -255,7 +288,10 @@ def compare(
         seeds=tuple(dict.fromkeys(run.recipe.seed for run in runs)),
         baseline=baseline,
         groups=tuple(
-            StudyGroup(label, *(summarise([getattr(one, key) for one in group.values()]) for key in _QUANTITIES))
+            StudyGroup(
+                label,
+                *(summarise([getattr(one, key) for one in group.values()]) for key in _QUANTITIES),
+            )
             for label, group in by_label.items()
         ),
         differences=tuple(item for item in differences if item is not None),
@@ -292,16 +328,25 @@ def require_same_data(runs: Sequence[tuple[str, DataRecord]]) -> None:
         if one != other:
             differing = (key for key in {**one, **other} if one.get(key) != other.get(key))
             hashes = "; ".join(f"{key} is {one.get(key)} and {other.get(key)}" for key in differing)
-            raise DataError(f"{first} and {name} saw different data and cannot be compared: {hashes}")
+            raise DataError(
+                f"{first} and {name} saw different data and cannot be compared: {hashes}"
+            )
 
 
 def _warnings(records: Sequence[RunRecord]) -> list[str]:
     """Lists what differs between runs besides recipe and seed."""
     found = {"code revisions": {record.revision or "none" for record in records}}
-    found |= {words: {record.hardware.get(key, "none") for record in records} for key, words in _DIFFERING.items()}
+    found |= {
+        words: {record.hardware.get(key, "none") for record in records}
+        for key, words in _DIFFERING.items()
+    }
     for package in sorted({name for record in records for name in record.versions}):
-        found[f"versions of {package}"] = {record.versions.get(package, "none") for record in records}
-    differing = {words: ", ".join(sorted(values)) for words, values in found.items() if len(values) > 1}
+        found[f"versions of {package}"] = {
+            record.versions.get(package, "none") for record in records
+        }
+    differing = {
+        words: ", ".join(sorted(values)) for words, values in found.items() if len(values) > 1
+    }
     warnings = [f"the runs have different {words}: {values}" for words, values in differing.items()]
     dirty = sorted(revision for revision in found["code revisions"] if revision.endswith("-dirty"))
     return warnings + [f"the code differed from its revision: {revision}" for revision in dirty]
@@ -328,15 +373,22 @@ def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearc
         name, values = _variant(label)
         group = next((group for group in record.groups if group.label == label), None)
         failed = tuple(item.reason for item in record.failures if item.label == label)
-        candidates.setdefault(name, []).append(StudyCandidate(values, group and group.accuracy, failed))
+        candidates.setdefault(name, []).append(
+            StudyCandidate(values, group and group.accuracy, failed)
+        )
     if all(not item.values for found in candidates.values() for item in found):
         raise ArgumentError(must_be("chosen", "a study with a grid", str(folder)))
     choices = tuple(_choose(name, found) for name, found in candidates.items())
-    return record, StudySearch(record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices)
+    return record, StudySearch(
+        record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices
+    )
 
 
 def search_warnings(
-    folder: str | os.PathLike[str], record: StudyRecord, search: StudySearch, runs: Sequence[PlannedRun]
+    folder: str | os.PathLike[str],
+    record: StudyRecord,
+    search: StudySearch,
+    runs: Sequence[PlannedRun],
 ) -> list[str]:
     """Lists why a choice may not be the best: a value at the end of its list, or other settings in the search."""
     found, first = [], {run.recipe.name: run for run in reversed(runs)}
@@ -347,21 +399,44 @@ def search_warnings(
         for item in choice.candidates:
             if item.failed:
                 values = ", ".join(f"{key}={value}" for key, value in item.values.items())
-                found.append(f"{choice.label}: {values} was not eligible, because a run of it failed")
-        run = next((run for run in record.runs if _variant(run.label) == (choice.label, dict(choice.values))), None)
+                found.append(
+                    f"{choice.label}: {values} was not eligible, because a run of it failed"
+                )
+        run = next(
+            (
+                run
+                for run in record.runs
+                if _variant(run.label) == (choice.label, dict(choice.values))
+            ),
+            None,
+        )
         if run is None:
-            raise CheckpointError(f"{Path(folder) / 'study.json'} is damaged: it lists no run of {choice.label}")
-        there = differing_keys(_read_run(Path(folder), run).recipe, first[choice.label].recipe.to_dict())
-        other = [text for text in there if not text.startswith(tuple(f"{key} is " for key in _OF_THE_SEARCH))]
+            raise CheckpointError(
+                f"{Path(folder) / 'study.json'} is damaged: it lists no run of {choice.label}"
+            )
+        there = differing_keys(
+            _read_run(Path(folder), run).recipe, first[choice.label].recipe.to_dict()
+        )
+        other = [
+            text
+            for text in there
+            if not text.startswith(tuple(f"{key} is " for key in _OF_THE_SEARCH))
+        ]
         found += [f"{choice.label}: in the search, {text}" for text in other]
     return found
 
 
 def _choose(name: str, candidates: Sequence[StudyCandidate]) -> StudyChoice:
-    means = [(item.accuracy.mean, item.values) for item in candidates if item.accuracy is not None and not item.failed]
+    means = [
+        (item.accuracy.mean, item.values)
+        for item in candidates
+        if item.accuracy is not None and not item.failed
+    ]
     finite = [(mean, values) for mean, values in means if math.isfinite(mean)]
     if not finite:
-        raise CheckpointError(f"no variant of {name} has finished all of its runs, so none can be chosen")
+        raise CheckpointError(
+            f"no variant of {name} has finished all of its runs, so none can be chosen"
+        )
     _, values = max(finite, key=lambda pair: pair[0])
     return StudyChoice(name, values, tuple(candidates))
 
@@ -384,7 +459,9 @@ def _at_an_end(choice: StudyChoice) -> list[str]:
             continue
         for end, word in ((min(tried), "smallest"), (max(tried), "largest")):
             if len(tried) > 1 and number == end:
-                found.append(f"{key}={value} is the {word} of those tried; one beyond it was not tried")
+                found.append(
+                    f"{key}={value} is the {word} of those tried; one beyond it was not tried"
+                )
     return found
 
 
@@ -395,5 +472,7 @@ def _read_run(folder: Path, run: StudyRun) -> RunRecord:
     except OSError as error:
         raise CheckpointError(f"cannot read a run of the study {folder}: {error}") from None
     if hashlib.sha256(content).hexdigest() != run.record_sha256:
-        raise CheckpointError(f"{folder / run.folder} has changed since its study: give the study's command again")
+        raise CheckpointError(
+            f"{folder / run.folder} has changed since its study: give the study's command again"
+        )
     return RunRecord.from_json(content.decode())

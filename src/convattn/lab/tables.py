@@ -23,11 +23,15 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+def write_parquet(
+    path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
+) -> None:
     """Writes rows as a parquet file with checksums, whole or not at all; `columns` are dtypes by name."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     buffer = io.BytesIO()
     pa.parquet.write_table(
-        pa.Table.from_pylist(list(rows), schema=pa.schema(columns)), buffer, write_page_checksum=True
+        pa.Table.from_pylist(list(rows), schema=pa.schema(columns)),
+        buffer,
+        write_page_checksum=True,
     )
     write_atomically(path, buffer.getvalue())

@@ -36,18 +36,26 @@ if TYPE_CHECKING:
 def make_average(network: nn.Module, recipe: Recipe, total: int) -> AveragedModel | None:
     """Returns the average of the weights that a recipe asks for, at first a copy of the network; None without one."""
     if recipe.lookahead is not None:
-        return AveragedModel(network, multi_avg_fn=_return_to(recipe.lookahead, total), use_buffers=True)
+        return AveragedModel(
+            network, multi_avg_fn=_return_to(recipe.lookahead, total), use_buffers=True
+        )
     decay = recipe.training.ema
-    return None if decay is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    return (
+        None if decay is None else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    )
 
 
-def update_average(average: AveragedModel, network: nn.Module, recipe: Recipe, *, step: int, total: int) -> None:
+def update_average(
+    average: AveragedModel, network: nn.Module, recipe: Recipe, *, step: int, total: int
+) -> None:
     """Updates an average after a step; a lookahead only every few steps, and then the network takes its values."""
     if recipe.lookahead is None:
         average.update_parameters(network)
     elif step % recipe.lookahead.steps == 0 or step == total:
         average.update_parameters(network)
-        for own, averaged in zip(network.state_dict().values(), average.module.state_dict().values(), strict=True):
+        for own, averaged in zip(
+            network.state_dict().values(), average.module.state_dict().values(), strict=True
+        ):
             own.copy_(averaged)
 
 
@@ -84,12 +92,26 @@ class Batches:
     """
 
     def __init__(
-        self, data: ImageDataset, recipe: DataRecipe, *, size: int, seed: int, device: torch.device | str
+        self,
+        data: ImageDataset,
+        recipe: DataRecipe,
+        *,
+        size: int,
+        seed: int,
+        device: torch.device | str,
     ) -> None:
-        side, reflected = min(data.image_shape[1:]), recipe.crop_padding if recipe.crop_border == "reflect" else 0
-        for key, value, limit in (("cutout", recipe.cutout, side), ("crop_padding", reflected, side - 1)):
+        side, reflected = (
+            min(data.image_shape[1:]),
+            recipe.crop_padding if recipe.crop_border == "reflect" else 0,
+        )
+        for key, value, limit in (
+            ("cutout", recipe.cutout, side),
+            ("crop_padding", reflected, side - 1),
+        ):
             if value > limit:
-                raise RecipeError(must_be(f"data.{key}", f"at most {limit} for images of {side} pixels", value))
+                raise RecipeError(
+                    must_be(f"data.{key}", f"at most {limit} for images of {side} pixels", value)
+                )
         self._data, self._recipe, self._size = data, recipe, size
         self._split = data.train.to(device)
         self._augmentation = torch.Generator().manual_seed(seed + 1)
@@ -98,13 +120,19 @@ class Batches:
         self.per_epoch = len(self._split) // size  # images that do not fill a batch are left out
         self.position = 0  # batches used in the current epoch
         self.epoch = 0  # epochs used whole
-        tossed = torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2)) < 0.5
+        tossed = (
+            torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2)) < 0.5
+        )
         self._mirrored_first = tossed.to(device)
 
-    def __iter__(self) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
+    def __iter__(
+        self,
+    ) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
         """Yields the remaining batches of the epoch: normalised images, and the probability of each class."""
         self._order.set_state(self._order_of_epoch)
-        order = torch.randperm(len(self._split), generator=self._order).to(self._split.labels.device)
+        order = torch.randperm(len(self._split), generator=self._order).to(
+            self._split.labels.device
+        )
         for number in range(self.position, self.per_epoch):
             rows = order[number * self._size : (number + 1) * self._size]
             self.position = number + 1
@@ -122,7 +150,11 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self.position, self.epoch, self._order_of_epoch = state["position"], state["epoch"], state["order_of_epoch"]
+        self.position, self.epoch, self._order_of_epoch = (
+            state["position"],
+            state["epoch"],
+            state["order_of_epoch"],
+        )
         self._augmentation.set_state(state["augmentation"])
 
     def _augmented(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +163,9 @@ class Batches:
         targets = F.one_hot(self._split.labels[rows], self._data.num_classes)
         if recipe.crop_padding:
             border = recipe.crop_border
-            images = random_crop(images, padding=recipe.crop_padding, generator=generator, border=border)
+            images = random_crop(
+                images, padding=recipe.crop_padding, generator=generator, border=border
+            )
         if recipe.alternate_flip:
             images = mirror(images, self._mirrored_first[rows] ^ (self.epoch % 2 == 1))
         elif recipe.flip:
@@ -156,7 +190,11 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+    peak = (
+        re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        if status.exists()
+        else None
+    )
     if peak is not None:
         return int(peak[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
@@ -183,7 +221,10 @@ class EpochResult:
 
     def metrics(self, measured: str) -> dict[str, float]:
         """Returns the numbers by name; loss and accuracy carry the name of the measured split."""
-        return {f"{measured}_{key}" if key in _MEASURED else key: value for key, value in asdict(self).items()}
+        return {
+            f"{measured}_{key}" if key in _MEASURED else key: value
+            for key, value in asdict(self).items()
+        }
 
     @classmethod
     def from_metrics(cls, metrics: dict[str, float], measured: str) -> "EpochResult":
@@ -210,10 +251,14 @@ class Trainer:
             raise RecipeError(must_be("training.batch_size", expectation, size))
         self.step, self.epoch = 0, 0
         self.network = build_network(recipe, data)
-        optimizer = build_optimizer(recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs)
+        optimizer = build_optimizer(
+            recipe.optim, self.network, stem_epochs=recipe.training.stem_epochs
+        )
         self._prepared, self._optimizer = accelerator.prepare(self.network, optimizer)
         self._forward = torch.compile(self._prepared) if recipe.training.compile else self._prepared
-        self._batches = Batches(data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device)
+        self._batches = Batches(
+            data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
+        )
         self._total = recipe.training.epochs * self._batches.per_epoch
         self._average = make_average(self.network, recipe, self._total)
         self._test = data.test.to(accelerator.device)
@@ -221,7 +266,9 @@ class Trainer:
         self._seconds = 0.0
         accelerator.register_for_checkpointing(*filter(None, (self, self._average)))
         if accelerator.process_index:
-            torch.manual_seed(recipe.seed + accelerator.process_index)  # dropout of its own in each process
+            torch.manual_seed(
+                recipe.seed + accelerator.process_index
+            )  # dropout of its own in each process
 
     @property
     def steps_per_epoch(self) -> int:
@@ -243,7 +290,10 @@ class Trainer:
         for images, targets in self._batches:
             self._losses.append(self._train_on(images, targets))
             self.step += 1
-            if len(self._losses) % _STEPS_BETWEEN_CHECKS == 0 or len(self._losses) == self.steps_per_epoch:
+            if (
+                len(self._losses) % _STEPS_BETWEEN_CHECKS == 0
+                or len(self._losses) == self.steps_per_epoch
+            ):
                 self._require_finite(self._losses)
             self._seconds = before + time.perf_counter() - clock
             on_step()
@@ -271,9 +321,13 @@ class Trainer:
         network = self._forward if self._average is None else self._average
         rank, processes = self._accelerator.process_index, self._accelerator.num_processes
         sums = torch.zeros(2, dtype=torch.float64, device=self._accelerator.device)
-        for rows in torch.arange(rank, len(split), processes, device=sums.device).split(_TEST_BATCH):
+        for rows in torch.arange(rank, len(split), processes, device=sums.device).split(
+            _TEST_BATCH
+        ):
             images = normalise(split.images[rows], self._data.mean, self._data.std)
-            scores = torch.stack([share * network(view) for share, view in views(images, kind)]).sum(dim=0)
+            scores = torch.stack(
+                [share * network(view) for share, view in views(images, kind)]
+            ).sum(dim=0)
             labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
@@ -285,7 +339,9 @@ class Trainer:
         kind = self._recipe.training.test_views
         if kind == "none":
             return {}
-        return dict(zip(("views_loss", "views_accuracy"), self.evaluate(self._test, kind), strict=True))
+        return dict(
+            zip(("views_loss", "views_accuracy"), self.evaluate(self._test, kind), strict=True)
+        )
 
     def share_losses(self) -> None:
         """Sums the losses of the epoch so far over all processes; every process must call it.
@@ -298,20 +354,29 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Returns counters and losses; accelerate saves weights, optimizer and random numbers beside them."""
         losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
-        place = {"step": self.step, "epoch": self.epoch, "seconds": self._seconds, "data": self._data.record.hashes}
+        place = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "seconds": self._seconds,
+            "data": self._data.record.hashes,
+        }
         return {**place, "losses": losses.cpu(), "batches": self._batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; that of a run on other data raises CheckpointError."""
         seen, here = state.get("data", self._data.record.hashes), self._data.record.hashes
         if seen != here:
-            raise CheckpointError(f"the run cannot go on with other data: it has seen {seen}, but there is {here}")
+            raise CheckpointError(
+                f"the run cannot go on with other data: it has seen {seen}, but there is {here}"
+            )
         self.step, self.epoch, self._seconds = state["step"], state["epoch"], state["seconds"]
         self._losses = list(state["losses"].to(self._accelerator.device))
         self._batches.load_state_dict(state["batches"])
 
     def _train_on(
-        self, images: Float[Tensor, "batch channels rows cols"], targets: Float[Tensor, "batch classes"]
+        self,
+        images: Float[Tensor, "batch channels rows cols"],
+        targets: Float[Tensor, "batch classes"],
     ) -> Float[Tensor, ""]:
         """Takes one step and returns the loss before it, of this process's share of the batch."""
         for group in self._optimizer.param_groups:
@@ -326,18 +391,24 @@ class Trainer:
         for number, (part, classes) in enumerate(portions, start=1):
             with nullcontext() if number == len(portions) else accelerator.no_sync(self._prepared):
                 scores = self._forward(part)
-                loss = F.cross_entropy(scores, classes, reduction="sum", label_smoothing=recipe.label_smoothing)
+                loss = F.cross_entropy(
+                    scores, classes, reduction="sum", label_smoothing=recipe.label_smoothing
+                )
                 loss = loss * (processes / len(images))
                 accelerator.backward(loss)
             total += loss.detach()
         self._optimizer.step()
         if self._average is not None:
-            update_average(self._average, self.network, self._recipe, step=self.step + 1, total=self._total)
+            update_average(
+                self._average, self.network, self._recipe, step=self.step + 1, total=self._total
+            )
         return total
 
     def _learning_rate(self, step: int) -> float:
         epochs, recipe = self._recipe.training.epochs, self._recipe
-        factor = learning_rate_factor(recipe.schedule, step, epochs=epochs, steps_per_epoch=self.steps_per_epoch)
+        factor = learning_rate_factor(
+            recipe.schedule, step, epochs=epochs, steps_per_epoch=self.steps_per_epoch
+        )
         return recipe.optim.learning_rate * factor
 
     def _mean_over_processes(self, values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:

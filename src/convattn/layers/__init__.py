@@ -10,8 +10,17 @@ from convattn.layers.gated import (
     GatedRelativeAttention3d,
 )
 from convattn.layers.normalised_conv import NormalisedConv
-from convattn.layers.planned_convolution import LargeKernelConv1d, LargeKernelConv2d, LargeKernelConv3d
-from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.planned_convolution import (
+    LargeKernelConv1d,
+    LargeKernelConv2d,
+    LargeKernelConv3d,
+)
+from convattn.layers.relative import (
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 from convattn.layers.values import FactoredValues, MergedValues
 
 __all__ = [

@@ -51,7 +51,9 @@ class MixingBlock(nn.Module):
         self.feedforward_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch channels *spatial"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "batch channels *spatial"]:
         """Mixes the pixels of feature maps, then transforms each pixel."""
         pixels = x.movedim(1, -1)
         if self.norm == "post":
@@ -62,8 +64,12 @@ class MixingBlock(nn.Module):
             pixels = pixels + self._feed_forward(self.feedforward_norm(pixels))
         return pixels.movedim(-1, 1)
 
-    def _mix(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch *spatial channels"]:
+    def _mix(
+        self, x: Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "batch *spatial channels"]:
         return self.dropout(self.dense(self.mixer(x).movedim(1, -1)))
 
-    def _feed_forward(self, pixels: Float[Tensor, "*pixels channels"]) -> Float[Tensor, "*pixels channels"]:
+    def _feed_forward(
+        self, pixels: Float[Tensor, "*pixels channels"]
+    ) -> Float[Tensor, "*pixels channels"]:
         return self.dropout(self.contract(nn.functional.gelu(self.expand(pixels))))

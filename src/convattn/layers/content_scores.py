@@ -64,13 +64,20 @@ class Content:
 class ContentScores(nn.Module):
     """Scores from queries and keys: content–content, content–position and content bias."""
 
-    def __init__(self, content: Content, in_channels: int, num_heads: int, feature_width: int) -> None:
+    def __init__(
+        self, content: Content, in_channels: int, num_heads: int, feature_width: int
+    ) -> None:
         """Draws the maps; `feature_width` is that of the encoding's features r_δ, 0 if it has none."""
         super().__init__()
         width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
-        self.num_heads, self.uses_position = num_heads, content.position is not False and feature_width > 0
+        self.num_heads, self.uses_position = (
+            num_heads,
+            content.position is not False and feature_width > 0,
+        )
         if content.position and not feature_width:
-            raise ArgumentError(must_be("content.position", "None or False with an encoding without features", True))
+            raise ArgumentError(
+                must_be("content.position", "None or False with an encoding without features", True)
+            )
         if self.uses_position and not content.project_position and feature_width != width:
             expected = f"the encoding's feature width {feature_width} without project_position"
             raise ArgumentError(must_be("content.key_width", expected, width))
@@ -79,8 +86,12 @@ class ContentScores(nn.Module):
         projected = self.uses_position and content.project_position
         self.position = None  # Ŵ, (heads, key_width, feature_width), or None
         if projected:
-            self.position = nn.Parameter(torch.randn(num_heads, width, feature_width) * feature_width**-0.5)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
+            self.position = nn.Parameter(
+                torch.randn(num_heads, width, feature_width) * feature_width**-0.5
+            )
+        self.content_bias = (
+            nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
+        )
 
     def forward(
         self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
@@ -108,14 +119,20 @@ class ContentScores(nn.Module):
         # `share` is the share of position per head if a gate mixes two distributions.
         for module in (self, self.query, self.key):
             compute_parameters(module)
-        terms = ContentMaps(self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias)
+        terms = ContentMaps(
+            self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias
+        )
         dtype = torch.promote_types(keys.dtype, torch.float32)
         with without_autocast(keys.device):
             position = self.tables(axes, encoding, dtype, keys.device)
         if path != "flex":
-            return content_attention(keys, axes, terms, position, maps, groups, share=share, dropout=dropout)
+            return content_attention(
+                keys, axes, terms, position, maps, groups, share=share, dropout=dropout
+            )
         if share is not None or dropout:
-            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path))
+            raise ArgumentError(
+                must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path)
+            )
         return flex_attention(keys, axes, terms, position, maps, groups)
 
     def tables(
@@ -130,16 +147,26 @@ class ContentScores(nn.Module):
         else:
             scores = [encoding.table(axes, dtype, device)]
             if self.uses_position:
-                grids = torch.meshgrid(*(axis.displacements(device).to(dtype) for axis in axes), indexing="ij")
+                grids = torch.meshgrid(
+                    *(axis.displacements(device).to(dtype) for axis in axes), indexing="ij"
+                )
                 features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
         if self.position is None:
             return PositionTables(scores, [table[None] for table in features])
         pattern = "heads width features, displacements features -> heads displacements width"
-        return PositionTables(scores, [einsum(self.position.to(dtype), table, pattern) for table in features])
+        return PositionTables(
+            scores, [einsum(self.position.to(dtype), table, pattern) for table in features]
+        )
 
-    def _heads(self, linear: nn.Linear, pixels: Tensor) -> Float[Tensor, "images heads pixels width"]:
+    def _heads(
+        self, linear: nn.Linear, pixels: Tensor
+    ) -> Float[Tensor, "images heads pixels width"]:
         flat = rearrange(pixels, "images channels ... -> images (...) channels")
-        return rearrange(linear(flat), "images pixels (heads width) -> images heads pixels width", heads=self.num_heads)
+        return rearrange(
+            linear(flat),
+            "images pixels (heads width) -> images heads pixels width",
+            heads=self.num_heads,
+        )
 
     def _positions(
         self, axes: Sequence[Axis], encoding: Encoding, query: Tensor
@@ -147,15 +174,21 @@ class ContentScores(nn.Module):
         """Returns Ŵr_δ for every query and key."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         encoding.require_axes(axes)
-        offsets = [axis.displacements(query.device)[axis.index(query.device)].to(dtype) for axis in axes]
+        offsets = [
+            axis.displacements(query.device)[axis.index(query.device)].to(dtype) for axis in axes
+        ]
         grids = torch.meshgrid(*(offset.flatten() for offset in offsets), indexing="ij")
         sizes = [size for axis in axes for size in (len(axis.queries), axis.keys)]
         displacement = torch.stack(grids, dim=-1).view(*sizes, len(axes))
         dims = range(len(axes))
-        displacement = displacement.permute(*(2 * d for d in dims), *(2 * d + 1 for d in dims), 2 * len(axes))
+        displacement = displacement.permute(
+            *(2 * d for d in dims), *(2 * d + 1 for d in dims), 2 * len(axes)
+        )
         features = encoding.features(displacement.flatten(0, len(axes) - 1).flatten(1, -2))
         if self.position is None:
             return features[None]
         return einsum(
-            self.position.to(dtype), features, "heads width features, queries keys features -> heads queries keys width"
+            self.position.to(dtype),
+            features,
+            "heads width features, queries keys features -> heads queries keys width",
         )

@@ -53,11 +53,20 @@ class FrozenAttention(HasKernel):
         with torch.no_grad():
             content = layer.needs_content()
         if content:
-            raise ArgumentError(must_be("layer", "one whose scores do not depend on content", type(layer).__name__))
-        self.in_channels, self.out_channels, self.num_heads = layer.in_channels, layer.out_channels, layer.num_heads
+            raise ArgumentError(
+                must_be("layer", "one whose scores do not depend on content", type(layer).__name__)
+            )
+        self.in_channels, self.out_channels, self.num_heads = (
+            layer.in_channels,
+            layer.out_channels,
+            layer.num_heads,
+        )
         self._geometry = layer.geometry
         self.training = False
-        with torch.inference_mode(False), torch.no_grad():  # in this order: the first turns gradients on
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # in this order: the first turns gradients on
             self._prepared = {size: _prepare(layer, size) for size in sizes}
         if not self._prepared:
             raise ArgumentError(must_be("sizes", "at least one size of images", []))
@@ -88,19 +97,26 @@ class FrozenAttention(HasKernel):
     def train(self, mode: bool = True) -> "FrozenAttention":
         """Stays in evaluation mode; raises ArgumentError if `mode` is true."""
         if mode:
-            raise ArgumentError("a frozen layer cannot be trained: train the network that it was frozen from")
+            raise ArgumentError(
+                "a frozen layer cannot be trained: train the network that it was frozen from"
+            )
         return self
 
     def extra_repr(self) -> str:
         """Returns sizes and paths, for printing."""
-        paths = {" x ".join(map(str, size)): prepared.path.name for size, prepared in self._prepared.items()}
+        paths = {
+            " x ".join(map(str, size)): prepared.path.name
+            for size, prepared in self._prepared.items()
+        }
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
     def _maps(self) -> Tensor:
         return next(iter(self._prepared.values())).maps.whole()
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
-        raise ArgumentError("a frozen layer cannot be moved or cast: do so with the network, then freeze it again")
+        raise ArgumentError(
+            "a frozen layer cannot be moved or cast: do so with the network, then freeze it again"
+        )
 
 
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
@@ -108,7 +124,9 @@ def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
     path, maps = still.path_of(shape, weight.dtype, weight.device)
-    value, output, bias = (None if t is None else t.detach().clone() for t in (maps.value, maps.output, still.bias))
+    value, output, bias = (
+        None if t is None else t.detach().clone() for t in (maps.value, maps.output, still.bias)
+    )
     assert value is not None
     if path.name == "shift" and output is None:  # as the kernel of a convolution lies in memory
         value = value.movedim(0, -1).contiguous().movedim(-1, 0)

@@ -9,9 +9,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError, must_be
-from convattn.layers.gated import GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d
-from convattn.layers.relative import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    ShapeError,
+    UnsupportedModelError,
+    must_be,
+)
+from convattn.layers.gated import (
+    GatedRelativeAttention1d,
+    GatedRelativeAttention2d,
+    GatedRelativeAttention3d,
+)
+from convattn.layers.relative import (
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 from convattn.layers.values import FactoredValues, MergedValues
 
 _Layer = TypeVar("_Layer", bound=RelativeAttention)
@@ -66,7 +81,9 @@ def fuse(layer: _Layer, following: nn.Module) -> _Layer:
             product = fused.values.held(_times(weight, fused.values.maps()))
             fused.values.weight = _rounded("values", product, like=fused.values.weight)
         else:
-            fused.values.output = _rounded("values", _times(weight, fused.values.output), like=fused.values.output)
+            fused.values.output = _rounded(
+                "values", _times(weight, fused.values.output), like=fused.values.output
+            )
         fused.bias = _joined_bias(weight, bias, fused.bias)
     fused.out_channels = len(weight)
     return fused
@@ -76,7 +93,9 @@ def _pixel_map(layer: RelativeAttention, following: nn.Module) -> tuple[Tensor, 
     """Checks the following module; returns its matrix (outputs, channels) and its bias."""
     name, convolution = type(following).__name__, _CONVOLUTIONS[layer.dims]
     if isinstance(following, LazyModuleMixin):
-        raise UnsupportedModelError(f"cannot fuse {name}: its sizes are unknown until it sees an input")
+        raise UnsupportedModelError(
+            f"cannot fuse {name}: its sizes are unknown until it sees an input"
+        )
     if type(following) is not nn.Linear and type(following) is not convolution:
         raise UnsupportedModelError(
             f"cannot fuse {name} with {type(layer).__name__}: known are Linear and {convolution.__name__} with a kernel"
@@ -95,18 +114,27 @@ def _pixel_map(layer: RelativeAttention, following: nn.Module) -> tuple[Tensor, 
     values = next(layer.values.parameters())
     if (weight.dtype, weight.device) != (values.dtype, values.device):
         expectation = f"in the layer's dtype and on its device, {values.dtype} on {values.device}"
-        raise ArgumentError(f"following must be {expectation}, but is in {weight.dtype} on {weight.device}")
+        raise ArgumentError(
+            f"following must be {expectation}, but is in {weight.dtype} on {weight.device}"
+        )
     return weight.flatten(1), bias
 
 
 def _require_single_pixels(convolution: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
     """Refuses a convolution that mixes or skips pixels, or keeps channels apart."""
     ones, zeros = (1,) * len(convolution.kernel_size), (0,) * len(convolution.kernel_size)
-    plain = {"kernel_size": (ones,), "stride": (ones,), "padding": (zeros, "same", "valid"), "groups": (1,)}
+    plain = {
+        "kernel_size": (ones,),
+        "stride": (ones,),
+        "padding": (zeros, "same", "valid"),
+        "groups": (1,),
+    }
     for name, allowed in plain.items():
         value = getattr(convolution, name)
         if value not in allowed:
-            raise ArgumentError(must_be(f"following.{name}", f"{allowed[0]}, a map of single pixels", value))
+            raise ArgumentError(
+                must_be(f"following.{name}", f"{allowed[0]}, a map of single pixels", value)
+            )
 
 
 def _require_plain(layer: RelativeAttention) -> None:
@@ -136,13 +164,17 @@ def _require_no_hooks(module: nn.Module) -> None:
         )
 
 
-def _times(weight: Tensor, matrices: Float[Tensor, "heads channels inputs"]) -> Float[Tensor, "heads outputs inputs"]:
+def _times(
+    weight: Tensor, matrices: Float[Tensor, "heads channels inputs"]
+) -> Float[Tensor, "heads outputs inputs"]:
     """Multiplies each head's matrix from the left, in float64."""
     pattern = "outputs channels, heads channels inputs -> heads outputs inputs"
     return einsum(weight.double(), matrices.double(), pattern)
 
 
-def _joined_bias(weight: Tensor, bias: Tensor | None, before: nn.Parameter | None) -> nn.Parameter | None:
+def _joined_bias(
+    weight: Tensor, bias: Tensor | None, before: nn.Parameter | None
+) -> nn.Parameter | None:
     """Returns W_L b + b_L, with zero for a missing bias; None if both are missing."""
     if before is None and bias is None:
         return None

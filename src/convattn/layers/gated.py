@@ -68,12 +68,18 @@ class GatedRelativeAttention(RelativeAttention, ABC):
         if gate not in ("sigmoid", "tanh"):
             raise UnknownNameError("gate", gate, ("sigmoid", "tanh"))
         if not isinstance(content, Content):
-            raise ArgumentError(must_be("content", "a Content, because the gate mixes it with position", content))
+            raise ArgumentError(
+                must_be("content", "a Content, because the gate mixes it with position", content)
+            )
         if options.get("impl") == "flex":
-            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate', "flex"))
+            raise ArgumentError(
+                must_be("impl", '"auto", "content" or "reference" with a gate', "flex")
+            )
         super().__init__(in_channels, out_channels, num_heads, encoding, content=content, **options)
         self.gate_kind = gate
-        self.gate = nn.Parameter(torch.ones(num_heads) if gate == "sigmoid" else torch.zeros(num_heads))
+        self.gate = nn.Parameter(
+            torch.ones(num_heads) if gate == "sigmoid" else torch.zeros(num_heads)
+        )
         self.to(device=device, dtype=dtype)
 
 

@@ -107,9 +107,14 @@ class NormalisedConv(HasKernel):
         self.separable = separable
         self.values = make_values(num_heads, in_channels, out_channels, groups, head_width, None)
         bound = (num_heads * in_channels // groups) ** -0.5
-        self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        self.bias = (
+            nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        )
         self.to(device=device, dtype=dtype)
-        like = {"device": device, "dtype": torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)}
+        like = {
+            "device": device,
+            "dtype": torch.promote_types(dtype or torch.get_default_dtype(), torch.float32),
+        }
         shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
         self.scores = nn.ParameterList(torch.zeros(num_heads, *shape, **like) for shape in shapes)
         self.register_buffer("shares", None, persistent=False)
@@ -129,7 +134,9 @@ class NormalisedConv(HasKernel):
     def multiplications(self) -> int:
         """Multiplications for one pixel of the output."""
         taps = (sum if self.separable else prod)(self.taps)
-        return self.num_heads * self.in_channels * taps + sum(value.numel() for value in self.values.parameters())
+        return self.num_heads * self.in_channels * taps + sum(
+            value.numel() for value in self.values.parameters()
+        )
 
     def freeze(self, spatial: PerAxis) -> "NormalisedConv":
         """Copies the layer for inference on images of one size, with its divisors stored.
@@ -153,7 +160,15 @@ class NormalisedConv(HasKernel):
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, as JSON types; parameters are not included."""
-        names = ("in_channels", "out_channels", "num_heads", "box", "separable", "head_width", "groups")
+        names = (
+            "in_channels",
+            "out_channels",
+            "num_heads",
+            "box",
+            "separable",
+            "head_width",
+            "groups",
+        )
         return {
             **{name: getattr(self, name) for name in names},
             "bias": self.bias is not None,
@@ -162,32 +177,65 @@ class NormalisedConv(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {"head_width": None, "groups": 1, "bias": True, "separable": True, **asdict(Geometry.parse(self.dims))}
+        plain = {
+            "head_width": None,
+            "groups": 1,
+            "bias": True,
+            "separable": True,
+            **asdict(Geometry.parse(self.dims)),
+        }
         given = self.options()
         shown = [f"{name}={given[name]!r}" for name, value in plain.items() if given[name] != value]
         taps = " x ".join(map(str, self.taps))
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}", f"taps={taps}"]
+        sizes = [
+            str(self.in_channels),
+            str(self.out_channels),
+            f"num_heads={self.num_heads}",
+            f"taps={taps}",
+        ]
         return ", ".join(sizes + shown)
 
-    def _run(self, x: Float[Tensor, "batch channels *spatial"]) -> Float[Tensor, "batch outputs *queries"]:
+    def _run(
+        self, x: Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "batch outputs *queries"]:
         """Applies the layer to a batch of images."""
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
         if self.frozen_size not in (None, tuple(x.shape[2:])):
             raise ShapeError(
-                must_be("x", f"of the spatial size {self.frozen_size} of this frozen layer", tuple(x.shape))
+                must_be(
+                    "x",
+                    f"of the spatial size {self.frozen_size} of this frozen layer",
+                    tuple(x.shape),
+                )
             )
         axes, keys = self.geometry.axes(x.shape[2:]), pad_keys(x, self.geometry)
         with without_autocast(x.device):
             means = self._means(keys, axes).to(x.dtype)
         maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
         ones = (1,) * self.dims
-        y = convolve(means, maps.view(*maps.shape, *ones), self.bias, ones, (0,) * self.dims, ones, self.groups)
+        y = convolve(
+            means,
+            maps.view(*maps.shape, *ones),
+            self.bias,
+            ones,
+            (0,) * self.dims,
+            ones,
+            self.groups,
+        )
         return y.contiguous()
 
-    def _means(self, keys: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "batch groups_heads_channels *queries"]:
+    def _means(
+        self, keys: Tensor, axes: Sequence[Axis]
+    ) -> Float[Tensor, "batch groups_heads_channels *queries"]:
         """Returns each head's weighted means of the keys, channels of a group by head."""
-        shares, kernels, means = self._shares(axes) if self.shares is None else self.shares, self._kernels(), []
-        keys = keys[..., None] if self.dims == 1 else keys  # torch correlates planes faster than lines
+        shares, kernels, means = (
+            self._shares(axes) if self.shares is None else self.shares,
+            self._kernels(),
+            [],
+        )
+        keys = (
+            keys[..., None] if self.dims == 1 else keys
+        )  # torch correlates planes faster than lines
         keys = keys.to(kernels[0][0].dtype).contiguous(memory_format=_LAYOUTS[keys.ndim - 2])
         for head in range(self.num_heads):
             y = keys
@@ -219,7 +267,9 @@ class NormalisedConv(HasKernel):
             along = (number,) if self.separable else every
             shape = [taps if axis in along else 1 for axis, taps in enumerate(self.taps)]
             kernel = scores.to(torch.promote_types(scores.dtype, torch.float32)).exp()
-            kernels.append((kernel.view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along))
+            kernels.append(
+                (kernel.view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along)
+            )
         return kernels
 
     def _correlate(
@@ -232,7 +282,9 @@ class NormalisedConv(HasKernel):
             pads[number] = (-axis.queries[0] - low, axis.queries[-1] + high - axis.keys + 1)
             stride[number] = axis.queries.step
         both = [max(0, min(pair)) for pair in pads]
-        rest = [n - shared for pair, shared in zip(pads[::-1], both[::-1], strict=True) for n in pair]
+        rest = [
+            n - shared for pair, shared in zip(pads[::-1], both[::-1], strict=True) for n in pair
+        ]
         y = functional.pad(y, rest) if any(rest) else y
         return convolve(y, kernel, None, stride, both, (1,) * len(both), groups)
 
@@ -241,5 +293,7 @@ class NormalisedConv(HasKernel):
 
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
         if self.frozen_size is not None:
-            raise ArgumentError("a frozen layer keeps its divisors: load into the network, then freeze it again")
+            raise ArgumentError(
+                "a frozen layer keeps its divisors: load into the network, then freeze it again"
+            )
         super()._load_from_state_dict(*arguments, **named)

@@ -10,7 +10,12 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.large_kernel import ConvolutionPlan, convolve_large, plan_convolution, sizes_of
+from convattn.functional.large_kernel import (
+    ConvolutionPlan,
+    convolve_large,
+    plan_convolution,
+    sizes_of,
+)
 
 _Self = TypeVar("_Self", bound="LargeKernelConvolution")
 
@@ -24,7 +29,12 @@ class LargeKernelConvolution(_ConvNd):
     def of(cls: type[_Self], convolution: nn.Module) -> _Self:
         """Makes the layer of a convolution of torch; both hold the same parameters."""
         made = cls.__new__(cls)
-        for name, value in convolution.__dict__.items():  # parameters, hooks: the same ones, each in a table of its own
+        for (
+            name,
+            value,
+        ) in (
+            convolution.__dict__.items()
+        ):  # parameters, hooks: the same ones, each in a table of its own
             made.__dict__[name] = copy.copy(value) if isinstance(value, dict) else value
         return made
 
@@ -51,14 +61,18 @@ class LargeKernelConvolution(_ConvNd):
         """
         kind = dtype or self.weight.dtype
         if kind not in (torch.float32, torch.float64):
-            raise ArgumentError(must_be("dtype", "torch.float32 or torch.float64: torch computes others", kind))
+            raise ArgumentError(
+                must_be("dtype", "torch.float32 or torch.float64: torch computes others", kind)
+            )
         sizes = tuple(shape)
         if len(sizes) != self.dims + 2 or sizes[1] != self.in_channels or min(sizes) < 1:
             expected = f"{self.dims + 2} positive numbers (batch, {self.in_channels}, ...)"
             raise ArgumentError(must_be("shape", expected, sizes))
         x = torch.empty(sizes, dtype=kind, device="meta")
         if channels_last and self.dims > 1:
-            x = x.to(memory_format=torch.channels_last if self.dims == 2 else torch.channels_last_3d)
+            x = x.to(
+                memory_format=torch.channels_last if self.dims == 2 else torch.channels_last_3d
+            )
         padded, geometry = self._padded(x)
         planned = sizes_of(padded, self.weight, geometry, self.groups)
         if min(planned.dense) < 1:
@@ -70,7 +84,9 @@ class LargeKernelConvolution(_ConvNd):
         both = self._reversed_padding_repeated_twice
         padding = tuple(both[2 * axis] for axis in reversed(range(self.dims)))
         if self.padding_mode != "zeros" or both[::2] != both[1::2]:
-            x = functional.pad(x, both, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
+            x = functional.pad(
+                x, both, mode="constant" if self.padding_mode == "zeros" else self.padding_mode
+            )
             padding = (0,) * self.dims
         return x, (self.stride, padding, self.dilation)
 

@@ -126,7 +126,9 @@ class HasKernel(nn.Module, ABC):
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
         maps, taps = self._maps(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
-            raise AttributeError(f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'")
+            raise AttributeError(
+                f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
+            )
         return maps.movedim(0, -1).unflatten(-1, taps)
 
     @property
@@ -241,18 +243,35 @@ class RelativeAttention(HasKernel, ABC):
             input_dilation=input_dilation,
         )
         self.encoding = _fitting_encoding(encoding, num_heads, self.dims)
-        self._window = window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
+        self._window = (
+            window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
+        )
         if kernel_values is None:
-            kernel_values = head_width is None and impl in _CONVOLUTION_PATHS and _is_window(self.encoding, geometry)
+            kernel_values = (
+                head_width is None
+                and impl in _CONVOLUTION_PATHS
+                and _is_window(self.encoding, geometry)
+            )
         self.values = make_values(
-            num_heads, in_channels, out_channels, groups, head_width, geometry.kernel_size if kernel_values else None
+            num_heads,
+            in_channels,
+            out_channels,
+            groups,
+            head_width,
+            geometry.kernel_size if kernel_values else None,
         )
         if not isinstance(content, bool | Content):
             raise ArgumentError(must_be("content", "True, False or a Content", content))
         self.content_terms = terms = Content() if content is True else content or None
-        self.content = ContentScores(terms, in_channels, num_heads, self.encoding.feature_width) if terms else None
+        self.content = (
+            ContentScores(terms, in_channels, num_heads, self.encoding.feature_width)
+            if terms
+            else None
+        )
         bound = (num_heads * in_channels // groups) ** -0.5
-        self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        self.bias = (
+            nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
+        )
         self.gate_kind: GateKind | None = None
         self.register_parameter("gate", None)
         self.impl = impl
@@ -277,11 +296,18 @@ class RelativeAttention(HasKernel, ABC):
     @impl.setter
     def impl(self, path: str) -> None:
         if path == "flex" and self.gate_kind is not None:
-            raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with a gate', path))
-        self._impl = _fitting_path(path, self.encoding, content=self.content is not None, dropout=self.dropout)
+            raise ArgumentError(
+                must_be("impl", '"auto", "content" or "reference" with a gate', path)
+            )
+        self._impl = _fitting_path(
+            path, self.encoding, content=self.content is not None, dropout=self.dropout
+        )
 
     def plan(
-        self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
     ) -> Plan:
         """Returns how `forward` computes in the present mode, and what it costs.
 
@@ -313,7 +339,13 @@ class RelativeAttention(HasKernel, ABC):
             order, leak = "weights", 0.0
         else:
             chosen, maps = self.path_of(x.shape, x.dtype, on)
-            path, reason, order, leak, cost = chosen.name, chosen.reason, chosen.order, chosen.leak, chosen.cost()
+            path, reason, order, leak, cost = (
+                chosen.name,
+                chosen.reason,
+                chosen.order,
+                chosen.leak,
+                chosen.cost(),
+            )
             whole = maps.whole().detach()
             leak *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
         kind = str(x.dtype).removeprefix("torch.")
@@ -340,9 +372,14 @@ class RelativeAttention(HasKernel, ABC):
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
         else:
-            axes, keys = self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1)), None
+            axes, keys = (
+                self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1)),
+                None,
+            )
             if self.content is not None:
-                raise ArgumentError(must_be("spatial", "images, because the scores depend on content", spatial))
+                raise ArgumentError(
+                    must_be("spatial", "images, because the scores depend on content", spatial)
+                )
         weights = self._weights(keys, axes)
         shape = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *shape)
@@ -371,10 +408,19 @@ class RelativeAttention(HasKernel, ABC):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {"head_width": None, "groups": 1, "bias": True, "dropout": 0.0, "impl": "auto", "gate": "sigmoid"}
+        plain = {
+            "head_width": None,
+            "groups": 1,
+            "bias": True,
+            "dropout": 0.0,
+            "impl": "auto",
+            "gate": "sigmoid",
+        }
         plain |= vars(Geometry.parse(self.dims))
         given = {**self.options(), **vars(self.geometry)}
-        shown = {name: value for name, value in given.items() if name in plain and value != plain[name]}
+        shown = {
+            name: value for name, value in given.items() if name in plain and value != plain[name]
+        }
         sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
         return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
 
@@ -383,21 +429,34 @@ class RelativeAttention(HasKernel, ABC):
         if self.content is None:
             return False
         content, gate = self.content, self.gate
-        if gate is None or self.gate_kind != "tanh" or self._impl == "content" or not can_be_read(gate):
+        if (
+            gate is None
+            or self.gate_kind != "tanh"
+            or self._impl == "content"
+            or not can_be_read(gate)
+        ):
             return True
-        learns = torch.is_grad_enabled() and (gate.requires_grad or any(p.requires_grad for p in content.parameters()))
+        learns = torch.is_grad_enabled() and (
+            gate.requires_grad or any(p.requires_grad for p in content.parameters())
+        )
         return learns or bool(gate.detach().any())
 
     def window_convolution(self) -> WindowConvolution | None:
         """Returns the convolution that equals the layer in the present mode; None unless heads are window taps."""
         window, encoding = self._window, self.encoding
-        if window is None or type(encoding) is not Shift or encoding.displacements != window.displacements:
+        if (
+            window is None
+            or type(encoding) is not Shift
+            or encoding.displacements != window.displacements
+        ):
             return None
         if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
             return None
         return None if self.content is not None and self.needs_content() else window
 
-    def path_of(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Path, HeadMaps]:
+    def path_of(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[Path, HeadMaps]:
         """Chooses how a call without content is computed in the present mode.
 
         Args:
@@ -409,8 +468,12 @@ class RelativeAttention(HasKernel, ABC):
             The path, with gradients to the encoding, and W_h.
         """
         maps = self.values.factors()
-        impl = _fitting_path(self.impl, self.encoding, content=self.content is not None, dropout=self.dropout)
-        return make_path(self._work(maps, shape, dtype, device), self.encoding, impl, self._dropout), maps
+        impl = _fitting_path(
+            self.impl, self.encoding, content=self.content is not None, dropout=self.dropout
+        )
+        return make_path(
+            self._work(maps, shape, dtype, device), self.encoding, impl, self._dropout
+        ), maps
 
     def _attend(self, x: Tensor) -> Tensor:
         """Computes the layer if its heads are not the taps of its window."""
@@ -428,11 +491,20 @@ class RelativeAttention(HasKernel, ABC):
             assert self.content is not None
             share, maps = self._share(), self.values.maps()
             y = self.content.attend(
-                keys, axes, self.encoding, maps, self.groups, share=share, dropout=self._dropout, path=self.impl
+                keys,
+                axes,
+                self.encoding,
+                maps,
+                self.groups,
+                share=share,
+                dropout=self._dropout,
+                path=self.impl,
             )
         return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
 
-    def _work(self, maps: HeadMaps, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Work:
+    def _work(
+        self, maps: HeadMaps, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Work:
         """Describes a call by its sizes."""
         return Work(
             batch=shape[0],
@@ -450,7 +522,11 @@ class RelativeAttention(HasKernel, ABC):
 
     def _explicit_cost(self, work: Work) -> tuple[str, str, Cost]:
         """Returns path, reason and cost of a call with content, or of the definition."""
-        path, reason = (self.impl, REQUESTED) if self.impl != "auto" else ("content", "the scores depend on the input")
+        path, reason = (
+            (self.impl, REQUESTED)
+            if self.impl != "auto"
+            else ("content", "the scores depend on the input")
+        )
         if self.content is None or not self.needs_content():
             return path, reason, work.reference()
         key_width = self.content.query.out_features // self.num_heads
@@ -481,9 +557,15 @@ class RelativeAttention(HasKernel, ABC):
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
-        return None if self.gate is None or self.gate_kind is None else position_share(self.gate, self.gate_kind)
+        return (
+            None
+            if self.gate is None or self.gate_kind is None
+            else position_share(self.gate, self.gate_kind)
+        )
 
-    def _weights(self, keys: Tensor | None, axes: Sequence[Axis]) -> Float[Tensor, "*images heads queries keys"]:
+    def _weights(
+        self, keys: Tensor | None, axes: Sequence[Axis]
+    ) -> Float[Tensor, "*images heads queries keys"]:
         """Computes the weights of every query and key, in at least float32; with content one set for each image."""
         # Without key images, content is left out and the dtype of the weights counts.
         like, share = self._like, self._share()
@@ -576,10 +658,15 @@ class RelativeAttention3d(RelativeAttention):
     dims = 3
 
 
-def require_sizes(in_channels: int, out_channels: int, num_heads: int, groups: int, *, dropout: float) -> list[int]:
+def require_sizes(
+    in_channels: int, out_channels: int, num_heads: int, groups: int, *, dropout: float
+) -> list[int]:
     """Returns the sizes; ArgumentError if one is not positive, groups do not divide channels, or dropout is ≥ 1."""
     channels = {"in_channels": in_channels, "out_channels": out_channels}
-    sizes = [whole_number(*size) for size in {**channels, "num_heads": num_heads, "groups": groups}.items()]
+    sizes = [
+        whole_number(*size)
+        for size in {**channels, "num_heads": num_heads, "groups": groups}.items()
+    ]
     for name, value in channels.items():
         if value % groups:
             raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
@@ -588,7 +675,9 @@ def require_sizes(in_channels: int, out_channels: int, num_heads: int, groups: i
     return sizes
 
 
-def _fitting_encoding(encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int) -> Encoding:
+def _fitting_encoding(
+    encoding: str | Encoding | Callable[[Tensor], Tensor], num_heads: int, dims: int
+) -> Encoding:
     """Builds an encoding from a name or a function; checks that a ready one fits the heads and axes."""
     if isinstance(encoding, str):
         return create_encoding(encoding, num_heads, dims)
@@ -607,9 +696,13 @@ def _fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: floa
     if impl not in PATHS:
         raise UnknownNameError("impl", impl, PATHS)
     if content and impl not in ("auto", "content", "flex", "reference"):
-        raise ArgumentError(must_be("impl", '"auto", "content", "flex" or "reference" with content', impl))
+        raise ArgumentError(
+            must_be("impl", '"auto", "content", "flex" or "reference" with content', impl)
+        )
     if content and dropout and impl == "flex":
-        raise ArgumentError(must_be("impl", '"auto", "content" or "reference" with content and dropout', impl))
+        raise ArgumentError(
+            must_be("impl", '"auto", "content" or "reference" with content and dropout', impl)
+        )
     if not content and impl in ("content", "flex"):
         others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
         raise ArgumentError(must_be("impl", f"one of {others} without content", impl))
@@ -617,14 +710,20 @@ def _fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: floa
         raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
     if impl in ("separable", "shift") and not encoding.axis_additive:
         raise ArgumentError(
-            must_be("impl", '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive', impl)
+            must_be(
+                "impl",
+                '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive',
+                impl,
+            )
         )
     return impl
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(geometry.kernel_size):
+    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(
+        geometry.kernel_size
+    ):
         return False
     return encoding.displacements == tuple(displacement for _, displacement in geometry.taps())
 
@@ -636,18 +735,27 @@ def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, .
     """Returns the shape of images as a tuple; raises ArgumentError if it is not (batch, channels, *spatial)."""
     valid = isinstance(shape, Sequence) and not isinstance(shape, str) and len(shape) == dims + 2
     if not valid or not all(is_whole(size) and size >= 0 for size in shape):
-        raise ArgumentError(must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape))
+        raise ArgumentError(
+            must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)
+        )
     return tuple(shape)
 
 
-def require_images(x: Tensor, channels: int, dims: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
+def require_images(
+    x: Tensor, channels: int, dims: int, dtype: torch.dtype, device: torch.device | None = None
+) -> None:
     """Checks images: ShapeError for a wrong shape; ArgumentError for no tensor or another dtype than the weights."""
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
-        raise ShapeError(must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape)))
+        raise ShapeError(
+            must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape))
+        )
     if x.dtype is not dtype:
         # Under autocast, images and weights may differ in dtype, unless one is float64, which it leaves as it is.
-        autocast = autocasts(x.device if device is None else device) and torch.float64 not in (x.dtype, dtype)
+        autocast = autocasts(x.device if device is None else device) and torch.float64 not in (
+            x.dtype,
+            dtype,
+        )
         if not (autocast and x.is_floating_point()):
             raise ArgumentError(must_be("x", f"of the weights' dtype {dtype}", x.dtype))

@@ -26,7 +26,13 @@ class MergedValues(nn.Module):
     """
 
     def __init__(
-        self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, kernel_size: tuple[int, ...] | None = None
+        self,
+        num_heads: int,
+        inputs: int,
+        outputs: int,
+        groups: int = 1,
+        *,
+        kernel_size: tuple[int, ...] | None = None,
     ) -> None:
         """Draws the matrices.
 
@@ -58,7 +64,11 @@ class MergedValues(nn.Module):
 
     def held(self, maps: Float[Tensor, "heads outputs channels_per_group"]) -> Float[Tensor, "..."]:
         """Returns matrices W_h in the form of `weight`."""
-        return maps if self.kernel_size is None else maps.movedim(0, -1).unflatten(-1, self.kernel_size)
+        return (
+            maps
+            if self.kernel_size is None
+            else maps.movedim(0, -1).unflatten(-1, self.kernel_size)
+        )
 
 
 @final
@@ -72,7 +82,9 @@ class FactoredValues(nn.Module):
         output: W_out, (heads, outputs, D_h).
     """
 
-    def __init__(self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, head_width: int) -> None:
+    def __init__(
+        self, num_heads: int, inputs: int, outputs: int, groups: int = 1, *, head_width: int
+    ) -> None:
         """Draws the matrices so that the output has the variance of `MergedValues`.
 
         Args:
@@ -85,10 +97,18 @@ class FactoredValues(nn.Module):
         super().__init__()
         self.groups, self.head_width, self.kernel_size = groups, head_width, None
         inner, outer = (inputs // groups) ** -0.5, (num_heads * head_width) ** -0.5
-        self.value = nn.Parameter(torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner))
-        self.output = nn.Parameter(torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5)
+        self.value = nn.Parameter(
+            torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner)
+        )
+        self.output = nn.Parameter(
+            torch.empty(num_heads, outputs, head_width).uniform_(-outer, outer) * 3**0.5
+        )
 
-    def forward(self) -> tuple[Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]]:
+    def forward(
+        self,
+    ) -> tuple[
+        Float[Tensor, "heads inner channels_per_group"], Float[Tensor, "heads outputs width"]
+    ]:
         """Returns W_val and W_out."""
         return self.value, self.output
 
@@ -103,7 +123,12 @@ class FactoredValues(nn.Module):
 
 
 def make_values(
-    num_heads: int, inputs: int, outputs: int, groups: int, head_width: int | None, kernel_size: tuple[int, ...] | None
+    num_heads: int,
+    inputs: int,
+    outputs: int,
+    groups: int,
+    head_width: int | None,
+    kernel_size: tuple[int, ...] | None,
 ) -> MergedValues | FactoredValues:
     """Draws the matrices of a layer: factored if a head width is given, held as a kernel if its size is given."""
     if kernel_size is not None and (head_width is not None or math.prod(kernel_size) != num_heads):

@@ -20,5 +20,7 @@ __all__ = [
     "resnet18",
 ]
 
-NETWORKS = MappingProxyType({kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet, SpeedNet)})
+NETWORKS = MappingProxyType(
+    {kind.__name__: kind for kind in (AttentionNet, ConvNet, ResNet, SpeedNet)}
+)
 """Every network that can be saved and loaded, by the name of its class."""

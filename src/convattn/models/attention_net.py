@@ -11,12 +11,25 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import AxialDistance, Distance, Encoding, LearnedTable, Sinusoidal, create_encoding
+from convattn.encodings import (
+    AxialDistance,
+    Distance,
+    Encoding,
+    LearnedTable,
+    Sinusoidal,
+    create_encoding,
+)
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
 from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError, must_be
 from convattn.grid import PADDING_MODES, axis_lists, whole_number
-from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d, fuse
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention,
+    RelativeAttention2d,
+    fuse,
+)
 from convattn.layers.block import MixingBlock
 from convattn.models.classifier import ImageClassifier
 
@@ -44,12 +57,24 @@ class MixingNet(ImageClassifier):
         """Builds the network around its mixers, one per block; each takes and returns (batch, width, rows, cols)."""
         super().__init__()
         if not (math.isfinite(initializer_range) and initializer_range > 0):
-            raise ArgumentError(must_be("initializer_range", "a positive finite number", initializer_range))
-        sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "patch": patch}
+            raise ArgumentError(
+                must_be("initializer_range", "a positive finite number", initializer_range)
+            )
+        sizes = {
+            "num_classes": num_classes,
+            "in_channels": in_channels,
+            "width": width,
+            "patch": patch,
+        }
         for name, size in sizes.items():
             whole_number(name, size)
         self.in_channels, self.num_classes = in_channels, num_classes
-        self.width, self.ffn, self.patch, self.initializer_range = width, ffn, patch, initializer_range
+        self.width, self.ffn, self.patch, self.initializer_range = (
+            width,
+            ffn,
+            patch,
+            initializer_range,
+        )
         self.patches = nn.PixelUnshuffle(patch)
         self.embed = nn.Linear(in_channels * patch**2, width)
         self.blocks = nn.ModuleList(
@@ -58,7 +83,9 @@ class MixingNet(ImageClassifier):
         self.head = nn.Linear(width, num_classes)
         self.apply(partial(_draw_weights, std=initializer_range))
 
-    def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch classes"]:
         """Scores the classes.
 
         Args:
@@ -70,12 +97,16 @@ class MixingNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels, or are not divisible into patches.
         """
-        if images.shape[1] != self.in_channels or any(size % self.patch for size in images.shape[2:]):
+        if images.shape[1] != self.in_channels or any(
+            size % self.patch for size in images.shape[2:]
+        ):
             raise ShapeError(
                 f"images must be of shape (batch, {self.in_channels}, rows, cols) with rows and cols divisible by "
                 f"patch={self.patch}, but are {tuple(images.shape)}"
             )
-        pixels = rearrange(self.patches(images), "batch channels rows cols -> batch rows cols channels")
+        pixels = rearrange(
+            self.patches(images), "batch channels rows cols -> batch rows cols channels"
+        )
         features = rearrange(self.embed(pixels), "batch rows cols width -> batch width rows cols")
         for block in self.blocks:
             features = block(features)
@@ -188,27 +219,49 @@ class AttentionNet(MixingNet):
             ArgumentError: A size is out of range, or an argument does not fit another.
             UnknownNameError: There is no such encoding, or no such start.
         """
-        for name, size in {"width": width, "depth": depth, "patch": patch, "image_size": image_size}.items():
+        for name, size in {
+            "width": width,
+            "depth": depth,
+            "patch": patch,
+            "image_size": image_size,
+        }.items():
             whole_number(name, size)
         if not isinstance(encoding_options, Mapping | None):
-            raise ArgumentError(must_be("encoding_options", "arguments by name, as a dict", encoding_options))
+            raise ArgumentError(
+                must_be("encoding_options", "arguments by name, as a dict", encoding_options)
+            )
         if gated and not content:
-            raise ArgumentError(must_be("content", "True with gated=True, which mixes content and position", content))
+            raise ArgumentError(
+                must_be(
+                    "content", "True with gated=True, which mixes content and position", content
+                )
+            )
         if content and not gated and encoding == "learned_axial" and width % 2:
-            raise ArgumentError(f"width must be even for learned_axial with content, but is {width}")
+            raise ArgumentError(
+                f"width must be even for learned_axial with content, but is {width}"
+            )
         self_scoring = gated or not content
         extent = -(-image_size // patch)
-        options: dict[str, Any] = {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
+        options: dict[str, Any] = (
+            {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
+        )
         if encoding == "learned_axial":
-            options |= {"width": width if self_scoring else width // 2, "head_vectors": self_scoring}
+            options |= {
+                "width": width if self_scoring else width // 2,
+                "head_vectors": self_scoring,
+            }
         options |= encoding_options or {}
         layer: dict[str, Any] = {"dropout": dropout}
         if content:
-            layer["content"] = _content(width, gated=gated, shared_position=encoding == "learned_axial")
+            layer["content"] = _content(
+                width, gated=gated, shared_position=encoding == "learned_axial"
+            )
         kind = GatedRelativeAttention2d if gated else RelativeAttention2d
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = [
-            kind(width, width, number, _create_encoding(encoding, number, centres, options), **layer)
+            kind(
+                width, width, number, _create_encoding(encoding, number, centres, options), **layer
+            )
             for number in block_heads
         ]
         super().__init__(
@@ -248,8 +301,13 @@ class AttentionNet(MixingNet):
         for number, block in enumerate(made.blocks):
             assert isinstance(block, MixingBlock)
             if isinstance(block.dense, nn.Identity):
-                raise ConversionError(f"cannot fuse block {number}: no linear map follows its attention")
-            block.mixer, block.dense = fuse(cast(RelativeAttention2d, block.mixer), block.dense), nn.Identity()
+                raise ConversionError(
+                    f"cannot fuse block {number}: no linear map follows its attention"
+                )
+            block.mixer, block.dense = (
+                fuse(cast(RelativeAttention2d, block.mixer), block.dense),
+                nn.Identity(),
+            )
         return made
 
 
@@ -260,7 +318,9 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
     if centres == "normal":
         return create_encoding(name, heads, 2, **options)
     if name not in ("generalized_quadratic", "quadratic"):
-        raise ArgumentError(must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres))
+        raise ArgumentError(
+            must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres)
+        )
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 
 
@@ -271,7 +331,9 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
     if start == "network":
         return
     if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
-        raise ArgumentError(must_be("position_start", f'"network" with {type(encoding).__name__}', start))
+        raise ArgumentError(
+            must_be("position_start", f'"network" with {type(encoding).__name__}', start)
+        )
     start_like_table(encoding, size=size, width=width)
 
 
@@ -280,12 +342,25 @@ def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
     if gated:
         return Content(key_width=width, position=False, content_bias=False, query_bias=True)
     return Content(
-        key_width=width, project_position=not shared_position, content_bias=False, query_bias=True, key_bias=True
+        key_width=width,
+        project_position=not shared_position,
+        content_bias=False,
+        query_bias=True,
+        key_bias=True,
     )
 
 
 # Arguments that `AttentionNet` and `ConvNet` have in common, beside `dense`.
-_SHARED_ARGUMENTS = ("num_classes", "in_channels", "width", "depth", "ffn", "patch", "dropout", "initializer_range")
+_SHARED_ARGUMENTS = (
+    "num_classes",
+    "in_channels",
+    "width",
+    "depth",
+    "ffn",
+    "patch",
+    "dropout",
+    "initializer_range",
+)
 
 
 @final
@@ -346,7 +421,9 @@ class ConvNet(MixingNet):
         for name, size in {"kernel_size": kernel_size, "width": width, "depth": depth}.items():
             whole_number(name, size)
         if kernel_size % 2 == 0:
-            raise ArgumentError(f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}")
+            raise ArgumentError(
+                f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}"
+            )
         if padding_mode not in PADDING_MODES:
             raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
         options: dict[str, Any] = {"padding": kernel_size // 2, "padding_mode": padding_mode}
@@ -388,8 +465,14 @@ class ConvNet(MixingNet):
         modes = sorted({mixer.padding_mode for mixer in mixers})
         dense = {isinstance(block.dense, nn.Linear) for block in network.blocks}
         if len(modes) > 1 or len(dense) > 1:
-            differing = f"padding modes {' and '.join(modes)}" if len(modes) > 1 else "linear maps in some blocks only"
-            raise ConversionError(f"cannot make a ConvNet: the blocks have {differing}, but must be alike")
+            differing = (
+                f"padding modes {' and '.join(modes)}"
+                if len(modes) > 1
+                else "linear maps in some blocks only"
+            )
+            raise ConversionError(
+                f"cannot make a ConvNet: the blocks have {differing}, but must be alike"
+            )
         size = max(max(mixer.kernel_size) for mixer in mixers)
         shared = {name: network.arguments[name] for name in _SHARED_ARGUMENTS}
         with torch.device("meta"):  # all tensors come from the network
@@ -397,7 +480,12 @@ class ConvNet(MixingNet):
         source = copy.deepcopy(network)
         for block in source.blocks:
             block.mixer = _enlarge(cast(nn.Conv2d, block.mixer), size)
-        made.patches, made.embed, made.blocks, made.head = source.patches, source.embed, source.blocks, source.head
+        made.patches, made.embed, made.blocks, made.head = (
+            source.patches,
+            source.embed,
+            source.blocks,
+            source.head,
+        )
         return made.train(network.training)
 
 
@@ -408,11 +496,19 @@ def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:
     if type(mixer) is not nn.Conv2d:
         raise ConversionError(f"{start} {type(mixer).__name__}, not Conv2d")
     halves = tuple(k // 2 for k in mixer.kernel_size)
-    plain = (mixer.stride, mixer.dilation, mixer.groups) == ((1, 1), (1, 1), 1) and mixer.bias is not None
+    plain = (mixer.stride, mixer.dilation, mixer.groups) == (
+        (1, 1),
+        (1, 1),
+        1,
+    ) and mixer.bias is not None
     if not plain or mixer.padding != halves or any(k % 2 == 0 for k in mixer.kernel_size):
-        raise ConversionError(f"{start} {mixer}, but must keep the size and have a bias and an odd kernel")
+        raise ConversionError(
+            f"{start} {mixer}, but must keep the size and have a bias and an odd kernel"
+        )
     if mixer._forward_hooks or mixer._forward_pre_hooks:
-        raise ConversionError(f"{start} {mixer}, which has hooks; remove them first, or make pruning permanent")
+        raise ConversionError(
+            f"{start} {mixer}, which has hooks; remove them first, or make pruning permanent"
+        )
     return mixer
 
 
@@ -420,7 +516,13 @@ def _enlarge(conv: nn.Conv2d, size: int) -> nn.Conv2d:
     """Pads the kernel of a convolution with zeros; the result is the same."""
     margins = [(size - k) // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
     with torch.device("meta"):
-        made = nn.Conv2d(conv.in_channels, conv.out_channels, size, padding=size // 2, padding_mode=conv.padding_mode)
+        made = nn.Conv2d(
+            conv.in_channels,
+            conv.out_channels,
+            size,
+            padding=size // 2,
+            padding_mode=conv.padding_mode,
+        )
     weight = nn.functional.pad(conv.weight.detach(), margins).clone()
     made.weight = nn.Parameter(weight, requires_grad=conv.weight.requires_grad)
     assert isinstance(conv.bias, nn.Parameter)

@@ -103,7 +103,9 @@ class ImageClassifier(nn.Module):
         network = from_pretrained(pretrained_model_name_or_path, **options)
         if not isinstance(network, cls):
             kind = type(network).__name__
-            raise CheckpointError(f"{pretrained_model_name_or_path} holds a {kind}, no {cls.__name__}")
+            raise CheckpointError(
+                f"{pretrained_model_name_or_path} holds a {kind}, no {cls.__name__}"
+            )
         return network
 
     def _copy(self: _Model, **arguments: Any) -> _Model:
@@ -117,7 +119,11 @@ def _plain(value: Any) -> Any:
     """Copies a mapping as a dict and a sequence as a list, as JSON has them, and returns other values as they are."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return [*map(_plain, value)] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return (
+        [*map(_plain, value)]
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else value
+    )
 
 
 def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
@@ -127,9 +133,13 @@ def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
     def count(layer: nn.Module, _: Any, output: Tensor) -> None:
         counts["linear"] += 2 * output.numel() * cast(Tensor, layer.weight)[0].numel()
 
-    def count_attention(layer: RelativeAttention | NormalisedConv, inputs: tuple[Tensor], output: Tensor) -> None:
+    def count_attention(
+        layer: RelativeAttention | NormalisedConv, inputs: tuple[Tensor], output: Tensor
+    ) -> None:
         queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
-        counts["linear"] += 2 * queries * sum(weight.numel() for weight in layer.values.parameters())
+        counts["linear"] += (
+            2 * queries * sum(weight.numel() for weight in layer.values.parameters())
+        )
         if isinstance(layer, NormalisedConv) or not isinstance(layer.encoding, Shift):
             counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
         if isinstance(layer, RelativeAttention) and layer.content is not None:
@@ -139,7 +149,11 @@ def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
             counts["position_scores"] += products if layer.content.uses_position else 0
 
     empty = copy.deepcopy(network).to("meta").eval()
-    attention = [module for module in empty.modules() if isinstance(module, RelativeAttention | NormalisedConv)]
+    attention = [
+        module
+        for module in empty.modules()
+        if isinstance(module, RelativeAttention | NormalisedConv)
+    ]
     for layer in attention:
         if isinstance(layer, RelativeAttention):
             layer.impl = "reference"  # the other paths look at the weights

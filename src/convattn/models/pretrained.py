@@ -29,13 +29,19 @@ class PretrainedCard(Record):
     dtype: str  # Dtype in which they are loaded
     bytes: int  # Size of model.safetensors
     accuracy: float  # Share of the test images that the network in the file classifies correctly, in [0, 1]
-    views_accuracy: float | None  # The same from several views of each image; None where the run took one view
+    views_accuracy: (
+        float | None
+    )  # The same from several views of each image; None where the run took one view
     tested: int  # Number of test images
-    sample_classes: tuple[int, ...]  # Class that it gives to each embedded CIFAR-10 image; empty for other data
+    sample_classes: tuple[
+        int, ...
+    ]  # Class that it gives to each embedded CIFAR-10 image; empty for other data
     command: str  # Command that made the folder from that of the run
     revision: str | None  # Revision of the code that made the folder
     run: RunRecord  # The training run
-    settings: str | None  # How its settings were chosen, and on which images; None if that is not known
+    settings: (
+        str | None
+    )  # How its settings were chosen, and on which images; None if that is not known
 
     def summary(self) -> str:
         """Returns the task, the accuracy and the size in one line of plain text."""
@@ -46,7 +52,11 @@ class PretrainedCard(Record):
 def pretrained_names() -> list[str]:
     """Returns the names of the trained networks that come with the package, sorted."""
     folder = _folder()
-    return sorted(item.name for item in folder.iterdir() if (item / CONFIG).is_file()) if folder.is_dir() else []
+    return (
+        sorted(item.name for item in folder.iterdir() if (item / CONFIG).is_file())
+        if folder.is_dir()
+        else []
+    )
 
 
 def pretrained_card(name: str) -> PretrainedCard:
@@ -78,7 +88,10 @@ def _folder() -> Path:
 
 
 def fetch(
-    folder_or_repository: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None, **options: Any
+    folder_or_repository: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None,
+    **options: Any,
 ) -> Path:
     """Returns the folder of a network, fetched from the Hub if it is not here; arguments as in `from_pretrained`."""
     folder = network_folder(folder_or_repository, "folder_or_repository")

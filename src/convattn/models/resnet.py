@@ -29,7 +29,12 @@ class ResNet(ImageClassifier):
     """
 
     def __init__(
-        self, blocks_per_stage: int = 2, *, num_classes: int = 10, in_channels: int = 3, width: int = 64
+        self,
+        blocks_per_stage: int = 2,
+        *,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        width: int = 64,
     ) -> None:
         """Builds the network, initialised as PyTorch does.
 
@@ -49,7 +54,8 @@ class ResNet(ImageClassifier):
             whole_number(name, size)
         self.in_channels = in_channels
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False), nn.BatchNorm2d(width)
+            nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
         )
         blocks, channels = [], width
         for multiple, stride in _STAGES:
@@ -59,7 +65,9 @@ class ResNet(ImageClassifier):
         self.stages = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, num_classes)
 
-    def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch classes"]:
         """Scores the classes.
 
         Args:
@@ -72,7 +80,9 @@ class ResNet(ImageClassifier):
             ShapeError: The images have other channels.
         """
         if images.shape[1] != self.in_channels:
-            raise ShapeError(f"images must have {self.in_channels} channels, but are {tuple(images.shape)}")
+            raise ShapeError(
+                f"images must have {self.in_channels} channels, but are {tuple(images.shape)}"
+            )
         features = self.stages(F.relu(self.stem(images)))
         return self.head(features.mean(dim=(2, 3)))
 
@@ -94,9 +104,13 @@ class _BasicBlock(nn.Module):
                 nn.Conv2d(inputs, outputs, kernel_size=1, bias=False), nn.BatchNorm2d(outputs)
             )
 
-    def forward(self, x: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch outputs out_rows out_cols"]:
+    def forward(
+        self, x: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch outputs out_rows out_cols"]:
         """Adds the outputs of the convolutions and of the shortcut."""
-        taken = take_every(x, (self.stride, self.stride))  # strided 1 x 1 convolutions may err: decision 0013
+        taken = take_every(
+            x, (self.stride, self.stride)
+        )  # strided 1 x 1 convolutions may err: decision 0013
         branch = F.relu(self.first_norm(self.first(x)))
         return F.relu(self.second_norm(self.second(branch)) + self.shortcut(taken))
 

@@ -51,7 +51,9 @@ class WhitenedPatches(nn.Module):
     @torch.no_grad()
     def whiten(self, images: Float[Tensor, "batch channels rows cols"]) -> None:
         """Takes V from the patches of normalised images, in float64."""
-        products = torch.zeros(self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device)
+        products = torch.zeros(
+            self.weight.shape[1], self.weight.shape[1], dtype=torch.float64, device=images.device
+        )
         count = 0
         for part in images.split(_AT_ONCE):
             patches = _patches(part, self.patch).double().flatten(0, 2)
@@ -65,7 +67,9 @@ class WhitenedPatches(nn.Module):
 def _patches(images: Tensor, side: int) -> Float[Tensor, "batch rows cols inputs"]:
     """Cuts images into overlapping patches."""
     windows = images.unfold(2, side, 1).unfold(3, side, 1)
-    return rearrange(windows, "batch channels rows cols down across -> batch rows cols (channels down across)")
+    return rearrange(
+        windows, "batch channels rows cols down across -> batch rows cols (channels down across)"
+    )
 
 
 _MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
@@ -140,7 +144,11 @@ class SpeedNet(ImageClassifier):
         super().__init__()
         if mixing not in _MIXINGS:
             raise UnknownNameError("mixing", mixing, _MIXINGS)
-        for name, size in {"num_classes": num_classes, "in_channels": in_channels, "patch": patch}.items():
+        for name, size in {
+            "num_classes": num_classes,
+            "in_channels": in_channels,
+            "patch": patch,
+        }.items():
             whole_number(name, size)
         if not isinstance(widths, Sequence) or not widths:
             raise ArgumentError(must_be("widths", "the channels of one stage or more", widths))
@@ -150,13 +158,20 @@ class SpeedNet(ImageClassifier):
         self.stem = WhitenedPatches(in_channels, patch)
         stages, channels = [], len(self.stem.bias)
         for width in widths:
-            first = _mixer("attention" if mixing == "content" and not stages else mixing, channels, width, sharpness)
+            first = _mixer(
+                "attention" if mixing == "content" and not stages else mixing,
+                channels,
+                width,
+                sharpness,
+            )
             stages.append(_Stage(first, _mixer(mixing, width, width, sharpness), width))
             channels = width
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(channels, num_classes, bias=False)
 
-    def forward(self, images: Float[Tensor, "batch channels rows cols"]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self, images: Float[Tensor, "batch channels rows cols"]
+    ) -> Float[Tensor, "batch classes"]:
         """Scores the classes.
 
         Args:
@@ -181,10 +196,17 @@ class SpeedNet(ImageClassifier):
 class _Stage(nn.Module):
     """Two mixing layers, the first of which also halves the image."""
 
-    def __init__(self, first: RelativeAttention | nn.Conv2d, second: RelativeAttention | nn.Conv2d, width: int) -> None:
+    def __init__(
+        self,
+        first: RelativeAttention | nn.Conv2d,
+        second: RelativeAttention | nn.Conv2d,
+        width: int,
+    ) -> None:
         super().__init__()
         self.first, self.second = first, second
-        self.first_norm, self.second_norm = (nn.BatchNorm2d(width, momentum=_NORM_MOMENTUM) for _ in range(2))
+        self.first_norm, self.second_norm = (
+            nn.BatchNorm2d(width, momentum=_NORM_MOMENTUM) for _ in range(2)
+        )
         for norm in (self.first_norm, self.second_norm):
             norm.weight.requires_grad_(False)
 
@@ -196,7 +218,9 @@ class _Stage(nn.Module):
         return F.gelu(self.second_norm(self.second(x)))
 
 
-def _mixer(mixing: str, inputs: int, outputs: int, sharpness: float) -> RelativeAttention | nn.Conv2d:
+def _mixer(
+    mixing: str, inputs: int, outputs: int, sharpness: float
+) -> RelativeAttention | nn.Conv2d:
     """Makes a layer whose first outputs copy the inputs."""
     if mixing == "conv":
         layer = nn.Conv2d(inputs, outputs, kernel_size=3, padding=1, bias=False)

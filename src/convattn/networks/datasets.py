@@ -32,7 +32,9 @@ class ImageSplit:
         DataError: The split is empty, or the numbers of images and labels differ.
     """
 
-    images: UInt8[Tensor, "images channels rows cols"]  # Pixel values 0 to 255, (images, channels, rows, cols)
+    images: UInt8[
+        Tensor, "images channels rows cols"
+    ]  # Pixel values 0 to 255, (images, channels, rows, cols)
     labels: Int64[Tensor, " labels"]  # Class of each image, from 0
 
     def __post_init__(self) -> None:
@@ -67,7 +69,9 @@ class ImageDataset:
     train: ImageSplit  # Images to learn from
     test: ImageSplit  # Images to measure on: of the test split, or held-out training images
     num_classes: int  # Number of classes; labels are below it
-    mean: tuple[float, ...]  # Mean of each channel that normalises, in units of the full range [0, 1]
+    mean: tuple[
+        float, ...
+    ]  # Mean of each channel that normalises, in units of the full range [0, 1]
     std: tuple[float, ...]  # Standard deviation of each channel, in the same units
     record: DataRecord  # Name, source, hashes, counts and how the splits were made
 
@@ -100,11 +104,16 @@ class ImageDataset:
             (1037, 400, {'train': 1037, 'validation': 400})
         """
         if not 0 < count < len(self.train):
-            raise ArgumentError(must_be("count", f"from 1 to {len(self.train) - 1}, to leave some to train", count))
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED))
+            raise ArgumentError(
+                must_be("count", f"from 1 to {len(self.train) - 1}, to leave some to train", count)
+            )
+        order = torch.randperm(
+            len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED)
+        )
         measured, learnt = order[:count], order[count:].sort().values
         train, validation = (
-            ImageSplit(self.train.images[rows], self.train.labels[rows]) for rows in (learnt, measured)
+            ImageSplit(self.train.images[rows], self.train.labels[rows])
+            for rows in (learnt, measured)
         )
         record = replace(
             self.record,
@@ -127,7 +136,9 @@ class ImageDataset:
 
 
 def normalise(
-    images: UInt8[Tensor, "batch channels rows cols"], mean: tuple[float, ...], std: tuple[float, ...]
+    images: UInt8[Tensor, "batch channels rows cols"],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
 ) -> Float[Tensor, "batch channels rows cols"]:
     """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
 
@@ -148,7 +159,9 @@ def normalise(
     """
     channels = images.shape[1]
     if not len(mean) == len(std) == channels:
-        raise ShapeError(f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}")
+        raise ShapeError(
+            f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}"
+        )
     shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
     scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
     return (images - shift) / scale
@@ -248,6 +261,10 @@ def load_samples() -> SampleImages:
     description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     with (folder / IMAGES).open("rb") as file, pil.Image.open(file) as image:
         pixels = torch.from_numpy(np.array(image))
-    images = rearrange(pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE).contiguous()
+    images = rearrange(
+        pixels, "(images rows) cols channels -> images channels rows cols", rows=_SIZE
+    ).contiguous()
     split = ImageSplit(images, torch.tensor(description["labels"]))
-    return SampleImages(split, tuple(description["classes"]), tuple(description["rows"]), description["credit"])
+    return SampleImages(
+        split, tuple(description["classes"]), tuple(description["rows"]), description["credit"]
+    )

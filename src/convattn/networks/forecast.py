@@ -28,9 +28,13 @@ class LayerForecast(Record):
     heads: int  # Number of attention heads
     kernel_size: tuple[int, ...]  # Kernel of the convolution
     path: str  # How the new layer would compute, where it is called first
-    flops_before: int | None  # Floating-point operations on the images, of all calls; None if they do not reach it
+    flops_before: (
+        int | None
+    )  # Floating-point operations on the images, of all calls; None if they do not reach it
     flops_after: int | None  # The same of the new layer
-    working_bytes: int | None  # Working memory of the attention layer at most, beyond input, output and parameters
+    working_bytes: (
+        int | None
+    )  # Working memory of the attention layer at most, beyond input, output and parameters
 
     def summary(self) -> str:
         """Returns the layer in one line of plain text."""
@@ -59,7 +63,10 @@ class ConversionForecast(Record):
 
     def summary(self) -> str:
         """Returns the forecast in plain text, with a line for each layer."""
-        before, after = (sum(getattr(x, name) or 0 for x in self.layers) for name in ("flops_before", "flops_after"))
+        before, after = (
+            sum(getattr(x, name) or 0 for x in self.layers)
+            for name in ("flops_before", "flops_after")
+        )
         count = counted(len(self.layers), "layer")
         lines = [f"{self.direction.replace('_', ' ')}: {count} of {self.source} would change"]
         lines += [f"  layer        {layer.summary()}" for layer in self.layers]
@@ -88,7 +95,9 @@ def forecast_attention(
     """Tells what `network_to_attention` with these options would change, by converting without measuring."""
     found, left = find_convolutions(network, include, exclude)
     made, _ = with_attention(network, found, **options)
-    return _forecast("network_to_attention", network, made, images, [item.names for item in found], left)
+    return _forecast(
+        "network_to_attention", network, made, images, [item.names for item in found], left
+    )
 
 
 def forecast_conv(network: nn.Module, images: Tensor, **options: Any) -> ConversionForecast:
@@ -107,7 +116,9 @@ def _forecast(
     left: Sequence[LeftAlone],
 ) -> ConversionForecast:
     """Compares a network with the one made from it, in the layers with the names `changed`."""
-    shapes = input_shapes(network, Arguments((images,), {}, "the images given"), [names[0] for names in changed])
+    shapes = input_shapes(
+        network, Arguments((images,), {}, "the images given"), [names[0] for names in changed]
+    )
     layers = []
     for names in changed:
         old, new = (one.get_submodule(names[0]) for one in (network, made))
@@ -120,7 +131,10 @@ def _forecast(
         left_alone=tuple(left),
         parameters_before=sum(parameter.numel() for parameter in network.parameters()),
         parameters_after=sum(parameter.numel() for parameter in made.parameters()),
-        not_covered=("operations and memory of all other layers", "convolutions that are called as functions"),
+        not_covered=(
+            "operations and memory of all other layers",
+            "convolutions that are called as functions",
+        ),
     )
 
 
@@ -133,13 +147,20 @@ def _forecast_layer(
     attention: Any = old if to_conv else new
     if isinstance(attention, SamePaddedAttention):
         attention = attention.attention
-        shapes = [tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape) for shape in shapes]
+        shapes = [
+            tuple(pad_same(torch.empty(shape, device="meta"), attention.geometry).shape)
+            for shape in shapes
+        ]
     plans, convolution = [attention.plan(shape) for shape in shapes], 0
     for shape in shapes:
         outputs = [len(axis.queries) for axis in attention.geometry.axes(shape[2:])]
         # Each weight meets every output pixel; transposed, every input pixel.
-        pixels = math.prod(shape[2:] if isinstance(conv, nn.modules.conv._ConvTransposeNd) else outputs)
-        convolution += 2 * shape[0] * pixels * (getattr(conv, "multiplications", None) or conv.weight.numel())
+        pixels = math.prod(
+            shape[2:] if isinstance(conv, nn.modules.conv._ConvTransposeNd) else outputs
+        )
+        convolution += (
+            2 * shape[0] * pixels * (getattr(conv, "multiplications", None) or conv.weight.numel())
+        )
     path, flops, working = "convolution" if to_conv else "not reached", (None, None), None
     if plans:
         attended = sum(plan.flops for plan in plans)

@@ -16,10 +16,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.surgery import draw_image
-from convattn.errors import ArgumentError, DataError, MissingDependencyError, must_be, optional_module
+from convattn.errors import (
+    ArgumentError,
+    DataError,
+    MissingDependencyError,
+    must_be,
+    optional_module,
+)
 from convattn.models.classifier import ImageClassifier
-from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, load_digits, load_samples, normalise
-from convattn.networks.source import split_source, timm_preparation, torchvision_preparation, transformers_preparation
+from convattn.networks.datasets import (
+    CIFAR10_MEAN,
+    CIFAR10_STD,
+    load_digits,
+    load_samples,
+    normalise,
+)
+from convattn.networks.source import (
+    split_source,
+    timm_preparation,
+    torchvision_preparation,
+    transformers_preparation,
+)
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
@@ -55,19 +72,25 @@ def decode_picture(file: Any) -> Any:
     """
     pil = _pillow()
     with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of pillow, about large pictures and about odd but readable files
+        warnings.simplefilter(
+            "ignore"
+        )  # of pillow, about large pictures and about odd but readable files
         try:
             with pil.Image.open(file, formats=FORMATS) as picture:
                 _require_size(picture, PIXELS)
                 return _colours(pil.ImageOps.exif_transpose(picture))
         except pil.UnidentifiedImageError:
-            raise PictureError("none", f"this is no picture that can be read ({', '.join(FORMATS)})") from None
+            raise PictureError(
+                "none", f"this is no picture that can be read ({', '.join(FORMATS)})"
+            ) from None
         except pil.Image.DecompressionBombError:
             raise PictureError("large", f"the picture has more than {PIXELS:,} pixels") from None
         except (PictureError, FileNotFoundError, PermissionError):
             raise
         except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
-            raise PictureError("damaged", f"the picture is damaged ({type(error).__name__}: {error})") from None
+            raise PictureError(
+                "damaged", f"the picture is damaged ({type(error).__name__}: {error})"
+            ) from None
 
 
 def _pillow() -> Any:
@@ -81,23 +104,34 @@ def _require_size(picture: Any, pixels: int) -> None:
     if not (width and height):
         raise PictureError("damaged", f"the picture has {width} × {height} pixels")
     if width * height > pixels:
-        raise PictureError("large", f"the picture has {width} × {height} pixels; {pixels:,} may be read")
+        raise PictureError(
+            "large", f"the picture has {width} × {height} pixels; {pixels:,} may be read"
+        )
     if max(width, height) > _LONGEST * min(width, height):
         raise PictureError(
-            "large", f"the picture has {width} × {height} pixels; one side may be {_LONGEST} times as long as the other"
+            "large",
+            f"the picture has {width} × {height} pixels; one side may be {_LONGEST} times as long as the other",
         )
 
 
 def _colours(picture: Any) -> Any:
     """Makes a picture RGB: transparent parts become white, and grey of 16 bits becomes grey of 8."""
     if picture.mode == "F":
-        raise PictureError("none", "the picture has floating-point numbers, and the value of white is unknown")
+        raise PictureError(
+            "none", "the picture has floating-point numbers, and the value of white is unknown"
+        )
     if picture.mode.startswith("I"):
         # Pillow's own conversion takes every value above 255 for white.
         grey = np.asarray(picture)
         if grey.min() < 0 or grey.max() > 65_535:
-            raise PictureError("none", "the picture has numbers of 32 bits, and the value of white is unknown")
-        return _pillow().Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8)).convert("RGB")
+            raise PictureError(
+                "none", "the picture has numbers of 32 bits, and the value of white is unknown"
+            )
+        return (
+            _pillow()
+            .Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8))
+            .convert("RGB")
+        )
     if picture.has_transparency_data:
         image, whole = _pillow().Image, picture.convert("RGBA")
         picture = image.alpha_composite(image.new("RGBA", whole.size, "white"), whole)
@@ -165,7 +199,9 @@ def trained_on(folder: Path | None) -> str | None:
     return None
 
 
-def normalisation(source: str | None, network: nn.Module, folder: Path | None) -> tuple[Colour, Colour] | None:
+def normalisation(
+    source: str | None, network: nn.Module, folder: Path | None
+) -> tuple[Colour, Colour] | None:
     """Returns the mean and the standard deviation with which pictures are normalised, of pixels in [0, 1].
 
     Returns None if the preparation of the network's pictures is unknown or does not give them.
@@ -174,21 +210,29 @@ def normalisation(source: str | None, network: nn.Module, folder: Path | None) -
         prepare = preparation(source, network, folder)
     except (ArgumentError, MissingDependencyError):
         return None
-    for step in (prepare, *reversed(getattr(prepare, "transforms", ()))):  # the last one of a chain that has them
+    for step in (
+        prepare,
+        *reversed(getattr(prepare, "transforms", ())),
+    ):  # the last one of a chain that has them
         mean, std = getattr(step, "mean", None), getattr(step, "std", None)
         if mean is not None and std is not None:
             return tuple(map(float, mean)), tuple(map(float, std))
     return None
 
 
-def draw_images(network: nn.Module, shape: tuple[int, ...] | None = None) -> Float[Tensor, "images *sizes"]:
+def draw_images(
+    network: nn.Module, shape: tuple[int, ...] | None = None
+) -> Float[Tensor, "images *sizes"]:
     """Draws one image of standard normal numbers in the network's dtype; `shape` leaves out the batch.
 
     Without a shape this is the size in `network.default_cfg`, for networks of this library the size that they were made
     for, or else 3 x 224 x 224.
     """
     if shape is None and isinstance(network, ImageClassifier):
-        shape = (network.arguments.get("in_channels", 3), *2 * (network.arguments.get("image_size", 32),))
+        shape = (
+            network.arguments.get("in_channels", 3),
+            *2 * (network.arguments.get("image_size", 32),),
+        )
     return draw_image(network, shape)
 
 
@@ -226,7 +270,9 @@ class Pictures(Sequence[Tensor]):
         return self._prepare(picture)
 
 
-def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None) -> Sequence[Tensor] | Tensor:
+def open_images(
+    path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None
+) -> Sequence[Tensor] | Tensor:
     """Opens a folder of pictures, a parquet file of pictures, or an array of numpy.
 
     Args:
@@ -244,10 +290,14 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
         DataError: The file is damaged, or holds something else or nothing.
     """
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+        files = sorted(
+            file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file()
+        )
         if not files:
             raise DataError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
-        return Pictures([(str(file), partial(decode_picture, file)) for file in files[:limit]], prepare())
+        return Pictures(
+            [(str(file), partial(decode_picture, file)) for file in files[:limit]], prepare()
+        )
     if not path.is_file() or path.suffix.lower() not in (".parquet", ".npy"):
         raise ArgumentError(must_be("--images", "a folder, a .parquet or a .npy file", str(path)))
     if path.suffix.lower() == ".parquet":
@@ -255,13 +305,19 @@ def open_images(path: Path, prepare: Callable[[], Prepare], *, limit: int | None
     return _read_array(path, prepare, limit)
 
 
-def stack_images(opened: Sequence[Tensor] | Tensor, path: Path) -> Float[Tensor, "images channels rows cols"]:
+def stack_images(
+    opened: Sequence[Tensor] | Tensor, path: Path
+) -> Float[Tensor, "images channels rows cols"]:
     """Returns opened images as one batch; raises ArgumentError if they differ in size or are no images."""
     made = list(opened)
     if made[0].ndim != 3 or not made[0].is_floating_point():
-        raise ArgumentError(f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}")
+        raise ArgumentError(
+            f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}"
+        )
     if len({tuple(image.shape) for image in made}) > 1:
-        raise ArgumentError(f"the images in {path} have different sizes when prepared for this network")
+        raise ArgumentError(
+            f"the images in {path} have different sizes when prepared for this network"
+        )
     return torch.stack(made)
 
 
@@ -271,14 +327,19 @@ def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None)
         names = pa.parquet.read_schema(path).names
         chosen = next((name for name in _COLUMNS if name in names), None)
         if chosen is None:
-            raise DataError(f"{path} must have a column {' or '.join(_COLUMNS)}, but has {', '.join(names) or 'none'}")
+            raise DataError(
+                f"{path} must have a column {' or '.join(_COLUMNS)}, but has {', '.join(names) or 'none'}"
+            )
         rows = pa.parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if not rows:
         raise DataError(f"{path} has no rows")
     encoded = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
-    return Pictures([(f"{path}, row {row}", partial(_decode, data)) for row, data in enumerate(encoded)], prepare())
+    return Pictures(
+        [(f"{path}, row {row}", partial(_decode, data)) for row, data in enumerate(encoded)],
+        prepare(),
+    )
 
 
 def _decode(data: Any) -> Any:
@@ -287,17 +348,25 @@ def _decode(data: Any) -> Any:
     return decode_picture(io.BytesIO(data))
 
 
-def _read_array(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Sequence[Tensor] | Tensor:
+def _read_array(
+    path: Path, prepare: Callable[[], Prepare], limit: int | None
+) -> Sequence[Tensor] | Tensor:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # noqa: BLE001 - numpy may fail in any way on a damaged file
         raise DataError(f"{path}: not a readable array of numpy ({error})") from None
     if array.ndim < 2 or array.size == 0 or array.dtype.kind not in "fiu":
-        raise DataError(f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}")
+        raise DataError(
+            f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}"
+        )
     array = array[:limit]
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
         return Pictures(
-            [(f"{path}, image {row}", partial(_picture, pixels)) for row, pixels in enumerate(array)], prepare()
+            [
+                (f"{path}, image {row}", partial(_picture, pixels))
+                for row, pixels in enumerate(array)
+            ],
+            prepare(),
         )
     with np.errstate(over="ignore"):  # infinite numbers are refused later
         return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
@@ -348,7 +417,9 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
     """Returns `own_images`; raises ArgumentError, with the network's title, if its data are unknown."""
     found = own_images(folder, limit)
     if found is None:
-        raise ArgumentError(f"--images must be given: {title} is not known to be trained on CIFAR-10 or digits")
+        raise ArgumentError(
+            f"--images must be given: {title} is not known to be trained on CIFAR-10 or digits"
+        )
     return found
 
 

@@ -73,7 +73,9 @@ def load_network(
     if config.get("kind") == "network":
         return _load_saved(folder, model, verify=verify)
     if model is not None:
-        raise ArgumentError(must_be_a("model", f"None, because {folder} describes its own network", model))
+        raise ArgumentError(
+            must_be_a("model", f"None, because {folder} describes its own network", model)
+        )
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
     return _load_saved(folder, None, verify=verify)
@@ -137,8 +139,14 @@ def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     folder = network_folder(folder)
     config = read_config(folder)
     if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
-        hint = f": a command takes one of transformers as hf:{folder}" if "model_type" in config else ""
-        raise CheckpointError(f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}")
+        hint = (
+            f": a command takes one of transformers as hf:{folder}"
+            if "model_type" in config
+            else ""
+        )
+        raise CheckpointError(
+            f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}"
+        )
     return config
 
 
@@ -160,14 +168,18 @@ def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> 
     return LoadedNetwork(network, source, options, folder)
 
 
-def _load_saved(folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool) -> nn.Module:
+def _load_saved(
+    folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool
+) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
     config, tensors = read_sealed(folder, verify=verify)
     if "architecture" in config:
         config = _upgraded(config)
     if config.get("schema_version") != SCHEMA:
-        raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}")
+        raise CheckpointError(
+            f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}"
+        )
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
     if wrong:
         raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
@@ -188,7 +200,14 @@ def _upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UnknownNameError("network", name, NETWORKS)
     options = {key: value for key, value in config.items() if key != "architecture"}
     own = {"class": name, "source": f"convattn:{name}", "options": options, "layers": []}
-    return {"schema_version": SCHEMA, **own, "tied": {}, "frozen": None, "strides": {}, "buffers": {}}
+    return {
+        "schema_version": SCHEMA,
+        **own,
+        "tied": {},
+        "frozen": None,
+        "strides": {},
+        "buffers": {},
+    }
 
 
 def _build_architecture(
@@ -203,7 +222,9 @@ def _build_architecture(
     if model is not None:
         built = model() if callable(model) else model
         if not isinstance(built, nn.Module):
-            raise ArgumentError(must_be_a("model", "a network, or a function that returns one", built))
+            raise ArgumentError(
+                must_be_a("model", "a network, or a function that returns one", built)
+            )
         return built
     if any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         return nn.Identity()  # a layer that is the network takes its place
@@ -218,4 +239,6 @@ def _build_architecture(
         require_sizes(config["options"], tensors, folder / CONFIG)
         return create_network(config["source"], config["options"])
     except ArgumentError as error:
-        raise CheckpointError(f"{folder / CONFIG} describes a network that cannot be built: {error}") from None
+        raise CheckpointError(
+            f"{folder / CONFIG} describes a network that cannot be built: {error}"
+        ) from None

@@ -16,7 +16,13 @@ from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved_layers import KINDS
 from convattn.convert.surgery import full_name
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, optional_module
+from convattn.errors import (
+    ArgumentError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+    optional_module,
+)
 from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.models.pretrained import network_folder
@@ -42,7 +48,9 @@ _REST = (
 )
 
 
-def network_card(config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None) -> str:
+def network_card(
+    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
+) -> str:
     """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
 
     Unknown facts are left out or called unknown.
@@ -56,10 +64,14 @@ def network_card(config: Mapping[str, Any], network: nn.Module, certificate: Any
         limit = ""
         if certificate.weights is None:
             limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
-        proof = f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+        proof = (
+            f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+        )
     use = 'load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
     if not source and not any("" in layer["names"] for layer in config["layers"]):
-        use = f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
+        use = (
+            f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
+        )
     sections = [
         f'---\nlibrary_name: "convattn"\nmodel_name: {json.dumps(name)}\ntags: {json.dumps(tags)}\n---',  # JSON is YAML
         f"# {name}",
@@ -71,9 +83,13 @@ def network_card(config: Mapping[str, Any], network: nn.Module, certificate: Any
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None) -> str:
+def _origin(
+    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
+) -> str:
     """Says what a network was, which layers replace others, and what saved it."""
-    origin = f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
+    origin = (
+        f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
+    )
     options = f" with {config['options']}" if config["options"] else ""
     replaced = config["layers"]  # of a known source: those that a new network does not have
     if not config["source"]:
@@ -82,7 +98,11 @@ def _origin(config: Mapping[str, Any], network: nn.Module, certificate: AnyCerti
         replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
     kinds = Counter(layer["kind"] for layer in replaced)
     parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
-    none = "No layer was replaced." if config["source"] else "Whether layers of it replace others is not recorded."
+    none = (
+        "No layer was replaced."
+        if config["source"]
+        else "Whether layers of it replace others is not recorded."
+    )
     made = f"These layers replace others: {parts}." if parts else none
     parameters = sum(parameter.numel() for parameter in network.parameters())
     versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
@@ -164,7 +184,9 @@ def save_network(
     built = own_source(network) if source is None else (source, _json_options(options))
     home, built_with = built or (None, {})
     if source is None and options:
-        raise ArgumentError(must_be("options", "None without a source, whose builder takes them", options))
+        raise ArgumentError(
+            must_be("options", "None without a source, whose builder takes them", options)
+        )
     try:
         layers = describe_layers(network) if built is None else _compare_with_new(network, *built)
         tensors, tied = file_tensors(network)
@@ -237,12 +259,16 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
     """
     with tempfile.TemporaryDirectory() as place:
         if isinstance(network, nn.Module):
-            folder = save_network(network, f"{place}/network", source=source, options=options, certificate=certificate)
+            folder = save_network(
+                network, f"{place}/network", source=source, options=options, certificate=certificate
+            )
         else:
             folder = network_folder(network, "network")
             saved_config(folder)
             if source is not None or options or certificate is not None:
-                raise ArgumentError(f"source, options and certificate must be left out, because {folder} has its own")
+                raise ArgumentError(
+                    f"source, options and certificate must be left out, because {folder} has its own"
+                )
         api = optional_module("huggingface_hub", "huggingface-hub", "hub").HfApi(token=token)
         return api.upload_folder(
             repo_id=api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id,
@@ -258,10 +284,16 @@ def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> N
     """Raises if a network is wrapped, a layer could not be rebuilt, or the certificate is of another network."""
     kind, places = type(network).__name__, dict(network.named_modules(remove_duplicate=False))
     rooms = {name: type(module).__module__ for name, module in places.items()}
-    if hasattr(network, "_orig_mod") or isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+    if hasattr(network, "_orig_mod") or isinstance(
+        network, nn.DataParallel | nn.parallel.DistributedDataParallel
+    ):
         raise UnsupportedModelError(f"cannot save this {kind}: save the network that it wraps")
     if made := [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]:
-        maker = "convolutional_init" if _INITIALISED in rooms.values() else "replace_convolutional_heads"
+        maker = (
+            "convolutional_init"
+            if _INITIALISED in rooms.values()
+            else "replace_convolutional_heads"
+        )
         raise UnsupportedModelError(
             f"cannot save this {kind}: {made[0]} was made by {maker}, which a saved network cannot record. Save the"
             f" state_dict, and load it after the same call of {maker}"
@@ -277,11 +309,17 @@ def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> N
     for layer in certificate.layers:
         if layer.name not in places:
             wanted = f"that of this {kind}, which has no {layer.name}"
-            raise ArgumentError(f"certificate must be {wanted}, but is that of a {certificate.source}")
-        attends = any(isinstance(module, RelativeAttention) for module in places[layer.name].modules())
+            raise ArgumentError(
+                f"certificate must be {wanted}, but is that of a {certificate.source}"
+            )
+        attends = any(
+            isinstance(module, RelativeAttention) for module in places[layer.name].modules()
+        )
         if attends is not to_attention:
             wanted = f"that of this {kind}, where {layer.name or ITSELF} is{'' if attends else ' no'} attention"
-            raise ArgumentError(f"certificate must be {wanted}, but is that of {certificate.direction}")
+            raise ArgumentError(
+                f"certificate must be {wanted}, but is that of {certificate.direction}"
+            )
 
 
 def _may_be_of(certificate: AnyCertificate | None, network: nn.Module) -> bool:
@@ -294,7 +332,9 @@ def _may_be_of(certificate: AnyCertificate | None, network: nn.Module) -> bool:
     return any(weights_digest(layer) == certificate.weights for layer in layers)
 
 
-def _compare_with_new(network: nn.Module, source: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+def _compare_with_new(
+    network: nn.Module, source: str, options: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
     fresh = create_network(source, options)
     hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
@@ -302,10 +342,14 @@ def _compare_with_new(network: nn.Module, source: str, options: dict[str, Any]) 
         layers = describe_replaced(network, fresh)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{error}. {hint}") from None
-    differing = list(islice(differences(network, put_layers(fresh, json.loads(json.dumps(layers)))), 4))
+    differing = list(
+        islice(differences(network, put_layers(fresh, json.loads(json.dumps(layers)))), 4)
+    )
     if differing:
         shown = "; ".join(differing[:3]) + ("; and more" if len(differing) > 3 else "")
-        raise UnsupportedModelError(f"a new one with {options or 'no options'} differs: {shown}. {hint}")
+        raise UnsupportedModelError(
+            f"a new one with {options or 'no options'} differs: {shown}. {hint}"
+        )
     return layers
 
 
@@ -317,7 +361,9 @@ def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
             return chosen
     except (TypeError, ValueError, RecursionError):
         pass
-    raise ArgumentError(must_be("options", "a dict of JSON types: numbers, text, True, False, None, lists", options))
+    raise ArgumentError(
+        must_be("options", "a dict of JSON types: numbers, text, True, False, None, lists", options)
+    )
 
 
 def _builder_versions(source: str | None) -> dict[str, str]:

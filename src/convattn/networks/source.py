@@ -26,7 +26,13 @@ from convattn.wording import some
 HOMES = ("convattn", "hf", "timm", "torchvision")
 """What may stand before the colon of a source."""
 
-_TIMM_WEIGHTS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_TIMM_WEIGHTS = (
+    "checkpoint_path",
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "cache_dir",
+)
 _TORCHVISION_WEIGHTS = ("weights", "weights_backbone")
 """Options by which weights would be read from somewhere, or fetched."""
 
@@ -38,13 +44,19 @@ def split_source(source: str) -> tuple[str, str]:
     """
     home, colon, name = source.partition(":")
     if not (colon and name):
-        raise ArgumentError(must_be("source", '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"', source))
+        raise ArgumentError(
+            must_be(
+                "source", '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"', source
+            )
+        )
     if home not in HOMES:
         raise UnknownNameError("source", home, HOMES)
     return home, name
 
 
-def create_network(source: str, options: Mapping[str, Any] | None = None, *, pretrained: bool = False) -> nn.Module:
+def create_network(
+    source: str, options: Mapping[str, Any] | None = None, *, pretrained: bool = False
+) -> nn.Module:
     """Builds a network by its source.
 
     torch's random numbers are left as they were.
@@ -78,7 +90,11 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
                 return NETWORKS[name](**chosen)
-            build = {"timm": _create_timm, "torchvision": _create_torchvision, "hf": _create_transformers}[home]
+            build = {
+                "timm": _create_timm,
+                "torchvision": _create_torchvision,
+                "hf": _create_transformers,
+            }[home]
             return build(name, chosen, pretrained=pretrained)
     except ConvAttnError:
         raise
@@ -88,7 +104,9 @@ def create_network(source: str, options: Mapping[str, Any] | None = None, *, pre
             raise CheckpointError(f"cannot build {source}: {reason}") from error
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
-        raise ArgumentError(f"options must fit {source}, but with {chosen} it raised {reason}") from error
+        raise ArgumentError(
+            f"options must fit {source}, but with {chosen} it raised {reason}"
+        ) from error
 
 
 def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
@@ -131,7 +149,9 @@ def torchvision_preparation(name: str) -> Callable[[Any], Tensor]:
     """
     weights = _torchvision_models().get_model_weights(name)
     if not len(weights):
-        raise ArgumentError(f"torchvision has no weights for {name}, and so does not say how to prepare images")
+        raise ArgumentError(
+            f"torchvision has no weights for {name}, and so does not say how to prepare images"
+        )
     return weights["DEFAULT"].transforms()
 
 
@@ -145,7 +165,9 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
         reason = f"{type(error).__name__}: {without_trace(error)}"
-        raise ArgumentError(f"hf:{name} does not say how pictures are prepared ({reason}); give an array") from error
+        raise ArgumentError(
+            f"hf:{name} does not say how pictures are prepared ({reason}); give an array"
+        ) from error
     return lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]
 
 
@@ -162,7 +184,9 @@ def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bo
     models = _torchvision_models()
     known = models.list_models()
     if name not in known:
-        raise _unknown_model("torchvision", name, known, "torchvision.models.list_models() has them all")
+        raise _unknown_model(
+            "torchvision", name, known, "torchvision.models.list_models() has them all"
+        )
     _refuse_weights(options, _TORCHVISION_WEIGHTS, "fetch weights")
     builder = models.get_model_builder(name)
     if pretrained:
@@ -185,12 +209,20 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
         named = config.architectures[0] if config.architectures else ""
         if getattr(config, "vision_config", None) is not None:
             named, config = "", config.vision_config
-        kind = getattr(transformers, named, None) if named else transformers.MODEL_MAPPING.get(type(config), None)
+        kind = (
+            getattr(transformers, named, None)
+            if named
+            else transformers.MODEL_MAPPING.get(type(config), None)
+        )
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            raise ArgumentError(f"hf:{name} is no network of transformers ({named or type(config).__name__})")
+            raise ArgumentError(
+                f"hf:{name} is no network of transformers ({named or type(config).__name__})"
+            )
         unknown = sorted(key for key in options if not hasattr(config, key))
         if unknown:
-            raise ArgumentError(f"options must be in the configuration of hf:{name}, which has no {', '.join(unknown)}")
+            raise ArgumentError(
+                f"options must be in the configuration of hf:{name}, which has no {', '.join(unknown)}"
+            )
         for key, value in options.items():
             setattr(config, key, value)
         if not pretrained:
@@ -213,7 +245,9 @@ def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> A
 def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], consequence: str) -> None:
     wrong = sorted(options.keys() & set(refused))
     if wrong:
-        raise ArgumentError(f"options must be those of the architecture, but {', '.join(wrong)} would {consequence}")
+        raise ArgumentError(
+            f"options must be those of the architecture, but {', '.join(wrong)} would {consequence}"
+        )
 
 
 def _timm() -> ModuleType:

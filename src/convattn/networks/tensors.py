@@ -29,7 +29,12 @@ def file_tensors(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     tied: dict[str, str] = {}
     for name, tensor in network.state_dict().items():
         _require_plain(name, tensor)
-        place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype)
+        place = (
+            tensor.device,
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.dtype,
+        )
         key = (*place, tensor.shape, tensor.stride())
         if tensor.numel() and key in first:
             tied[name] = first[key]
@@ -46,16 +51,29 @@ def describe_tensors(network: nn.Module) -> dict[str, Any]:
     "buffers" the dtypes of floating-point buffers that are not in the state dict.
     """
     state = network.state_dict()
-    floating = {name: x.dtype for name, x in network.named_buffers() if name not in state and x.is_floating_point()}
+    floating = {
+        name: x.dtype
+        for name, x in network.named_buffers()
+        if name not in state and x.is_floating_point()
+    }
     return {
-        "frozen": [name for name, parameter in network.named_parameters() if not parameter.requires_grad],
-        "strides": {name: strides for name, tensor in state.items() if (strides := _strides(tensor)) is not None},
+        "frozen": [
+            name for name, parameter in network.named_parameters() if not parameter.requires_grad
+        ],
+        "strides": {
+            name: strides
+            for name, tensor in state.items()
+            if (strides := _strides(tensor)) is not None
+        },
         "buffers": {name: str(dtype).removeprefix("torch.") for name, dtype in floating.items()},
     }
 
 
 def load_tensors(
-    network: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str], described: Mapping[str, Any]
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    tied: Mapping[str, str],
+    described: Mapping[str, Any],
 ) -> None:
     """Gives a network the tensors of a file in place of its own; `described` is what `describe_tensors` returned.
 
@@ -63,7 +81,9 @@ def load_tensors(
     """
     strides, frozen = described["strides"], described["frozen"]
     if frozen is None:
-        frozen = [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
+        frozen = [
+            name for name, parameter in network.named_parameters() if not parameter.requires_grad
+        ]
     laid_out = {name: _laid_out(tensor, strides.get(name)) for name, tensor in tensors.items()}
     for name, kept in tied.items():
         if kept not in laid_out:
@@ -71,9 +91,15 @@ def load_tensors(
     state = network.state_dict()
     require_same(state, {**laid_out, **{name: laid_out[kept] for name, kept in tied.items()}})
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    learning = {name: nn.Parameter(t, requires_grad=False) for name, t in laid_out.items() if name in parameters}
+    learning = {
+        name: nn.Parameter(t, requires_grad=False)
+        for name, t in laid_out.items()
+        if name in parameters
+    }
     found = {**laid_out, **learning}
-    network.load_state_dict({**found, **{name: found[kept] for name, kept in tied.items()}}, assign=True)
+    network.load_state_dict(
+        {**found, **{name: found[kept] for name, kept in tied.items()}}, assign=True
+    )
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name not in frozen)
     for name, dtype in described["buffers"].items():
@@ -84,7 +110,10 @@ def load_tensors(
 
 def require_same(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError, naming the tensors, if names or shapes differ from the network's."""
-    missing, unexpected = [n for n in expected if n not in found], [n for n in found if n not in expected]
+    missing, unexpected = (
+        [n for n in expected if n not in found],
+        [n for n in found if n not in expected],
+    )
     shapes = [
         f"{name} {tuple(found[name].shape)} for {tuple(tensor.shape)}"
         for name, tensor in expected.items()
@@ -112,15 +141,25 @@ def _strides(tensor: Tensor) -> list[int] | None:
     """Returns the strides of a tensor; None if they are those of a new tensor, or leave gaps."""
     strides = tensor.stride()
     usual = torch.empty(tensor.shape, device="meta").stride()
-    return None if strides == usual or _reach(tensor.shape, strides) != tensor.numel() else list(strides)
+    return (
+        None
+        if strides == usual or _reach(tensor.shape, strides) != tensor.numel()
+        else list(strides)
+    )
 
 
 def _laid_out(tensor: Tensor, strides: list[int] | None) -> Tensor:
     """Copies a tensor to given strides, on which the last bits of a product depend."""
     if strides is None:
         return tensor
-    if len(strides) != tensor.ndim or min(strides) < 0 or _reach(tensor.shape, strides) != tensor.numel():
-        raise CheckpointError(f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}")
+    if (
+        len(strides) != tensor.ndim
+        or min(strides) < 0
+        or _reach(tensor.shape, strides) != tensor.numel()
+    ):
+        raise CheckpointError(
+            f"a tensor of shape {tuple(tensor.shape)} cannot have the strides {strides}"
+        )
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
@@ -139,9 +178,15 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
     found = _read_state_dict(path)
     try:
         require_same(own, found)
-        wrong = [name for name, x in own.items() if x.is_floating_point() and not found[name].is_floating_point()]
+        wrong = [
+            name
+            for name, x in own.items()
+            if x.is_floating_point() and not found[name].is_floating_point()
+        ]
         if wrong:  # torch would take quantised weights as they are, without their scale
-            raise CheckpointError(f"{some(wrong)} must hold floating-point numbers, not {found[wrong[0]].dtype}")
+            raise CheckpointError(
+                f"{some(wrong)} must hold floating-point numbers, not {found[wrong[0]].dtype}"
+            )
     except CheckpointError as error:
         raise CheckpointError(
             f"the weights in {path} do not fit {type(network).__name__}: {error}{_prefix_hint(network, found)}"
@@ -168,14 +213,20 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read weights from {path}: {reason}") from None
     except Exception as error:  # noqa: BLE001 - the reader of a damaged file may raise any error
         reason = str(error).partition("\n")[0] or "it may be empty or cut short"
-        raise CheckpointError(f"cannot read weights from {path}: {type(error).__name__}: {reason}") from None
+        raise CheckpointError(
+            f"cannot read weights from {path}: {type(error).__name__}: {reason}"
+        ) from None
     if isinstance(found, Mapping) and isinstance(found.get("state_dict"), Mapping):
         found = found["state_dict"]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(tensor, Tensor) for tensor in found.values()
+    ):
         raise CheckpointError(f"cannot read weights from {path}: it holds no state dict")
     unnamed = next((name for name in found if not isinstance(name, str)), None)
     if unnamed is not None:
-        raise CheckpointError(f"cannot read weights from {path}: tensors must have names, but one has {unnamed!r}")
+        raise CheckpointError(
+            f"cannot read weights from {path}: tensors must have names, but one has {unnamed!r}"
+        )
     return dict(found)
 
 
@@ -203,7 +254,9 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
 
 def _stays(module: nn.Module) -> bool:
     """Tells whether a module with hooks, which may compute its weights, is left as the user's own network has it."""
-    if isinstance(module, RelativeAttention):  # the user's network has none: only hooks that make weights stop it
+    if isinstance(
+        module, RelativeAttention
+    ):  # the user's network has none: only hooks that make weights stop it
         return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
     return any(getattr(module, hooks) for hooks in _HOOKS)
 
@@ -240,7 +293,9 @@ def put_layers(network: nn.Module, described: Sequence[Mapping[str, Any]]) -> nn
             made = nn.Identity() if layer["kind"] == _IDENTITY else rebuild_layer(dict(layer))
         for name in layer["names"]:
             if name not in places:
-                raise CheckpointError(f"{type(network).__name__} has no module {name!r} to be replaced")
+                raise CheckpointError(
+                    f"{type(network).__name__} has no module {name!r} to be replaced"
+                )
             replaced[places[name]] = made
     return graft(network, replaced)
 
@@ -264,7 +319,9 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
     buffers = dict(fresh.named_buffers())
     for name, buffer in network.named_buffers():
         other = buffers.get(name)
-        if name not in old and (other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype))):
+        if name not in old and (
+            other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype))
+        ):
             yield f"{name}, which is not in the state dict, has other values"
 
 
@@ -289,7 +346,11 @@ def _plain_attributes(module: nn.Module) -> dict[str, str]:
             return all(map(is_plain, value))
         return value is None or isinstance(value, bool | int | float | str)
 
-    kept = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _NO_FUNCTION}
+    kept = {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_") and key not in _NO_FUNCTION
+    }
     return {key: repr(value) for key, value in kept.items() if is_plain(value)}
 
 
@@ -299,7 +360,9 @@ def _differing_places(
     """Walks through two networks, down to where their modules differ in class or description."""
     if module is None:
         if other is not None:
-            raise UnsupportedModelError(f"{name} is missing, where a new network has a {type(other).__name__}")
+            raise UnsupportedModelError(
+                f"{name} is missing, where a new network has a {type(other).__name__}"
+            )
         return
     kind = parametrize.type_before_parametrizations
     if other is None or kind(module) is not kind(other):
@@ -317,7 +380,11 @@ def _differing_places(
 def _class_words(module: nn.Module, other: nn.Module | None) -> str:
     """Names a module's class, with its file where another class has the same name."""
     kind = type(module)
-    return full_name(kind) if other is not None and type(other).__name__ == kind.__name__ else kind.__name__
+    return (
+        full_name(kind)
+        if other is not None and type(other).__name__ == kind.__name__
+        else kind.__name__
+    )
 
 
 def _has_description(module: nn.Module) -> bool:

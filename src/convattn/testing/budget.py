@@ -9,7 +9,13 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from convattn.functional.reference import LEAST_ROUNDINGS, Result, rounded_otherwise, rounding_budget, roundings
+from convattn.functional.reference import (
+    LEAST_ROUNDINGS,
+    Result,
+    rounded_otherwise,
+    rounding_budget,
+    roundings,
+)
 
 __all__ = ["Sums", "assert_within_budget", "budget", "references", "rounded_otherwise", "roundings"]
 
@@ -80,7 +86,9 @@ def assert_within_budget(
     """
     for low in lows:
         if actual.shape != hi.shape or low.shape != hi.shape:
-            raise AssertionError(f"{what}: shapes differ: {tuple(actual.shape)}, {tuple(hi.shape)}, {tuple(low.shape)}")
+            raise AssertionError(
+                f"{what}: shapes differ: {tuple(actual.shape)}, {tuple(hi.shape)}, {tuple(low.shape)}"
+            )
         if actual.dtype != low.dtype:
             raise AssertionError(f"{what}: dtypes differ: {actual.dtype} against {low.dtype}")
     allowed = torch.full(hi.shape, budget(hi, lows), dtype=torch.float64)
@@ -91,7 +99,9 @@ def assert_within_budget(
     if wrong.any():
         error, limit = errors[wrong].max().item(), allowed[wrong].min().item()
         largest = hi.abs().max().item()
-        raise AssertionError(f"{what}: error {error:.3g} is above the budget {limit:.3g} (max|hi| {largest:.3g})")
+        raise AssertionError(
+            f"{what}: error {error:.3g} is above the budget {limit:.3g} (max|hi| {largest:.3g})"
+        )
 
 
 def references(
@@ -112,4 +122,8 @@ def references(
 def _as_float64(given: Tensor | nn.Module) -> Tensor | nn.Module:
     if isinstance(given, nn.Module):
         return copy.deepcopy(given).double()
-    return given.detach().double().requires_grad_(given.requires_grad) if given.is_floating_point() else given
+    return (
+        given.detach().double().requires_grad_(given.requires_grad)
+        if given.is_floating_point()
+        else given
+    )

@@ -68,7 +68,9 @@ class EncodingContract:
 
     def points(self, dims: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draws real displacements within reach."""
-        uniform = torch.rand(*shape, dims, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        uniform = torch.rand(
+            *shape, dims, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+        )
         return ((2 * uniform - 1) * self.reach).to(dtype)
 
     def axes(self, dims: int) -> list[Axis]:
@@ -81,7 +83,9 @@ class EncodingContract:
         self._check_scores(self.made(dims), self.points(dims, 31, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    def test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(self, dtype: torch.dtype) -> None:
+    def test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(
+        self, dtype: torch.dtype
+    ) -> None:
         """A half-precision encoding loses nothing beyond the rounding of its parameters."""
         self._check_scores(self.made(2).to(dtype), self.points(2, 31, dtype=torch.float32))
 
@@ -100,7 +104,9 @@ class EncodingContract:
         assert encoding.axis_additive == isinstance(encoding, AxisAdditiveEncoding)
         if isinstance(encoding, AxisAdditiveEncoding):
             pairs = zip(encoding.axis_tables(axes), table_indices(axes), strict=True)
-            self._check_table(encoding, axes, torch.stack([table[:, index] for table, index in pairs]).sum(0))
+            self._check_table(
+                encoding, axes, torch.stack([table[:, index] for table, index in pairs]).sum(0)
+            )
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
@@ -108,7 +114,9 @@ class EncodingContract:
         encoding = self.made(dims).double()
         points = self.points(dims, 4 * max(1, encoding.feature_width) + 1)
         if not encoding.feature_width:
-            with pytest.raises(ArgumentError, match="encoding must be one with features shared by all heads"):
+            with pytest.raises(
+                ArgumentError, match="encoding must be one with features shared by all heads"
+            ):
                 encoding.features(points)
             return
         features, scores = encoding.features(points).detach(), encoding(points).detach().mT
@@ -120,7 +128,9 @@ class EncodingContract:
         assert_within_budget(features, lows[0], lows)
         basis, _ = torch.linalg.qr(torch.cat([features, features.new_ones(len(points), 1)], dim=1))
         rest = scores - basis @ (basis.mT @ scores)
-        assert rest.abs().max() <= len(points) * torch.finfo(torch.float64).eps * max(1.0, scores.norm().item())
+        assert rest.abs().max() <= len(points) * torch.finfo(torch.float64).eps * max(
+            1.0, scores.norm().item()
+        )
 
     @pytest.mark.parametrize("dims", [1, 2])
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
@@ -128,10 +138,14 @@ class EncodingContract:
         parameters = dict(encoding.named_parameters())
 
         def scores(displacement: Tensor, *values: Tensor) -> Tensor:
-            return functional_call(encoding, dict(zip(parameters, values, strict=True)), (displacement,))
+            return functional_call(
+                encoding, dict(zip(parameters, values, strict=True)), (displacement,)
+            )
 
         inputs = (self.points(dims, 3), *parameters.values())
-        assert torch.autograd.gradcheck(scores, [value.detach().requires_grad_() for value in inputs])
+        assert torch.autograd.gradcheck(
+            scores, [value.detach().requires_grad_() for value in inputs]
+        )
 
     def test_rebuilds_from_its_class_and_options(self) -> None:
         """Class, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
@@ -151,7 +165,11 @@ class EncodingContract:
         def attended(layer: RelativeAttention1d, x: Tensor) -> Tensor:
             places = torch.arange(x.shape[2], dtype=x.dtype)
             pairs = (places - places[:, None]).flatten()[:, None]
-            weights = self.formula.score(layer.encoding, pairs).view(-1, len(places), len(places)).softmax(-1)
+            weights = (
+                self.formula.score(layer.encoding, pairs)
+                .view(-1, len(places), len(places))
+                .softmax(-1)
+            )
             y = torch.einsum("hoc,hqk,bck->boq", layer.values.maps(), weights, x)
             return y + layer.get_parameter("bias")[:, None]
 
@@ -159,7 +177,9 @@ class EncodingContract:
         assert_within_budget(layer(x), hi, roundings(attended, layer, x))
 
     def _formula(self, encoding: Encoding, displacement: Tensor) -> Tensor:
-        flat = self.formula.score(copy.deepcopy(encoding).double(), displacement.double().flatten(0, -2))
+        flat = self.formula.score(
+            copy.deepcopy(encoding).double(), displacement.double().flatten(0, -2)
+        )
         return flat.unflatten(1, displacement.shape[:-1])
 
     def _check_scores(self, encoding: Encoding, points: Tensor) -> None:
@@ -174,7 +194,9 @@ class EncodingContract:
 
 
 def by_formula(
-    formula: Callable[[Encoding, Tensor], Tensor], encoding: Encoding, points: Float[Tensor, "points dims"]
+    formula: Callable[[Encoding, Tensor], Tensor],
+    encoding: Encoding,
+    points: Float[Tensor, "points dims"],
 ) -> list[Tensor]:
     """Computes a formula from several last digits of points and parameters, which are those of the points' dtype."""
     return roundings(formula, copy.deepcopy(encoding).to(points.dtype), points)
@@ -187,7 +209,11 @@ def grid_points(axes: list[Axis]) -> Tensor:
 
 def table_indices(axes: list[Axis]) -> Tensor:
     """Lists, for each axis, where the points of `grid_points` stand in its table, (dims, points)."""
-    return torch.cartesian_prod(*(torch.arange(len(axis.displacements())) for axis in axes)).view(-1, len(axes)).mT
+    return (
+        torch.cartesian_prod(*(torch.arange(len(axis.displacements())) for axis in axes))
+        .view(-1, len(axes))
+        .mT
+    )
 
 
 def stir(module: M) -> M:

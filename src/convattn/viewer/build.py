@@ -10,7 +10,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from convattn.convert.surgery import full_name
-from convattn.encodings import AxisAdditiveEncoding, Encoding, GeneralizedQuadratic, Quadratic, Shift
+from convattn.encodings import (
+    AxisAdditiveEncoding,
+    Encoding,
+    GeneralizedQuadratic,
+    Quadratic,
+    Shift,
+)
 from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
 from convattn.grid import Axis, Geometry
@@ -68,7 +74,11 @@ class Exhibit:
         images = self.images
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.numel():
             found = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise ShapeError(must_be("images", "of shape (images, channels, rows, cols), with at least one", found))
+            raise ShapeError(
+                must_be(
+                    "images", "of shape (images, channels, rows, cols), with at least one", found
+                )
+            )
         if images.is_meta:
             raise ArgumentError(must_be("images", "on a device that holds numbers", images.device))
         if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
@@ -76,7 +86,9 @@ class Exhibit:
         for name in ("mean", "std"):
             object.__setattr__(self, name, _numbers(name, getattr(self, name), images.shape[1]))
         if bool(self.mean) != bool(self.std) or not all(value > 0 for value in self.std):
-            raise ArgumentError(must_be("std", "positive numbers, given together with mean", self.std))
+            raise ArgumentError(
+                must_be("std", "positive numbers, given together with mean", self.std)
+            )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -96,7 +108,14 @@ class Exhibit:
             images = (images - low) / torch.where(high > low, high - low, 1)
         if images.shape[1] not in (1, 3):
             images = images.mean(1, keepdim=True)
-        return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).movedim(1, -1).contiguous()
+        return (
+            (images.clamp(0, 1) * 255)
+            .round()
+            .to(torch.uint8)
+            .expand(-1, 3, -1, -1)
+            .movedim(1, -1)
+            .contiguous()
+        )
 
     def notes(self) -> list[str]:
         """Returns a note for each image: which numbers outside 0 to 1 its picture cuts off; "" if there are none."""
@@ -105,14 +124,20 @@ class Exhibit:
         images = self._before_normalisation().flatten(1)
         outside = (images < -_ROUNDING) | (images > 1 + _ROUNDING)
         extremes = zip(outside.double().mean(1).tolist(), *(images.aminmax(dim=1)), strict=True)
-        return [_CLIPPED.format(100 * share, low.item(), high.item()) if share else "" for share, low, high in extremes]
+        return [
+            _CLIPPED.format(100 * share, low.item(), high.item()) if share else ""
+            for share, low, high in extremes
+        ]
 
     def _before_normalisation(self) -> Tensor:
         """Returns the images with the mean and deviation put back, where they are known."""
         images = self.images.detach().cpu().double()
         if not self.mean:
             return images
-        mean, std = (torch.tensor(value, dtype=torch.float64).view(-1, 1, 1) for value in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(value, dtype=torch.float64).view(-1, 1, 1)
+            for value in (self.mean, self.std)
+        )
         return images * std + mean
 
 
@@ -122,8 +147,14 @@ def _numbers(name: str, given: Any, channels: int) -> tuple[float, ...]:
         numbers = torch.as_tensor(given, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         numbers = None
-    if numbers is None or numbers.shape not in ((0,), (channels,)) or not bool(numbers.isfinite().all()):
-        raise ArgumentError(must_be(name, f"one finite number for each of {channels} channels", given))
+    if (
+        numbers is None
+        or numbers.shape not in ((0,), (channels,))
+        or not bool(numbers.isfinite().all())
+    ):
+        raise ArgumentError(
+            must_be(name, f"one finite number for each of {channels} channels", given)
+        )
     return tuple(numbers.tolist())
 
 
@@ -183,8 +214,15 @@ def build_scene(
         }
         for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
     ]
-    networks = [_Network(one, number, first, collected).describe() for number, one in enumerate(shown)]
-    header = {"schema": SCHEMA, "title": title or networks[0]["title"], "images": images, "networks": networks}
+    networks = [
+        _Network(one, number, first, collected).describe() for number, one in enumerate(shown)
+    ]
+    header = {
+        "schema": SCHEMA,
+        "title": title or networks[0]["title"],
+        "images": images,
+        "networks": networks,
+    }
     return Scene(header, collected.tensors)
 
 
@@ -207,11 +245,22 @@ def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) 
 class _Network:
     """One network while it is described."""
 
-    def __init__(self, exhibit: Exhibit, number: int, first: Exhibit, collected: SceneTensors) -> None:
-        self.exhibit, self.number, self.size, self.collected = exhibit, number, first.size, collected
+    def __init__(
+        self, exhibit: Exhibit, number: int, first: Exhibit, collected: SceneTensors
+    ) -> None:
+        self.exhibit, self.number, self.size, self.collected = (
+            exhibit,
+            number,
+            first.size,
+            collected,
+        )
         self.key = f"networks/{number}"
-        told = first.shows_pictures and first.images.shape[1] >= exhibit.images.shape[1]  # All of its images
-        self._runs = told and exhibit.shows_pictures and exhibit.size == first.size  # Whether the page runs it
+        told = (
+            first.shows_pictures and first.images.shape[1] >= exhibit.images.shape[1]
+        )  # All of its images
+        self._runs = (
+            told and exhibit.shows_pictures and exhibit.size == first.size
+        )  # Whether the page runs it
         self._factor = [shown / own for shown, own in zip(first.size, exhibit.size, strict=True)]
         self._maps: dict[str, LayerMaps] = {}
 
@@ -219,7 +268,9 @@ class _Network:
         """Describes the network."""
         exhibit, network = self.exhibit, self.exhibit.network
         calls = self._read()
-        numbers = {call.name: number for number, call in enumerate(calls) if call.name not in self._maps}
+        numbers = {
+            call.name: number for number, call in enumerate(calls) if call.name not in self._maps
+        }
         program = make_program(network, numbers)
         layers = [self._layer(number, call, program) for number, call in enumerate(calls)]
         timeline = self._timeline(calls)
@@ -231,7 +282,9 @@ class _Network:
             "note": " ".join(filter(None, [exhibit.note, *self._left_out(program, timeline)])),
             "classes": list(exhibit.classes) or None,
             "input": {"rows": rows, "cols": cols, "mean": mean, "std": std} if mean else None,
-            "program": program.collect(self.key, self.collected) if program and self._runs else None,
+            "program": program.collect(self.key, self.collected)
+            if program and self._runs
+            else None,
             "layers": layers,
             "timeline": timeline,
         }
@@ -263,8 +316,12 @@ class _Network:
             axes = module.geometry.axes(call.size)
             position = describe_position(module, axes, key, self.collected, values=maps is None)
             features = program.places.get(call.name) if program else None
-            keys = _key_place(features or Place.covering(self.exhibit.size, call.size), module.geometry)
-            queries = keys.among([axis.queries.start for axis in axes], [axis.queries.step for axis in axes])
+            keys = _key_place(
+                features or Place.covering(self.exhibit.size, call.size), module.geometry
+            )
+            queries = keys.among(
+                [axis.queries.start for axis in axes], [axis.queries.step for axis in axes]
+            )
             grid, key_grid = [len(axis.queries) for axis in axes], [axis.keys for axis in axes]
         else:
             assert maps is not None
@@ -277,7 +334,13 @@ class _Network:
             attention = maps.describe(key, f"{self.number}/{number}", position, self.collected)
         else:
             assert isinstance(module, RelativeAttention)
-            heads, pattern, normalised, prefix, attention = module.num_heads, "global", True, [], position
+            heads, pattern, normalised, prefix, attention = (
+                module.num_heads,
+                "global",
+                True,
+                [],
+                position,
+            )
         return {
             "name": call.name,
             "kind": full_name(type(module)),
@@ -299,13 +362,19 @@ class _Network:
             own, shown = (" × ".join(map(str, size)) for size in (exhibit.size, self.size))
             reason = f"It takes images of {own} pixels and the pictures here have {shown}"
             if own == shown:
-                reason = "The pictures here, made for the first network, do not show all of its images"
+                reason = (
+                    "The pictures here, made for the first network, do not show all of its images"
+                )
             sentences.append(f"{reason}, so that the page does not run it.")
         if exhibit.layers is None:
             return sentences
-        every = {name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)}
+        every = {
+            name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)
+        }
         if self._runs and not program and make_program(exhibit.network, every):
-            sentences.append("Some layers are left out, so the page has no class scores and takes no own images.")
+            sentences.append(
+                "Some layers are left out, so the page has no class scores and takes no own images."
+            )
         if exhibit.heads and timeline is None:
             sentences.append("Its training is shown only with all layers.")
         return sentences
@@ -324,7 +393,9 @@ def _key_place(features: Place, geometry: Geometry) -> Place:
     """Returns where the keys of a layer lie, padded ones included, given where its features lie."""
     spread = geometry.input_dilation
     before = [pair[0] for pair in geometry.padding]
-    return features.among([-n / s for n, s in zip(before, spread, strict=True)], [1 / s for s in spread])
+    return features.among(
+        [-n / s for n, s in zip(before, spread, strict=True)], [1 / s for s in spread]
+    )
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:
@@ -340,7 +411,12 @@ def prefix_names(network: nn.Module, count: int) -> list[str]:
 
 @torch.no_grad()
 def describe_position(
-    layer: RelativeAttention, axes: tuple[Axis, ...], name: str, collected: SceneTensors, *, values: bool = True
+    layer: RelativeAttention,
+    axes: tuple[Axis, ...],
+    name: str,
+    collected: SceneTensors,
+    *,
+    values: bool = True,
 ) -> dict[str, Any]:
     """Describes a layer's attention by displacement; `values` tells whether the page also computes its output.
 
@@ -353,8 +429,12 @@ def describe_position(
     tables = encoding.axis_tables(axes, device=device) if additive else None
     described: dict[str, Any] = {
         "kind": "position",
-        "scores": add(f"{name}/scores", encoding.table(axes, device=device)) if tables is None else None,
-        "axes": None if tables is None else [add(f"{name}/axes/{n}", table) for n, table in enumerate(tables)],
+        "scores": add(f"{name}/scores", encoding.table(axes, device=device))
+        if tables is None
+        else None,
+        "axes": None
+        if tables is None
+        else [add(f"{name}/axes/{n}", table) for n, table in enumerate(tables)],
         "queries": {
             "first": [axis.queries.start for axis in axes],
             "stride": [axis.queries.step for axis in axes],
@@ -412,7 +492,10 @@ def _head(head: HeadStatistics) -> dict[str, Any]:
             "error": [finite(one.error) for one in head.shift],
         },
         "hard_shift": {"value": [finite(one) for one in head.hard_shift], "error": None},
-        **{name: {"value": finite(one.value), "error": finite(one.error)} for name, one in numbers.items()},
+        **{
+            name: {"value": finite(one.value), "error": finite(one.error)}
+            for name, one in numbers.items()
+        },
     }
 
 

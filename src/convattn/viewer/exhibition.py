@@ -92,7 +92,9 @@ def gather(
         elif what == CONVERTED:
             exhibits.append(converted(first, kernel_size))
         elif ":" not in what and not Path(what).is_dir():
-            raise ArgumentError(must_be("--compare", "untrained, converted, or a network such as a folder", what))
+            raise ArgumentError(
+                must_be("--compare", "untrained, converted, or a network such as a folder", what)
+            )
         else:
             other = load(what)
             if images is None and trained_on(other.folder) != trained_on(loaded.folder):
@@ -121,7 +123,11 @@ def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | No
     prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
     opened = open_images(path, prepare, limit=limit or _LIMIT)
     prepared = stack_images(opened, path).to(like)
-    names = opened.names if isinstance(opened, Pictures) else tuple(f"image {n + 1}" for n in range(len(prepared)))
+    names = (
+        opened.names
+        if isinstance(opened, Pictures)
+        else tuple(f"image {n + 1}" for n in range(len(prepared)))
+    )
     return OwnImages(prepared, names, (), path.name)
 
 
@@ -157,7 +163,9 @@ def _draw(loaded: LoadedNetwork) -> nn.Module:
     """Builds a network anew, with weights drawn with seed 0."""
     if loaded.source is None:
         kind = type(loaded.network).__name__
-        raise ArgumentError(f"--compare untrained builds the network anew, and nothing says what builds a {kind}")
+        raise ArgumentError(
+            f"--compare untrained builds the network anew, and nothing says what builds a {kind}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return create_network(loaded.source, loaded.options)
@@ -174,11 +182,17 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
         ) from None
     measured, there = [layer.name for layer in report.layers], dict(first.network.named_modules())
     if not there.keys() & set(measured):
-        raise ArgumentError(f"--report is of another network: {first.title} has no layer {some(measured)}")
-    digests = {name: one for name, one in (report.weights or {}).items() if name and name in there}  # Old ones lack it
+        raise ArgumentError(
+            f"--report is of another network: {first.title} has no layer {some(measured)}"
+        )
+    digests = {
+        name: one for name, one in (report.weights or {}).items() if name and name in there
+    }  # Old ones lack it
     other = [name for name, digest in digests.items() if weights_digest(there[name]) != digest]
     if other:
-        raise ArgumentError(f"--report was measured with other weights than {first.title} has, of {some(other)}")
+        raise ArgumentError(
+            f"--report was measured with other weights than {first.title} has, of {some(other)}"
+        )
     return report
 
 
@@ -196,7 +210,9 @@ def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
         for parameter in drawn.eval().parameters():
             parameter.copy_(parameter.half())
     note = "The same network before any training: weights drawn with seed 0, rounded to 16 bits."
-    return replace(first, network=drawn, name=UNTRAINED, title=f"{first.title}, untrained", note=note, heads=())
+    return replace(
+        first, network=drawn, name=UNTRAINED, title=f"{first.title}, untrained", note=note, heads=()
+    )
 
 
 def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
@@ -225,15 +241,27 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     note = " ".join(filter(None, [*notes, first.note]))
     layers = first.layers or readable or None
     return replace(
-        first, network=made, name=CONVERTED, title=f"{first.title}, converted", note=note, heads=(), layers=layers
+        first,
+        network=made,
+        name=CONVERTED,
+        title=f"{first.title}, converted",
+        note=note,
+        heads=(),
+        layers=layers,
     )
 
 
-def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None) -> tuple[nn.Module, str]:
+def _as_convolutions(
+    network: nn.Module, images: Tensor, kernel_size: int | None
+) -> tuple[nn.Module, str]:
     """Converts attention to convolutions, and says their size."""
     convert = partial(network_to_conv, images=images, fold=False)
     size = kernel_size or _KERNEL_SIZE
-    hard = [name for name in _own_layers(network) if isinstance(network.get_submodule(name).encoding, Shift)]
+    hard = [
+        name
+        for name in _own_layers(network)
+        if isinstance(network.get_submodule(name).encoding, Shift)
+    ]
     if not hard or kernel_size:
         return convert(network, kernel_size=size)[0], f" of {size} × {size}"
     made, _ = convert(network, include=hard)
@@ -244,4 +272,6 @@ def _as_convolutions(network: nn.Module, images: Tensor, kernel_size: int | None
 
 def _own_layers(network: nn.Module) -> list[str]:
     """Returns the names of the attention layers of this library."""
-    return [name for name, module in network.named_modules() if isinstance(module, RelativeAttention)]
+    return [
+        name for name, module in network.named_modules() if isinstance(module, RelativeAttention)
+    ]

@@ -47,9 +47,15 @@ class LayerCall(NamedTuple):
 
     name: str  # Name of the layer; "(call 2)" is added where it runs again
     module: nn.Module
-    size: tuple[int, ...]  # Rows and columns of the input of a layer of this library; empty for others
-    attention: AttentionCall | None  # What was read; None for a layer that attends by displacement alone
-    parts: Mapping[str, Float[Tensor, "groups heads queries keys"]]  # Weights by part: "both", and "content" if known
+    size: tuple[
+        int, ...
+    ]  # Rows and columns of the input of a layer of this library; empty for others
+    attention: (
+        AttentionCall | None
+    )  # What was read; None for a layer that attends by displacement alone
+    parts: Mapping[
+        str, Float[Tensor, "groups heads queries keys"]
+    ]  # Weights by part: "both", and "content" if known
 
 
 def is_positional(module: nn.Module) -> bool:
@@ -74,7 +80,11 @@ def read_layers(
     for name in layers or ():
         if name not in known:
             raise UnknownNameError("layer", name, known)
-    own = {module: name for name, module in network.named_modules() if isinstance(module, RelativeAttention)}
+    own = {
+        module: name
+        for name, module in network.named_modules()
+        if isinstance(module, RelativeAttention)
+    }
     for module, name in own.items():
         if layers is None or name in layers:
             require_image_grid(name, module.dims)
@@ -115,10 +125,14 @@ def read_layers(
         raise ArgumentError(f"none of the layers {names} runs when the network sees an image")
 
 
-def _content_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "groups heads queries keys"]:
+def _content_weights(
+    layer: RelativeAttention, x: Tensor
+) -> Float[Tensor, "groups heads queries keys"]:
     """Returns the attention of the content scores alone, on one image."""
     assert layer.content is not None
-    scores = layer.content(pad_keys(x, layer.geometry), layer.geometry.axes(x.shape[2:]), layer.encoding)
+    scores = layer.content(
+        pad_keys(x, layer.geometry), layer.geometry.axes(x.shape[2:]), layer.encoding
+    )
     return attention_weights(scores)
 
 
@@ -184,9 +198,13 @@ class LayerMaps:
             "kind": "maps",
             "parts": [self.parts[0], *(["position"] if position else []), *self.parts[1:]],
             "position": position,
-            "queries": collected.add(f"{key}/queries", torch.where(queries < PADDING, PADDING, queries).int()),
+            "queries": collected.add(
+                f"{key}/queries", torch.where(queries < PADDING, PADDING, queries).int()
+            ),
             "keys": collected.add(f"{key}/keys", self.lattice.keys),
-            "allowed": None if allowed is None else collected.add(f"{key}/allowed", allowed.to(torch.uint8)),
+            "allowed": None
+            if allowed is None
+            else collected.add(f"{key}/allowed", allowed.to(torch.uint8)),
             "signed": signed,
             "stored": True,
             "images": images,

@@ -74,12 +74,18 @@ def view(
     """
     if isinstance(model, nn.Module):
         if images is None:
-            raise ArgumentError("images are missing: give the prepared images that the network is to see")
+            raise ArgumentError(
+                "images are missing: give the prepared images that the network is to see"
+            )
         if isinstance(layers, str):
             raise ArgumentError(must_be("layers", "names of layers, or None", layers))
-        model = Exhibit(model, images, mean=mean, std=std, layers=None if layers is None else tuple(layers))
+        model = Exhibit(
+            model, images, mean=mean, std=std, layers=None if layers is None else tuple(layers)
+        )
     elif not (images is layers is None and len(mean) == len(std) == 0):
-        raise ArgumentError("images, mean, std and layers must be left out, because exhibits bring theirs")
+        raise ArgumentError(
+            "images, mean, std and layers must be left out, because exhibits bring theirs"
+        )
     scene = build_scene(model, title=title, largest=LARGEST)
     shown = scene.header["title"]
     return NotebookPage(shown, page_html(shown, scene=scene.to_bytes()))

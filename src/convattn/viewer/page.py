@@ -45,7 +45,9 @@ def page_html(title: str, scene: bytes | None = None) -> str:
     data = "" if scene is None else base64.b64encode(scene).decode()
     costs = f'<script type="application/json" id="convattn-costs">{_static("costs.json")}</script>'
     parts = {
-        "title": html.escape(title.encode(errors="replace").decode()),  # of a folder whose name is no text
+        "title": html.escape(
+            title.encode(errors="replace").decode()
+        ),  # of a folder whose name is no text
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
         "tour": _static("tour.html") + costs,
         "scene": f'<script type="text/plain" id="convattn-scene">{data}</script>' if data else "",
@@ -58,7 +60,9 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "(\.{1,2}/[\w./-]+\.js)";\n', re.M
 _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
 _CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
-_LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)  # no text ends after it, so none begins before it
+_LAST_COMMENT = re.compile(
+    r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE
+)  # no text ends after it, so none begins before it
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
 
 

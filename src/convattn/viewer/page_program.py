@@ -26,7 +26,9 @@ class Program:
         """Returns the operations, with the names of their tensors in the scene."""
         return [
             {
-                name: collected.add(f"{key}/program/{number}/{name}", value) if isinstance(value, Tensor) else value
+                name: collected.add(f"{key}/program/{number}/{name}", value)
+                if isinstance(value, Tensor)
+                else value
                 for name, value in operation.items()
             }
             for number, operation in enumerate(self._operations)
@@ -44,7 +46,11 @@ class Program:
         elif type(module) is nn.Conv2d and _centred(module):
             pairs = [[size, size] for size in module.padding]
             padding = {"pairs": pairs, "mode": module.padding_mode, "spread": [1, 1]}
-            options = {"stride": list(module.stride), "dilation": list(module.dilation), "groups": module.groups}
+            options = {
+                "stride": list(module.stride),
+                "dilation": list(module.dilation),
+                "groups": module.groups,
+            }
             self.add("convolve", **options, padding=padding, weight=module.weight, bias=module.bias)
         else:
             raise _UnknownPartError(module)
@@ -65,9 +71,15 @@ class Program:
         """Adds a batch normalisation with its running statistics, computed in float64 and rounded once."""
         if isinstance(norm, nn.Identity):
             return
-        if type(norm) is not nn.BatchNorm2d or norm.running_mean is None or norm.running_var is None:
+        if (
+            type(norm) is not nn.BatchNorm2d
+            or norm.running_mean is None
+            or norm.running_var is None
+        ):
             raise _UnknownPartError(norm)
-        weight, bias = (None if item is None else item.detach().double() for item in (norm.weight, norm.bias))
+        weight, bias = (
+            None if item is None else item.detach().double() for item in (norm.weight, norm.bias)
+        )
         scale = (1.0 if weight is None else weight) / (norm.running_var.double() + norm.eps).sqrt()
         shift = (0.0 if bias is None else bias) - norm.running_mean.double() * scale
         self.add("scale", scale=scale, shift=shift)
@@ -109,7 +121,10 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
     `numbers` are those of the attention layers of displacements by name.
     """
-    makers: dict[type, Callable[[Any, Program], None]] = {SpeedNet: _speed_net, AttentionNet: _attention_net}
+    makers: dict[type, Callable[[Any, Program], None]] = {
+        SpeedNet: _speed_net,
+        AttentionNet: _attention_net,
+    }
     make = makers.get(type(network))
     mixing = {key for key, part in network.named_modules() if isinstance(part, RelativeAttention2d)}
     if make is None or mixing != set(numbers):
@@ -142,7 +157,9 @@ def _attention_net(network: AttentionNet, program: Program) -> None:
     if type(network.embed) is not nn.Linear:
         raise _UnknownPartError(network.embed)
     side = network.patch
-    program.patches(network.embed.weight.unflatten(1, (-1, side, side)), network.embed.bias, step=side)
+    program.patches(
+        network.embed.weight.unflatten(1, (-1, side, side)), network.embed.bias, step=side
+    )
     for number, block in enumerate(network.blocks):
         assert isinstance(block, MixingBlock)
         post = block.norm == "post"

@@ -98,12 +98,16 @@ class Scene:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def _read_header(path: Path, metadata: Mapping[str, str], tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _read_header(
+    path: Path, metadata: Mapping[str, str], tensors: dict[str, Tensor]
+) -> dict[str, Any]:
     """Reads the header and checks the scene, or raises CheckpointError."""
     if _KEY not in metadata:
         raise CheckpointError(f"{path} holds no scene")
     try:
-        header = json.loads(metadata[_KEY], parse_constant=_finite_number, parse_float=_finite_number)
+        header = json.loads(
+            metadata[_KEY], parse_constant=_finite_number, parse_float=_finite_number
+        )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: its header is no JSON ({error})") from None
     version = header.get("schema") if isinstance(header, dict) else None
@@ -114,7 +118,9 @@ def _read_header(path: Path, metadata: Mapping[str, str], tensors: dict[str, Ten
         require_scene(header, tensors)
     except (ArgumentError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if digest is not None and digest != _digest(header, tensors):  # files of the first version have none
+    if digest is not None and digest != _digest(
+        header, tensors
+    ):  # files of the first version have none
         raise CheckpointError(f"{path} is damaged: its content is not what was saved")
     return header
 
@@ -128,7 +134,10 @@ def _finite_number(text: str) -> float:
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Returns the SHA-256 of a header and of every tensor, whatever their order in the file."""
-    parts = [json.dumps(header, allow_nan=False), *(tensor_digest(name, tensors[name]) for name in sorted(tensors))]
+    parts = [
+        json.dumps(header, allow_nan=False),
+        *(tensor_digest(name, tensors[name]) for name in sorted(tensors)),
+    ]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -148,7 +157,11 @@ _TENSORS = {
 }
 """Dtype and sizes of the tensors that the header names, by the end of their place in it."""
 
-_ROWS = {"levels": "uint8 any heads any any", "scales": "float any heads any", "lows": "float any heads any"}
+_ROWS = {
+    "levels": "uint8 any heads any any",
+    "scales": "float any heads any",
+    "lows": "float any heads any",
+}
 """The same of stored maps, whose names the header does not have."""
 
 
@@ -189,17 +202,27 @@ def _texts(value: Any, place: str, heads: Any) -> Iterator[tuple[str, str, Any]]
         yield place, value, heads
 
 
-def _require_tensor(form: str, name: str, place: str, heads: Any, tensors: Mapping[str, Tensor]) -> None:
+def _require_tensor(
+    form: str, name: str, place: str, heads: Any, tensors: Mapping[str, Tensor]
+) -> None:
     """Raises ArgumentError unless a tensor is there, of the dtype and the sizes of a form."""
     if name not in tensors:
         raise ArgumentError(must_be(place, "the name of a tensor in the file", name))
     tensor = tensors[name]
-    dtype = "float" if tensor.dtype in (torch.float16, torch.float32) else str(tensor.dtype).removeprefix("torch.")
+    dtype = (
+        "float"
+        if tensor.dtype in (torch.float16, torch.float32)
+        else str(tensor.dtype).removeprefix("torch.")
+    )
     found = [dtype, *map(str, tensor.shape)]
     wanted = form.replace("heads", str(heads)).split()
-    same = len(found) == len(wanted) and all(want in ("any", one) for want, one in zip(wanted, found, strict=True))
+    same = len(found) == len(wanted) and all(
+        want in ("any", one) for want, one in zip(wanted, found, strict=True)
+    )
     if (form != "any" and not same) or not tensor.numel():
-        raise ArgumentError(must_be(f"{place} ({name})", f"a tensor of {' '.join(wanted)}", " ".join(found)))
+        raise ArgumentError(
+            must_be(f"{place} ({name})", f"a tensor of {' '.join(wanted)}", " ".join(found))
+        )
 
 
 def has_wrong_numbers(tensor: Tensor) -> bool:
@@ -245,7 +268,9 @@ class SceneTensors:
         """
         compact = _compact(tensor.detach().cpu()).contiguous()
         if compact.is_floating_point() and not gaps and has_wrong_numbers(compact):
-            raise ArgumentError(f"the network must hold finite numbers, but {name} of its scene has nan or inf")
+            raise ArgumentError(
+                f"the network must hold finite numbers, but {name} of its scene has nan or inf"
+            )
         self.reserve(compact.nbytes)
         self.tensors[f"tensors/{name}"] = compact
         return f"tensors/{name}"

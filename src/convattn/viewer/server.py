@@ -82,7 +82,9 @@ class Guard:
 
         app: ASGIApp = self._app
         if scope["type"] == "http":
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            headers = {
+                name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+            }
             host, origin = headers.get("host", ""), headers.get("origin")
             if not names_this_machine(host):
                 app = _refusal(421, f"this server does not answer for {host!r}; use its address")
@@ -118,7 +120,9 @@ def listening(host: str, port: int) -> socket.socket:
             raise UnicodeError("a null character in it")
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        reason = str(getattr(error, "strerror", error)).partition(" (while")[0]  # Python adds the address
+        reason = str(getattr(error, "strerror", error)).partition(" (while")[
+            0
+        ]  # Python adds the address
         raise ArgumentError(
             f"cannot serve at {host}, port {port} ({reason}); give another port, or 0 for a free one, or another host"
         ) from None

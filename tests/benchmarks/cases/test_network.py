@@ -18,13 +18,17 @@ from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention2d
 
 NETWORKS = SUITES["networks"]
-ONE = NetworkCase(name="tiny-1", group="tiny", network="test_resnet", images=1, size=64, memory=False)
+ONE = NetworkCase(
+    name="tiny-1", group="tiny", network="test_resnet", images=1, size=64, memory=False
+)
 TWO = replace(ONE, name="tiny-2", images=2)
 
 
 @pytest.fixture(scope="module")
 def record():
-    return run_suite(NETWORKS, [ONE, TWO], Setting(), rounds=1, quick=True, command="python -m benchmarks")
+    return run_suite(
+        NETWORKS, [ONE, TWO], Setting(), rounds=1, quick=True, command="python -m benchmarks"
+    )
 
 
 def test_each_form_is_timed_in_every_round(record):
@@ -47,7 +51,9 @@ def test_form_that_is_wrong_gets_no_time(monkeypatch):
         network = right(case, name, setting)
         if name == "separable":
             with torch.no_grad():
-                next(m for m in network.modules() if isinstance(m, RelativeAttention2d)).values.weight.mul_(1.0001)
+                next(
+                    m for m in network.modules() if isinstance(m, RelativeAttention2d)
+                ).values.weight.mul_(1.0001)
         return network
 
     monkeypatch.setattr(NetworkCase, "build", wrong)
@@ -77,7 +83,10 @@ def test_memory_is_that_of_weights_and_a_call():
 
 def test_page_and_record(record, tmp_path):
     write_files(record, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["networks-speed-tables.md", "networks-speed.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "networks-speed-tables.md",
+        "networks-speed.json",
+    ]
     assert BenchmarkRecord.load(tmp_path / "networks-speed.json") == record
     page = suite_page(record)
     assert "Every check passed." in page

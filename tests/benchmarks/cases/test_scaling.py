@@ -23,7 +23,9 @@ IMAGES = ScalingCase(
     size=5,
     memory=False,
 )
-SEQUENCES = replace(IMAGES, modules=("hard", "soft", "conv", "long conv"), dims=1, size=23, training=True)
+SEQUENCES = replace(
+    IMAGES, modules=("hard", "soft", "conv", "long conv"), dims=1, size=23, training=True
+)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,10 @@ def test_wrong_path_has_no_times_and_no_exponent(monkeypatch):
         return module
 
     monkeypatch.setattr(scaling, "MODULES", {**MODULES, "separable": wrong})
-    results = [run_case(replace(IMAGES, size=size, modules=("separable",)), Setting(), rounds=1) for size in (5, 7)]
+    results = [
+        run_case(replace(IMAGES, size=size, modules=("separable",)), Setting(), rounds=1)
+        for size in (5, 7)
+    ]
     assert not any(result.passed for result in results)
     assert all(item.seconds == () for result in results for item in result.measurements)
     assert exponents(results) == []

@@ -12,7 +12,14 @@ from benchmarks.head_replacement.measure import Subject, effect, measure
 from benchmarks.head_replacement.page import draw, lost, page, verdict
 from convattn.heads.replace import replace_convolutional_heads
 
-SIZES = {"img_size": 8, "patch_size": 2, "num_classes": 5, "embed_dim": 12, "depth": 2, "num_heads": 3}
+SIZES = {
+    "img_size": 8,
+    "patch_size": 2,
+    "num_classes": 5,
+    "embed_dim": 12,
+    "depth": 2,
+    "num_heads": 3,
+}
 CONTENT = {
     "command": "python -m benchmarks.head_replacement vit --work work --output out",
     "hardware": {"processor": "one", "threads": "1"},
@@ -28,7 +35,9 @@ def both():
     """What is found, and the effects of refitted networks: with each, how many heads were replaced."""
     torch.manual_seed(0)
     network = timm.models.VisionTransformer(**SIZES).eval()
-    subject = Subject("vit", network, torch.randn(6, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,)))
+    subject = Subject(
+        "vit", network, torch.randn(6, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,))
+    )
     networks, effects = [], []
 
     def replace(*arguments, **options):
@@ -78,7 +87,9 @@ def test_rows_with_heads_are_measured_with_refitted_outputs_too(both):
     for row in rows:
         assert len(row["controls"]) == 2
         for item in (row, *row["controls"]):
-            assert [count for result, count in effects if result is item["refitted"]] == [row["replaced"]]
+            assert [count for result, count in effects if result is item["refitted"]] == [
+                row["replaced"]
+            ]
 
 
 def test_the_error_is_that_of_the_paired_difference():
@@ -87,7 +98,10 @@ def test_the_error_is_that_of_the_paired_difference():
     scores = torch.nn.functional.one_hot(after, 3).float()[:, :, None, None]
     subject = Subject("made up", torch.nn.Flatten(), scores, scores, labels)
     found = effect(subject.model, subject, before)
-    drops = [float(b == label) - float(a == label) for a, b, label in zip(after, before, labels, strict=True)]
+    drops = [
+        float(b == label) - float(a == label)
+        for a, b, label in zip(after, before, labels, strict=True)
+    ]
     assert found["accuracy"] == pytest.approx(sum(map(float, after == labels)) / 40)
     assert found["error"] == pytest.approx(statistics.stdev(drops) / 40**0.5)
     assert found["changed"] == int((after != before).sum())
@@ -106,21 +120,47 @@ def test_the_page_says_if_no_head_is_a_convolution(found):
 def test_the_page_says_what_networks_lose(found):
     before = found["accuracy"]
     again = {"accuracy": before - 0.01, "error": 0.002, "changed": 2}
-    worse = [{"seed": 0, "accuracy": before - 0.2, "changed": 5, "refitted": {"accuracy": before - 0.1, "changed": 4}}]
+    worse = [
+        {
+            "seed": 0,
+            "accuracy": before - 0.2,
+            "changed": 5,
+            "refitted": {"accuracy": before - 0.1, "changed": 4},
+        }
+    ]
     good = with_curve(
-        found, threshold=0.9, replaced=2, accuracy=before - 0.0005, error=0.001, refitted=again, controls=[]
+        found,
+        threshold=0.9,
+        replaced=2,
+        accuracy=before - 0.0005,
+        error=0.001,
+        refitted=again,
+        controls=[],
     )
     bad = with_curve(
-        found, threshold=0.9, replaced=4, accuracy=before - 0.03, error=0.004, refitted=again, controls=worse
+        found,
+        threshold=0.9,
+        replaced=4,
+        accuracy=before - 0.03,
+        error=0.004,
+        refitted=again,
+        controls=worse,
     )
     assert lost(bad, bad["curve"][-1]) == pytest.approx(3)
     said = verdict([good, bad]).replace("\n", " ")
     names = f"`{found['network']}`, `{found['network']}`"
     assert f"6 of 12 heads have R² ≥ 0.9, in 2 of 2 networks ({names})." in said
-    assert "those of a network cost 0.05 ± 0.10, 3.00 ± 0.40 points of accuracy (the aim is at most 0.1)," in said
+    assert (
+        "those of a network cost 0.05 ± 0.10, 3.00 ± 0.40 points of accuracy (the aim is at most 0.1),"
+        in said
+    )
     assert "with refitted output matrices 1.00 ± 0.20, 1.00 ± 0.20." in said
     assert "As many random heads cost 20.00 points on average" in said
-    row = next(line for line in page({**CONTENT, "networks": [bad]}).splitlines() if line.startswith("| 0.9 | 4 |"))
+    row = next(
+        line
+        for line in page({**CONTENT, "networks": [bad]}).splitlines()
+        if line.startswith("| 0.9 | 4 |")
+    )
     assert "| 0 of 2 | +3.00 ± 0.40 |" in row
     assert "| +1.00 ± 0.20 | +20.00 (at most +20.00) | +10.00 (at most +10.00) |" in row
 

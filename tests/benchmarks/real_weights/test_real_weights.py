@@ -78,12 +78,17 @@ def test_every_way_is_within_the_budget_and_wrong_copies_are_not():
     for one in result.outcomes:
         assert [check.worst for check in one.checks] == ["boxes", "pitch", "scores"]
         assert all(0 < check.error <= check.allowed for check in one.checks)
-        assert [(found.name, found.total, found.changed) for found in one.decisions] == [("bins", 3, 0)]
+        assert [(found.name, found.total, found.changed) for found in one.decisions] == [
+            ("bins", 3, 0)
+        ]
     paths = [outcome(result, way).conversions[1].paths for way in (PLANNED, SOFTMAX, BACK)]
     assert paths == [{"shift": 2}, {"separable": 2}, {"convolution": 2}]
     assert [one.returned for one in outcome(result, BACK).conversions] == [True, True]
     assert [network.kernel for network in result.networks] == [(3, 3), (64, 1)]
-    assert [(one.network, one.rejected) for one in result.controls] == [("proposals", True), ("pitch", True)]
+    assert [(one.network, one.rejected) for one in result.controls] == [
+        ("proposals", True),
+        ("pitch", True),
+    ]
     assert all(one.in_the_task > 1 for one in result.controls)
 
 
@@ -118,7 +123,12 @@ def test_decisions_are_counted_also_where_one_is_missing():
     with torch.no_grad():
         truth = Truth(made)
     bins = truth.plain.decisions["bins"]
-    for found, changed in ((bins, 0), ([bins[0], -1, bins[2]], 1), (bins[:2], 1), ([*bins, 0, 0], 2)):
+    for found, changed in (
+        (bins, 0),
+        ([bins[0], -1, bins[2]], 1),
+        (bins[:2], 1),
+        ([*bins, 0, 0], 2),
+    ):
         decided = truth.decisions(Found({}, {"bins": found}))
         assert [(one.total, one.changed) for one in decided] == [(3, changed)]
 
@@ -155,7 +165,9 @@ def broken():
 
 
 def run(folder, *tasks):
-    return command.main(["--work", str(folder / "work"), "--output", str(folder / "made"), "--tasks", *tasks])
+    return command.main(
+        ["--work", str(folder / "work"), "--output", str(folder / "made"), "--tasks", *tasks]
+    )
 
 
 def test_missing_packages_are_told_with_the_way_to_install_them(monkeypatch, tmp_path, capsys):
@@ -186,10 +198,18 @@ def test_packages_that_cannot_be_imported_are_told(monkeypatch, tmp_path):
 
 def test_a_failed_check_gives_exit_code_1_and_is_on_the_page(monkeypatch, tmp_path):
     made = task()
-    wrong = Task(made.networks, made.given, made.find, own={**made.networks, "pitch": leaky(made.networks["pitch"])})
+    wrong = Task(
+        made.networks,
+        made.given,
+        made.find,
+        own={**made.networks, "pitch": leaky(made.networks["pitch"])},
+    )
     monkeypatch.setitem(SUBJECTS, "here", subject(lambda: wrong))
     assert run(tmp_path, "here") == 1
-    assert "**FAILED: stand-ins; see below.**" in (tmp_path / "made" / "real-weights-tables.md").read_text()
+    assert (
+        "**FAILED: stand-ins; see below.**"
+        in (tmp_path / "made" / "real-weights-tables.md").read_text()
+    )
 
 
 def test_one_module_is_imported_without_its_package(monkeypatch, tmp_path):

@@ -28,7 +28,9 @@ def test_lines_are_scaled_to_one_height_and_padded_or_squeezed():
     assert squeezed.sum(-1)[:, 0, 0].round().tolist() == [10, 12]
 
 
-@pytest.mark.parametrize(("best", "text"), [([0, 1, 1, 0, 1, 2, 2, 3], "aab "), ([], ""), ([0, 0], ""), ([2], "b")])
+@pytest.mark.parametrize(
+    ("best", "text"), [([0, 1, 1, 0, 1, 2, 2, 3], "aab "), ([], ""), ([0, 0], ""), ([2], "b")]
+)
 def test_letters_are_read_once_each_unless_a_blank_parts_them(best, text):
     assert read_line(best, ["", "a", "b", " "]) == text
 
@@ -57,11 +59,25 @@ def test_onnx_is_rewritten_without_changing_what_it_computes(tmp_path):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.save(model, tmp_path / "model.onnx")
     made = rewrite(tmp_path / "model.onnx")
-    assert [node.op_type for node in made.graph.node] == ["Transpose", "Pad", "Transpose", "Transpose", "Conv"]
-    shapes = {one.name: len(one.type.tensor_type.shape.dim) for one in (*made.graph.value_info, *made.graph.output)}
+    assert [node.op_type for node in made.graph.node] == [
+        "Transpose",
+        "Pad",
+        "Transpose",
+        "Transpose",
+        "Conv",
+    ]
+    shapes = {
+        one.name: len(one.type.tensor_type.shape.dim)
+        for one in (*made.graph.value_info, *made.graph.output)
+    }
     assert shapes["y"] == 3
     x = torch.randn(1, 11, 7)
-    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    before, after = run_as_shipped(tmp_path / "model.onnx")(x), torch.tensor(session.run(None, {"x": x.numpy()})[0])
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    before, after = (
+        run_as_shipped(tmp_path / "model.onnx")(x),
+        torch.tensor(session.run(None, {"x": x.numpy()})[0]),
+    )
     assert before.shape == (1, 5, 12)
     assert torch.equal(before, after)

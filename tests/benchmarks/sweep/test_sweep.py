@@ -31,7 +31,14 @@ def build(network):
 
 
 def small():
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(252, 5)]
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1),
+        nn.Flatten(),
+        nn.Linear(252, 5),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -72,11 +79,20 @@ def here(monkeypatch):
 
 def test_a_line_says_what_both_paths_gave(here):
     line = convert.convert_family("here", "small")
-    assert (line["outcome"], line["model"], line["remark"]) == ("passed", "small-1", "made for this test")
+    assert (line["outcome"], line["model"], line["remark"]) == (
+        "passed",
+        "small-1",
+        "made for this test",
+    )
     assert line["parameters"] == sum(parameter.numel() for parameter in small().parameters())
     for impl, used in (("auto", {"shift": 2}), ("separable", {"separable": 2})):
         path = line["paths"][impl]
-        assert (path["outcome"], path["layers"], path["heads"], path["used"]) == ("passed", 2, 10, used)
+        assert (path["outcome"], path["layers"], path["heads"], path["used"]) == (
+            "passed",
+            2,
+            10,
+            used,
+        )
         assert 0 < path["measured_error"] <= path["rounding"] < path["largest"]
         assert path["shapes"] == [[1, 3, 9, 11]]
     assert line["paths"]["auto"]["control"]["rejected"]
@@ -117,7 +133,12 @@ def test_a_stopped_sweep_goes_on(here, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["sweep", str(record), "--homes", "here"])
     sweep.main()
     lines = read(record)
-    assert [line.get("family", "start") for line in lines] == ["small", "start", "doubled", "linear"]
+    assert [line.get("family", "start") for line in lines] == [
+        "small",
+        "start",
+        "doubled",
+        "linear",
+    ]
     assert lines[0]["model"] == "kept"
     assert torch.__version__.startswith(lines[1]["versions"]["torch"])
     written = record.with_name(f"{record.stem}-tables.md").read_text()
@@ -147,7 +168,11 @@ def test_a_network_that_fails_or_takes_too_long_costs_no_other():
 def test_randomising_leaves_nothing_that_is_constant_and_keeps_the_signal():
     torch.manual_seed(0)
     network = nn.Sequential(
-        *(layer for _ in range(20) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()))
+        *(
+            layer
+            for _ in range(20)
+            for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        )
     )
     network.register_parameter("scale", nn.Parameter(torch.full((8,), 1e-6)))
     nn.init.zeros_(network[-2].weight)
@@ -175,6 +200,8 @@ def test_a_weight_turned_about_is_told():
 
 def test_the_committed_page_is_that_of_the_committed_record():
     lines = read(RECORD)
-    assert RECORD.with_name("networks-tables.md").read_text(encoding="utf-8") == page(lines, RECORD.name)
+    assert RECORD.with_name("networks-tables.md").read_text(encoding="utf-8") == page(
+        lines, RECORD.name
+    )
     assert {line["outcome"] for line in families(lines)} <= {"passed", "refused", "no convolution"}
     assert "/home/" not in RECORD.read_text(encoding="utf-8")

@@ -24,7 +24,12 @@ def test_certificate_describes_the_conversion():
         in certificate.result
     )
     assert certificate.result.endswith(f"encoding={layer.encoding})")
-    assert (certificate.dtype, certificate.heads, certificate.bound, certificate.bound_per_unit) == ("float32", 9, 0, 0)
+    assert (
+        certificate.dtype,
+        certificate.heads,
+        certificate.bound,
+        certificate.bound_per_unit,
+    ) == ("float32", 9, 0, 0)
     assert certificate.check_shape == (2, 3, 4, 5)
     assert 0 < certificate.measured_error <= certificate.rounding
     assert certificate.not_covered == ()
@@ -53,7 +58,9 @@ def test_check_images_fit_every_padding(padding, padding_mode):
     "fault",
     [
         lambda layer: layer.values.weight[..., 0, 0].mul_(1.001),
-        lambda layer: setattr(layer, "encoding", Shift(9, 2, displacements=[*Shift(9, 2).displacements[:8], (0, 0)])),
+        lambda layer: setattr(
+            layer, "encoding", Shift(9, 2, displacements=[*Shift(9, 2).displacements[:8], (0, 0)])
+        ),
         lambda layer: setattr(layer, "encoding", layer.encoding.soften(8.0)),
         lambda layer: layer.bias.add_(1e-4),
     ],
@@ -74,7 +81,9 @@ def test_a_wrong_layer_does_not_pass(fault):
 def test_a_layer_whose_own_path_is_wrong_does_not_pass(monkeypatch):
     """Hard heads run as a convolution; the softmax of the same heads alone does not prove it right."""
     convolve = WindowConvolution.convolve
-    monkeypatch.setattr(WindowConvolution, "convolve", lambda *arguments: 1.01 * convolve(*arguments))
+    monkeypatch.setattr(
+        WindowConvolution, "convolve", lambda *arguments: 1.01 * convolve(*arguments)
+    )
     assert not conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[1].passed
     assert conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), impl="separable")[1].passed
 
@@ -91,7 +100,13 @@ def test_summary_says_what_was_promised_measured_and_lost():
     torch.manual_seed(0)
     summary = conv_to_attention(nn.Conv2d(3, 5, 3), sharpness=5.0, head_width=2)[1].summary()
     assert summary.startswith("conv to attention: different (by 0.")
-    for words in ("measured error", "allowed", "sharpness       5 per pixel²", "singular values up to", "not covered"):
+    for words in (
+        "measured error",
+        "allowed",
+        "sharpness       5 per pixel²",
+        "singular values up to",
+        "not covered",
+    ):
         assert words in summary
 
 
@@ -103,8 +118,15 @@ def test_certificate_survives_json():
 
 @pytest.mark.parametrize("mode", PADDING_MODES)
 def test_the_smallest_image_just_holds_the_window(mode):
-    for k, dilation, spread, before, after in product((1, 2, 5), (1, 3), (1, 2, 3), (-1, 0, 2), (-2, 0, 3)):
-        options = {"kernel_size": k, "dilation": dilation, "input_dilation": spread, "padding": [(before, after)]}
+    for k, dilation, spread, before, after in product(
+        (1, 2, 5), (1, 3), (1, 2, 3), (-1, 0, 2), (-2, 0, 3)
+    ):
+        options = {
+            "kernel_size": k,
+            "dilation": dilation,
+            "input_dilation": spread,
+            "padding": [(before, after)],
+        }
         try:
             geometry = Geometry.parse(1, padding_mode=mode, **options)
         except ArgumentError:  # this mode does not pad so

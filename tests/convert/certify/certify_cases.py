@@ -14,7 +14,11 @@ class Block(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.conv, self.norm, self.act = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        self.conv, self.norm, self.act = (
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        )
 
     def forward(self, x):
         return self.act(self.norm(self.conv(x)) + x)
@@ -25,7 +29,9 @@ class Classifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 11, 3, padding=1, bias=False), nn.BatchNorm2d(11), nn.GELU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 11, 3, padding=1, bias=False), nn.BatchNorm2d(11), nn.GELU()
+        )
         self.blocks = nn.Sequential(Block(11), Block(11))
         self.each = nn.Conv2d(11, 11, (3, 5), padding=(1, 2), groups=11)
         self.norm, self.qkv, self.mix = nn.LayerNorm(11), nn.Linear(11, 33), nn.Linear(11, 11)
@@ -91,7 +97,10 @@ FAULTS = {
 
 def fold(network):
     """Merges every batch normalisation into the convolution before it."""
-    network.stem[0], network.stem[1] = fuse_conv_bn_eval(network.stem[0], network.stem[1]), nn.Identity()
+    network.stem[0], network.stem[1] = (
+        fuse_conv_bn_eval(network.stem[0], network.stem[1]),
+        nn.Identity(),
+    )
     for block in network.blocks:
         block.conv, block.norm = fuse_conv_bn_eval(block.conv, block.norm), nn.Identity()
     return network

@@ -41,13 +41,18 @@ def test_a_compiled_network_is_exact_and_its_layers_have_no_names(case):
     network, images = case
     certificate = certify(network, torch.compile(copy.deepcopy(network).train()), images)
     assert certificate.verdict == "exact", certificate.summary()
-    assert "where a difference begins: no layer could be matched by its name" in certificate.not_covered
+    assert (
+        "where a difference begins: no layer could be matched by its name"
+        in certificate.not_covered
+    )
 
 
 def test_neither_network_is_changed(case):
     network, images = case
     other = copy.deepcopy(network).train()
-    before = [x.clone() for x in (images, *network.state_dict().values(), *other.state_dict().values())]
+    before = [
+        x.clone() for x in (images, *network.state_dict().values(), *other.state_dict().values())
+    ]
     certify(network, other, images)
     after = [images, *network.state_dict().values(), *other.state_dict().values()]
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
@@ -81,7 +86,9 @@ def test_half_precision_is_near_and_not_exact(case, dtype):
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_quantised_is_never_exact(case):
     network, images = case
-    other = torch.ao.quantization.quantize_dynamic(copy.deepcopy(network), {nn.Linear}, dtype=torch.qint8)
+    other = torch.ao.quantization.quantize_dynamic(
+        copy.deepcopy(network), {nn.Linear}, dtype=torch.qint8
+    )
     certificate = certify(network, other, images, tolerance=0.5)
     assert certificate.quantised
     assert certificate.verdict in ("close", "different")
@@ -102,7 +109,10 @@ def test_ties_within_rounding_are_no_changed_decisions():
     network, function = scores([2.9999998, 3, 0, 0], [3, 3, 0, 0])
     certificate = certify(network, function, torch.ones(2, 3))
     assert (certificate.verdict, certificate.changed, certificate.ties) == ("exact", 0, 1)
-    assert "2 of 2 decisions agree, 1 of them as ties within rounding: 34.2% to 100.0%" in certificate.summary()
+    assert (
+        "2 of 2 decisions agree, 1 of them as ties within rounding: 34.2% to 100.0%"
+        in certificate.summary()
+    )
 
 
 def test_a_changed_decision_is_never_close():
@@ -126,8 +136,14 @@ def test_nothing_is_close_on_random_numbers_or_without_a_limit(case):
 
 WRONG = {
     "not finite": (np.full((9, 7), np.nan, np.float32), r"Infinity|nan"),
-    "another shape": (np.zeros((9, 6), np.float32), r"are \[\(9, 6\)\], of the source \[\(9, 7\)\]"),
-    "one output too many": ((np.zeros((9, 7), np.float32),) * 2, r"are \[\(9, 7\), \(9, 7\)\], of the source"),
+    "another shape": (
+        np.zeros((9, 6), np.float32),
+        r"are \[\(9, 6\)\], of the source \[\(9, 7\)\]",
+    ),
+    "one output too many": (
+        (np.zeros((9, 7), np.float32),) * 2,
+        r"are \[\(9, 7\), \(9, 7\)\], of the source",
+    ),
     "no output": (None, r"are \[\], of the source \[\(9, 7\)\]"),
 }
 
@@ -147,7 +163,9 @@ def test_what_does_not_run_says_why(case):
     def refuse(x):
         raise RuntimeError("no memory for this")
 
-    with pytest.raises(ConversionError, match=r"^other does not run: RuntimeError: no memory for this"):
+    with pytest.raises(
+        ConversionError, match=r"^other does not run: RuntimeError: no memory for this"
+    ):
         certify(network, refuse, images)
     with pytest.raises(ArgumentError, match="images must fit the network"):
         certify(network, refuse, images[:, :2])

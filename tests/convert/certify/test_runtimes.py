@@ -27,7 +27,13 @@ def export(network, images, path, *, batch=None):
     """Writes an ONNX file, for any number of images or for `batch`."""
     shapes = None if batch else ({0: torch.export.Dim("batch")},)
     torch.onnx.export(
-        network, (images[: batch or 2],), path, dynamo=True, verbose=False, dynamic_shapes=shapes, external_data=False
+        network,
+        (images[: batch or 2],),
+        path,
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=shapes,
+        external_data=False,
     )
     return path
 
@@ -38,7 +44,9 @@ def file(case, tmp_path_factory):
 
 
 def save_openvino(network, images, path, *, half=False):
-    openvino.save_model(openvino.convert_model(network, example_input=images), path, compress_to_fp16=half)
+    openvino.save_model(
+        openvino.convert_model(network, example_input=images), path, compress_to_fp16=half
+    )
     return path
 
 
@@ -47,7 +55,9 @@ def test_a_right_file_is_exact(case, file, runtime):
     certificate = certify(case[0], file, case[1], runtime=runtime)
     assert certificate.verdict == "exact", certificate.summary()
     assert certificate.layers > 10
-    name = {"onnxruntime": f"ONNX Runtime {onnxruntime.__version__}", "openvino": "OpenVINO "}[runtime]
+    name = {"onnxruntime": f"ONNX Runtime {onnxruntime.__version__}", "openvino": "OpenVINO "}[
+        runtime
+    ]
     assert certificate.other.startswith(f"network.onnx in {name}")
 
 
@@ -64,9 +74,14 @@ def test_a_fault_in_a_file_is_found_and_named(case, tmp_path, fault):
 
 def test_a_model_of_openvino_names_its_layers(case, tmp_path):
     network, images = case
-    assert certify(network, save_openvino(network, images, tmp_path / "right.xml"), images).verdict == "exact"
+    assert (
+        certify(network, save_openvino(network, images, tmp_path / "right.xml"), images).verdict
+        == "exact"
+    )
     change, layer = FAULTS["a weight by 1e-4"]
-    wrong = certify(network, save_openvino(damaged(network, change), images, tmp_path / "wrong.xml"), images)
+    wrong = certify(
+        network, save_openvino(damaged(network, change), images, tmp_path / "wrong.xml"), images
+    )
     assert wrong.verdict in ("close", "different")
     assert wrong.first == layer.replace("conv", "norm")
 
@@ -104,13 +119,17 @@ def test_int8_is_never_exact_and_has_an_interval(case, file, tmp_path):
 
 
 def test_a_precision_that_is_asked_for_is_named(case, file):
-    certificate = certify(case[0], file, case[1], runtime="openvino", options={"INFERENCE_PRECISION_HINT": "f32"})
+    certificate = certify(
+        case[0], file, case[1], runtime="openvino", options={"INFERENCE_PRECISION_HINT": "f32"}
+    )
     assert certificate.other.endswith("(f32)")
 
 
 def test_a_compiled_model_is_a_function(case, file):
     certificate = certify(
-        case[0], openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}), case[1]
+        case[0],
+        openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}),
+        case[1],
     )
     assert certificate.verdict == "exact", certificate.summary()
 
@@ -140,7 +159,9 @@ def test_wrong_inputs_are_named(case, file):
             return network(pixels)
 
     path = export(network, torch.randn(2, 12), file.with_name("linear.onnx"))
-    with pytest.raises(ConversionError, match=r"images must be the inputs of the model \(input\), but are pixels"):
+    with pytest.raises(
+        ConversionError, match=r"images must be the inputs of the model \(input\), but are pixels"
+    ):
         certify(Named(), path, {"pixels": torch.randn(2, 12)})
     with pytest.raises(ConversionError, match="does not run"):
         certify(nn.Flatten(), path, torch.randn(2, 13))
@@ -153,10 +174,14 @@ def test_a_file_that_is_no_model_is_named(case, tmp_path):
             certify(case[0], tmp_path / name, case[1])
 
 
-@pytest.mark.parametrize(("runtime", "package"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino")])
+@pytest.mark.parametrize(
+    ("runtime", "package"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino")]
+)
 def test_a_runtime_that_is_not_installed_is_named(case, file, runtime, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=rf"this needs {package}, which is not installed.*export"):
+    with pytest.raises(
+        MissingDependencyError, match=rf"this needs {package}, which is not installed.*export"
+    ):
         certify(case[0], file, case[1], runtime=runtime)
 
 
@@ -164,7 +189,10 @@ def test_without_the_package_onnx_layers_have_no_names(case, file, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     certificate = certify(case[0], file, case[1])
     assert (certificate.verdict, certificate.layers) == ("exact", 0)
-    assert "where a difference begins: no layer could be matched by its name" in certificate.not_covered
+    assert (
+        "where a difference begins: no layer could be matched by its name"
+        in certificate.not_covered
+    )
 
 
 def test_names_that_a_file_lacks_are_not_matched(case, file, tmp_path):

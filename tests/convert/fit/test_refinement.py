@@ -14,7 +14,9 @@ from convattn.models import AttentionNet, ConvNet
 
 
 def images(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 CONVOLUTIONS = {
@@ -25,8 +27,16 @@ CONVOLUTIONS = {
     "dilation": (nn.Conv2d, {"kernel_size": 2, "dilation": (2, 3), "padding": "same"}, (7, 11)),
     "valid": (nn.Conv2d, {"kernel_size": 2, "padding": "valid"}, (7, 11)),
     "reflect": (nn.Conv2d, {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"}, (7, 11)),
-    "replicate": (nn.Conv2d, {"kernel_size": 3, "padding": 2, "padding_mode": "replicate"}, (7, 11)),
-    "circular": (nn.Conv2d, {"kernel_size": 3, "padding": (2, 1), "padding_mode": "circular"}, (7, 11)),
+    "replicate": (
+        nn.Conv2d,
+        {"kernel_size": 3, "padding": 2, "padding_mode": "replicate"},
+        (7, 11),
+    ),
+    "circular": (
+        nn.Conv2d,
+        {"kernel_size": 3, "padding": (2, 1), "padding_mode": "circular"},
+        (7, 11),
+    ),
 }
 
 
@@ -61,7 +71,14 @@ def test_ridge_holds_the_weights():
 
 def soft_network(**options):
     torch.manual_seed(0)
-    sizes = {"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 16, "initializer_range": 0.2}
+    sizes = {
+        "width": 8,
+        "depth": 2,
+        "heads": 4,
+        "ffn": 8,
+        "image_size": 16,
+        "initializer_range": 0.2,
+    }
     return AttentionNet(**{**sizes, **options}).eval()
 
 
@@ -70,7 +87,9 @@ def test_a_refined_network_is_nearer_on_images_that_it_has_not_seen(fold):
     attention, x = soft_network(), images(120, 3, 16, 16)
     with torch.no_grad():
         attention.head.bias -= attention(x).mean(0)  # so that no class is that of all images
-    conv, _ = network_to_conv(attention, kernel_size=3, images=x, fold=fold, padding_mode="replicate")
+    conv, _ = network_to_conv(
+        attention, kernel_size=3, images=x, fold=fold, padding_mode="replicate"
+    )
     before = [{k: v.clone() for k, v in net.state_dict().items()} for net in (conv, attention)]
     refined, record = refine(conv, attention, x)
     assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
@@ -142,7 +161,10 @@ CALLS = {
     "its output changed in place": (lambda layer, x: torch.relu_(layer(x)), PLAIN),
     "its input changed in place": (add_in_place, lambda layer, x: x + layer(x)),
     "by name": (lambda layer, x: torch.relu(layer(input=x)), PLAIN),
-    "twice": (lambda layer, x: layer(x) + layer(3 * x), lambda layer, x: layer(torch.cat([x, 3 * x]))),
+    "twice": (
+        lambda layer, x: layer(x) + layer(3 * x),
+        lambda layer, x: layer(torch.cat([x, 3 * x])),
+    ),
 }
 
 
@@ -227,9 +249,24 @@ def converted(model):
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (lambda: (Pair(), Pair()), {"count": 4}, ArgumentError, "images must be a batch of at least 5"),
-        (lambda: converted(Pair()), {"ridge": 0.0}, ArgumentError, "ridge must be a positive finite number, but is 0"),
-        (lambda: converted(Pair()), {}, ArgumentError, "conv_model must be a network that returns one tensor"),
+        (
+            lambda: (Pair(), Pair()),
+            {"count": 4},
+            ArgumentError,
+            "images must be a batch of at least 5",
+        ),
+        (
+            lambda: converted(Pair()),
+            {"ridge": 0.0},
+            ArgumentError,
+            "ridge must be a positive finite number, but is 0",
+        ),
+        (
+            lambda: converted(Pair()),
+            {},
+            ArgumentError,
+            "conv_model must be a network that returns one tensor",
+        ),
         (
             lambda: (Pair(), Pair()),
             {},
@@ -237,7 +274,10 @@ def converted(model):
             "conv_model must be the result of network_to_conv on attention_model",
         ),
         (
-            lambda: (nn.Sequential(nn.Conv2d(3, 3, 2)), nn.Sequential(conv_to_attention(nn.Conv2d(3, 3, 1))[0])),
+            lambda: (
+                nn.Sequential(nn.Conv2d(3, 3, 2)),
+                nn.Sequential(conv_to_attention(nn.Conv2d(3, 3, 1))[0]),
+            ),
             {},
             ShapeError,
             r"the outputs of both networks must have the same shape, but have \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
@@ -252,7 +292,10 @@ def converted(model):
             r"the outputs of two layers must have the same shape, but have \(1, 3, 4, 4\) and \(1, 3, 5, 5\)",
         ),
         (
-            lambda: (Often(nn.Conv2d(3, 3, 1), 2), Often(conv_to_attention(nn.Conv2d(3, 3, 1))[0], 1)),
+            lambda: (
+                Often(nn.Conv2d(3, 3, 1), 2),
+                Often(conv_to_attention(nn.Conv2d(3, 3, 1))[0], 1),
+            ),
             {},
             ArgumentError,
             "a layer runs 2 times in one network, 1 in the other",

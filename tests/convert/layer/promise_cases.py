@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from convattn.encodings import ENCODINGS, Quadratic, Shift
 from convattn.grid import PADDING_MODES
-from convattn.layers import RelativeAttention, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers import (
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 
 __all__ = ["SCALES", "random_convolution", "random_images", "random_layer", "random_sizes"]
 
@@ -31,12 +36,19 @@ def random_convolution(random: Random) -> nn.Module:
         "kernel_size": _per_axis(random, dims, 1, 4 if dims < 3 else 3),
         "dilation": _per_axis(random, dims, 1, 2),
     }
-    options |= {"groups": groups, "bias": random.random() < 0.7, "stride": _per_axis(random, dims, 1, 3)}
+    options |= {
+        "groups": groups,
+        "bias": random.random() < 0.7,
+        "stride": _per_axis(random, dims, 1, 3),
+    }
     channels = [groups * random.randint(1, 3) for _ in range(2)]
     if random.random() < 0.3:
         conv = _TRANSPOSED[dims](*channels, **options, padding=_per_axis(random, dims, 0, 1))
     else:
-        options |= {"padding": _per_axis(random, dims, 0, 3), "padding_mode": random.choice(PADDING_MODES)}
+        options |= {
+            "padding": _per_axis(random, dims, 0, 3),
+            "padding_mode": random.choice(PADDING_MODES),
+        }
         options |= {"padding": "same", "stride": 1} if random.random() < 0.2 else {}
         conv = _PLAIN[dims](*channels, **options)
     scale = random.choice([1e-3, 1.0, 1e3]) if dtype != torch.float16 else 1.0
@@ -54,14 +66,25 @@ def random_layer(random: Random) -> RelativeAttention:
         random.choice([1, 2, 3]),
         random.randint(1, 5),
     )
-    options = {"kernel_size": _per_axis(random, dims, 1, 4), "dilation": _per_axis(random, dims, 1, 2)}
+    options = {
+        "kernel_size": _per_axis(random, dims, 1, 4),
+        "dilation": _per_axis(random, dims, 1, 2),
+    }
     options |= {"kernel_size": 1, "dilation": 1} if random.random() < 0.3 else {}
-    options |= {"groups": groups, "bias": random.random() < 0.7, "head_width": random.choice([None, None, 1, 2])}
+    options |= {
+        "groups": groups,
+        "bias": random.random() < 0.7,
+        "head_width": random.choice([None, None, 1, 2]),
+    }
     options |= _padding(random, dims)
-    encoding = _quadratic(random, heads, dims) if random.random() < 0.4 else random.choice(list(ENCODINGS))
+    encoding = (
+        _quadratic(random, heads, dims) if random.random() < 0.4 else random.choice(list(ENCODINGS))
+    )
     if encoding == "shift":  # by name it is for the taps of a kernel only
         encoding = Shift(
-            heads, dims, displacements=[[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)]
+            heads,
+            dims,
+            displacements=[[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)],
         )
     channels = [groups * random.randint(1, 3) for _ in range(2)]
     layer = _ATTENTION[dims](*channels, heads, encoding, **options).to(dtype)
@@ -69,11 +92,15 @@ def random_layer(random: Random) -> RelativeAttention:
     return layer
 
 
-def random_images(random: Random, channels: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def random_images(
+    random: Random, channels: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     """Draws two images: noise, noise of ±1 or the same number everywhere, at a scale of the dtype."""
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
     x = torch.randn(2, channels, *sizes, generator=generator, dtype=torch.float64)
-    return (random.choice([x, x.sign(), torch.ones_like(x)]) * random.choice(SCALES[dtype])).to(dtype)
+    return (random.choice([x, x.sign(), torch.ones_like(x)]) * random.choice(SCALES[dtype])).to(
+        dtype
+    )
 
 
 def random_sizes(random: Random, dims: int) -> tuple[int, ...]:
@@ -103,7 +130,9 @@ def _quadratic(random: Random, heads: int, dims: int) -> Quadratic:
     centres = [[random.uniform(-reach, reach) for _ in range(dims)] for _ in range(heads)]
     if random.random() < 0.7:
         centres = [[float(math.floor(along)) for along in centre] for centre in centres]
-    return Quadratic(heads, dims, centres=centres, sharpness=random.choice([0.3, 2.0, 20.0, 46.0, 128.0, 800.0]))
+    return Quadratic(
+        heads, dims, centres=centres, sharpness=random.choice([0.3, 2.0, 20.0, 46.0, 128.0, 800.0])
+    )
 
 
 def _dtype(random: Random) -> torch.dtype:

@@ -44,7 +44,9 @@ def attention_results(layer, x, upstream):
 
 
 def random_like(y):
-    return torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(y.dtype)
+    return torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(
+        y.dtype
+    )
 
 
 def check(case, convert=conv_to_attention):
@@ -74,11 +76,16 @@ def sums_of_results(conv, x, upstream):
             other.fill_(1)
     totals = convolution_results(call, absolute, x.abs(), upstream.abs())
     terms = convolution_results(call, counts, torch.ones_like(x), torch.ones_like(upstream))
-    return [Sums(int(count.max()) if count.numel() else 0, total) for count, total in zip(terms, totals, strict=True)]
+    return [
+        Sums(int(count.max()) if count.numel() else 0, total)
+        for count, total in zip(terms, totals, strict=True)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the type check does
+@pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module inside strategies"
+)  # the type check does
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_convolution_is_attention(count):
     examples = 0
@@ -113,7 +120,9 @@ def misplace(layer):
 
 
 FAULTS = {
-    "taps in reverse order": lambda layer: layer.values.weight.copy_(layer.values.weight.flip(2, 3)),
+    "taps in reverse order": lambda layer: layer.values.weight.copy_(
+        layer.values.weight.flip(2, 3)
+    ),
     "one head a pixel off": misplace,
     "heads too soft": lambda layer: setattr(layer, "encoding", layer.encoding.soften(12.0)),
     "values in half precision": lambda layer: layer.values.weight.copy_(layer.values.weight.half()),

@@ -9,7 +9,13 @@ from tests.convert.layer.promise_cases import random_images, random_layer, rando
 from tests.convert.layer.test_promises import real_attention, require_promise
 from torch import nn
 
-from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer, to_attention
+from convattn.convert import (
+    attention_to_conv,
+    conv_to_attention,
+    load_layer,
+    save_layer,
+    to_attention,
+)
 from convattn.encodings import LearnedTable, Quadratic
 from convattn.errors import (
     ArgumentError,
@@ -42,7 +48,9 @@ def exact(layer, spatial):
     return attention_to_conv(layer, spatial=spatial, borders="exact")
 
 
-@pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "distance", "learned_axial"])
+@pytest.mark.parametrize(
+    "encoding", ["quadratic", "generalized_quadratic", "distance", "learned_axial"]
+)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_geometry_is_within_rounding_of_the_definition(geometry, encoding):
     layer = seeded(RelativeAttention2d, 4, 6, 3, encoding, **GEOMETRIES[geometry])
@@ -77,10 +85,14 @@ def layer_is_exact(random):
     return type(conv).__name__
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "count", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
 def test_random_layers_are_exact(count):
     found = [layer_is_exact(Random(seed)) for seed in range(count)]
-    assert found.count("NormalisedConv") >= count // 3, {kind: found.count(kind) for kind in set(found)}
+    assert found.count("NormalisedConv") >= count // 3, {
+        kind: found.count(kind) for kind in set(found)
+    }
 
 
 def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
@@ -107,7 +119,14 @@ def test_images_of_other_sizes():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
-    layer = seeded(RelativeAttention2d, 1, 1, 1, Quadratic(1, 2, centres=[[0.0, 6.0]], sharpness=0.5), bias=False)
+    layer = seeded(
+        RelativeAttention2d,
+        1,
+        1,
+        1,
+        Quadratic(1, 2, centres=[[0.0, 6.0]], sharpness=0.5),
+        bias=False,
+    )
     with torch.no_grad():
         layer.values.weight.fill_(1)
     conv, _ = exact(layer, (19, 23))
@@ -119,14 +138,22 @@ def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
 
 
 def test_hard_heads_stay_plain_and_far_ones_are_refused():
-    hard = RelativeAttention1d(2, 3, 3, Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0))
+    hard = RelativeAttention1d(
+        2, 3, 3, Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0)
+    )
     assert type(exact(hard, 9)[0]) is nn.Conv1d
     far = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[15.5]], sharpness=0.6))
-    with pytest.raises(ConversionError, match=r"looks so far beyond the image that what it sees has e\^-110.4"):
+    with pytest.raises(
+        ConversionError, match=r"looks so far beyond the image that what it sees has e\^-110.4"
+    ):
         exact(far, 9)
     assert type(attention_to_conv(far, spatial=9, borders="auto")[0]) is nn.Conv1d
-    padded = RelativeAttention2d(2, 3, 4, Quadratic(4, 2, centres=[[0.0, 0.0]] * 4, sharpness=5.0), padding=4)
-    assert type(exact(padded, 9)[0]) is nn.Conv2d  # with zeros around, a plain convolution is exact, too
+    padded = RelativeAttention2d(
+        2, 3, 4, Quadratic(4, 2, centres=[[0.0, 0.0]] * 4, sharpness=5.0), padding=4
+    )
+    assert (
+        type(exact(padded, 9)[0]) is nn.Conv2d
+    )  # with zeros around, a plain convolution is exact, too
 
 
 def test_arguments_are_checked():
@@ -166,11 +193,15 @@ def test_each_factor_learns_as_it_did(frozen):
     layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic", head_width=2)
     layer.values.get_parameter(frozen).requires_grad_(False)
     conv, _ = exact(layer, (7, 11))
-    assert [name for name, factor in conv.values.named_parameters() if not factor.requires_grad] == [frozen]
+    assert [
+        name for name, factor in conv.values.named_parameters() if not factor.requires_grad
+    ] == [frozen]
 
 
 def test_it_becomes_the_attention_again_that_it_was():
-    layer = seeded(RelativeAttention2d, 4, 6, 3, "generalized_quadratic", groups=2, head_width=1).eval()
+    layer = seeded(
+        RelativeAttention2d, 4, 6, 3, "generalized_quadratic", groups=2, head_width=1
+    ).eval()
     conv, _ = exact(layer, (7, 11))
     conv.values.requires_grad_(False)
     back, certificate = conv_to_attention(conv, spatial=(7, 11))
@@ -206,20 +237,26 @@ def test_tables_hold_a_frozen_size_or_common_images():
 def test_a_changed_table_fails_the_certificate(monkeypatch):
     conv = seeded(NormalisedConv, 2, 3, num_heads=2, box=[(-1, 1), (-1, 0)])
     assert conv_to_attention(conv, spatial=(7, 11))[1].verdict == "exact"
-    monkeypatch.setattr(to_attention, "_OUTSIDE", 10.0)  # each pixel outside the kernel now gets e^-10 of one inside
+    monkeypatch.setattr(
+        to_attention, "_OUTSIDE", 10.0
+    )  # each pixel outside the kernel now gets e^-10 of one inside
     assert conv_to_attention(conv, spatial=(7, 11))[1].verdict == "failed"
 
 
 def test_arguments_of_the_way_back_are_checked():
     conv, _ = exact(seeded(RelativeAttention1d, 2, 3, 2, "quadratic"), 9)
     for given in ({"sharpness": 2.0}, {"head_width": 1}, {"content": True}):
-        with pytest.raises(ArgumentError, match="sharpness, head_width and content must be left out"):
+        with pytest.raises(
+            ArgumentError, match="sharpness, head_width and content must be left out"
+        ):
             conv_to_attention(conv, **given)
     with pytest.raises(ArgumentError, match="spatial must be left out with a convolution of torch"):
         conv_to_attention(nn.Conv1d(2, 3, 3), spatial=9)
     with torch.no_grad():
         conv.scores[0][0, 0] = torch.nan
-    with pytest.raises(UnsupportedModelError, match=r"its scores.0 must be finite, but holds 1 NaN"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"its scores.0 must be finite, but holds 1 NaN"
+    ):
         conv_to_attention(conv)
 
 

@@ -63,7 +63,10 @@ def test_the_rank_of_each_tap_is_what_it_reaches():
     channels, patch, reach = 3, 4, 2
     conv = nn.Conv2d(channels, channels, 2 * reach + 1, padding=reach).double()
     kernel = patch_convolution(conv, patch).weight
-    ranks = [[int(torch.linalg.matrix_rank(kernel[:, :, row, col])) for col in range(3)] for row in range(3)]
+    ranks = [
+        [int(torch.linalg.matrix_rank(kernel[:, :, row, col])) for col in range(3)]
+        for row in range(3)
+    ]
     corner, beside, own = reach**2 * channels, reach * patch * channels, patch**2 * channels
     assert ranks == [[corner, beside, corner], [beside, own, beside], [corner, beside, corner]]
 
@@ -90,7 +93,9 @@ def test_heads_of_a_transformers_width_are_enough_where_ranks_add_up():
         layer.values.value.copy_(torch.stack(values))
         layer.values.output.copy_(torch.stack(outputs))
         layer.bias.copy_(patches.bias)
-    assert_within_budget(layer.double()(pixel_unshuffle(x, 4).double()).float(), *references(conv, x, 4))
+    assert_within_budget(
+        layer.double()(pixel_unshuffle(x, 4).double()).float(), *references(conv, x, 4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,15 +110,19 @@ def test_heads_of_a_transformers_width_are_enough_where_ranks_add_up():
 )
 def test_other_forms_are_refused(conv):
     with pytest.raises(
-        ArgumentError, match=r"^conv must be a convolution with an odd kernel, stride 1 and zero padding"
+        ArgumentError,
+        match=r"^conv must be a convolution with an odd kernel, stride 1 and zero padding",
     ):
         patch_convolution(conv, 2)
 
 
 def test_other_modules_and_patches_are_refused():
     with pytest.raises(
-        UnsupportedModelError, match=r"^cannot convert Renamed: patch_convolution takes nn\.Conv2d itself"
+        UnsupportedModelError,
+        match=r"^cannot convert Renamed: patch_convolution takes nn\.Conv2d itself",
     ):
         patch_convolution(Renamed(2, 2, 3, padding=1), 2)
-    with pytest.raises(ArgumentError, match=r"^patch_size must be an integer of at least 1, but is 0$"):
+    with pytest.raises(
+        ArgumentError, match=r"^patch_size must be an integer of at least 1, but is 0$"
+    ):
         patch_convolution(nn.Conv2d(2, 2, 3, padding=1), 0)

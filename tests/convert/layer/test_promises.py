@@ -8,7 +8,12 @@ from random import Random
 
 import pytest
 import torch
-from tests.convert.layer.promise_cases import random_convolution, random_images, random_layer, random_sizes
+from tests.convert.layer.promise_cases import (
+    random_convolution,
+    random_images,
+    random_layer,
+    random_sizes,
+)
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
@@ -27,10 +32,17 @@ def require_promise(certificate, made, source, x):
     with torch.no_grad():
         try:
             y, exact = made(x).double(), source(x.double())
-        except (ShapeError, RuntimeError):  # torch's own: the image is too small for a kernel or its padding
+        except (
+            ShapeError,
+            RuntimeError,
+        ):  # torch's own: the image is too small for a kernel or its padding
             return False
     assert y.shape == exact.shape
-    if not exact.numel() or exact.abs().max() > torch.finfo(x.dtype).max / 8 or not torch.isfinite(y).all():
+    if (
+        not exact.numel()
+        or exact.abs().max() > torch.finfo(x.dtype).max / 8
+        or not torch.isfinite(y).all()
+    ):
         return False
     promised = (certificate.bound_per_unit + certificate.rounding_per_unit) * x.abs().max().item()
     error = (y - exact).abs().max().item()
@@ -52,26 +64,41 @@ def real_attention(layer):
 def convolution_keeps_its_promise(random):
     conv = random_convolution(random)
     options = {"sharpness": random.choice([None, None, 0.5, 3.0, 10.0, 60.0])}
-    layer, certificate = conv_to_attention(conv, head_width=random.choice([None, None, 1, 2]), **options)
+    layer, certificate = conv_to_attention(
+        conv, head_width=random.choice([None, None, 1, 2]), **options
+    )
     assert certificate.verdict != "failed", certificate
     checked = 0
     for layer.impl in ("auto", "separable"):
-        x = random_images(random, conv.in_channels, random_sizes(random, layer.dims), conv.weight.dtype)
+        x = random_images(
+            random, conv.in_channels, random_sizes(random, layer.dims), conv.weight.dtype
+        )
         checked += require_promise(certificate, layer, copy.deepcopy(conv).double(), x)
     return checked
 
 
 def layer_keeps_its_promise(random):
     layer = random_layer(random)
-    options = {"spatial": random.choice([None, 3, 5]), "kernel_size": random.choice([None, None, 3, 4])}
+    options = {
+        "spatial": random.choice([None, 3, 5]),
+        "kernel_size": random.choice([None, None, 3, 4]),
+    }
     try:
         conv, certificate = attention_to_conv(layer, mass=random.choice([None, 1e-3]), **options)
-    except (ArgumentError, ConversionError, ShapeError):  # there is no such convolution, or no such image
+    except (
+        ArgumentError,
+        ConversionError,
+        ShapeError,
+    ):  # there is no such convolution, or no such image
         return 0
     assert certificate.verdict != "failed", certificate
     source, checked = real_attention(layer), 0
     for _ in range(3):
-        sizes = random_sizes(random, layer.dims) if for_any_size(certificate) else certificate.check_shape[2:]
+        sizes = (
+            random_sizes(random, layer.dims)
+            if for_any_size(certificate)
+            else certificate.check_shape[2:]
+        )
         x = random_images(random, layer.in_channels, sizes, conv.weight.dtype)
         checked += require_promise(certificate, conv, source, x)
     return checked
@@ -79,7 +106,9 @@ def layer_keeps_its_promise(random):
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("keeps_its_promise", [convolution_keeps_its_promise, layer_keeps_its_promise])
+@pytest.mark.parametrize(
+    "keeps_its_promise", [convolution_keeps_its_promise, layer_keeps_its_promise]
+)
 def test_random_layers_keep_their_promises(keeps_its_promise, count):
     checked = 0
     for seed in range(count // 2):
@@ -92,13 +121,17 @@ def test_random_layers_keep_their_promises(keeps_its_promise, count):
 @pytest.mark.parametrize("centre", [2.0, -4.0, 10.0])
 def test_small_images_do_not_hide_where_a_head_looks(centre, options):
     """On three pixels a head that looks far away sees the border, as one that looks at the border does."""
-    layer = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[centre]], sharpness=128.0), **options)
+    layer = RelativeAttention1d(
+        2, 3, 1, Quadratic(1, 1, centres=[[centre]], sharpness=128.0), **options
+    )
     conv, certificate = attention_to_conv(layer, spatial=3)
     assert certificate.exact
     assert certificate.passed
     sizes = (1, 3, 7, 23) if for_any_size(certificate) else (3,)
     images = [
-        torch.randn(2, 2, size) for size in sizes if "padding" in options or size >= layer.geometry.kernel_size[0]
+        torch.randn(2, 2, size)
+        for size in sizes
+        if "padding" in options or size >= layer.geometry.kernel_size[0]
     ]
     for x in images:
         assert require_promise(certificate, conv, real_attention(layer), x)
@@ -106,7 +139,9 @@ def test_small_images_do_not_hide_where_a_head_looks(centre, options):
 
 
 def test_heads_between_pixels_are_no_taps():
-    layer = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[0.4]], sharpness=80.0), kernel_size=3, padding=1)
+    layer = RelativeAttention1d(
+        2, 3, 1, Quadratic(1, 1, centres=[[0.4]], sharpness=80.0), kernel_size=3, padding=1
+    )
     _, certificate = attention_to_conv(layer)
     assert not for_any_size(certificate)
 
@@ -119,7 +154,9 @@ def test_a_wrong_layer_breaks_its_promise(scale):
     with torch.no_grad():
         layer.values.weight[4].mul_(1.001)
     with pytest.raises(AssertionError):
-        require_promise(certificate, layer, copy.deepcopy(conv).double(), scale * torch.randn(2, 3, 7, 9))
+        require_promise(
+            certificate, layer, copy.deepcopy(conv).double(), scale * torch.randn(2, 3, 7, 9)
+        )
 
 
 def test_promises_scale_with_the_image_and_hold_for_zeros():

@@ -44,7 +44,9 @@ def check(case, back=attention_to_conv):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")  # the type check does
+@pytest.mark.filterwarnings(
+    "ignore:Do not use the `random` module inside strategies"
+)  # the type check does
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_convolution_comes_back(count):
     examples = 0

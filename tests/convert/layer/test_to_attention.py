@@ -27,13 +27,18 @@ def drawn(conv):
 
 
 def images(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("kernel_size", [3, (2, 5)])
 def test_unpadded_hard_attention_equals_replicate_padding(kernel_size):
     """Where a head's centre is outside the image, the nearest pixel inside gets all of its attention (theory §3)."""
-    conv, x = drawn(nn.Conv2d(3, 5, kernel_size, padding="same", padding_mode="replicate")), images(2, 3, 7, 11)
+    conv, x = (
+        drawn(nn.Conv2d(3, 5, kernel_size, padding="same", padding_mode="replicate")),
+        images(2, 3, 7, 11),
+    )
     made, _ = conv_to_attention(conv)
     unpadded = RelativeAttention2d(3, 5, made.num_heads, made.encoding)
     unpadded.values, unpadded.bias = made.values, made.bias
@@ -91,7 +96,9 @@ def test_one_head_per_tap_centred_on_it(conv, kind, heads):
     assert (weights.flatten(-layer.dims).sum(-1) == 1).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_by_default_heads_are_hard(dtype):
     layer, certificate = conv_to_attention(drawn(nn.Conv2d(3, 5, 3, padding=1)).to(dtype))
     assert (certificate.exact, certificate.leak, certificate.sharpness) == (True, 0, None)
@@ -101,9 +108,13 @@ def test_by_default_heads_are_hard(dtype):
     assert isinstance(layer.encoding, Shift)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_soft_heads_are_held_in_single_precision_at_least(dtype):
-    layer, certificate = conv_to_attention(nn.Conv2d(3, 5, 3, padding=300, dilation=300, dtype=dtype), sharpness=5.0)
+    layer, certificate = conv_to_attention(
+        nn.Conv2d(3, 5, 3, padding=300, dilation=300, dtype=dtype), sharpness=5.0
+    )
     assert layer.encoding.centres.dtype == torch.promote_types(dtype, torch.float32)
     assert layer.encoding.centres.unique().tolist() == [-300, 0, 300]
     assert certificate.sharpness == pytest.approx(5.0, rel=1e-6)
@@ -141,7 +152,9 @@ def test_large_images_keep_hard_heads_hard():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "conv", [nn.Conv1d(3, 5, 5), nn.Conv2d(3, 5, 3, padding=1), nn.Conv3d(3, 5, (2, 3, 1))], ids=repr
+    "conv",
+    [nn.Conv1d(3, 5, 5), nn.Conv2d(3, 5, 3, padding=1), nn.Conv3d(3, 5, (2, 3, 1))],
+    ids=repr,
 )
 def test_measured_error_is_within_the_a_priori_bound(conv, dtype):
     """For α from 1 to 200, on other images than the certificate's."""
@@ -209,11 +222,21 @@ def test_head_width_is_the_truncated_svd_of_every_tap(kind, groups, head_width):
     assert certificate.verdict != "failed"
     taps = full.values.maps().detach().double().unflatten(1, (groups, -1)).numpy()
     for head, discarded in enumerate(certificate.discarded):
-        singular = [value for block in taps[head] for value in np.linalg.svd(block, compute_uv=False)[head_width:]]
+        singular = [
+            value
+            for block in taps[head]
+            for value in np.linalg.svd(block, compute_uv=False)[head_width:]
+        ]
         assert discarded == pytest.approx(sorted(singular, reverse=True), rel=1e-12)
         left, scale, right = np.linalg.svd(taps[head], full_matrices=False)
-        factors = (torch.from_numpy(left * scale[:, None])[..., :head_width], torch.from_numpy(right)[:, :head_width])
-        best, lows = torch.matmul(*factors), roundings(torch.matmul, *(factor.float() for factor in factors))
+        factors = (
+            torch.from_numpy(left * scale[:, None])[..., :head_width],
+            torch.from_numpy(right)[:, :head_width],
+        )
+        best, lows = (
+            torch.matmul(*factors),
+            roundings(torch.matmul, *(factor.float() for factor in factors)),
+        )
         assert_within_budget(layer.values.maps()[head].view_as(best), best, lows)
 
 
@@ -225,13 +248,17 @@ def test_error_of_narrow_heads_is_within_the_bound(head_width):
     assert 0.1 < error <= certificate.bound_per_unit * x.abs().max().item()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 @pytest.mark.parametrize("head_width", [5, 6, 40])
 def test_full_head_width_discards_nothing(head_width, dtype):
     """What rounding takes from the product of two matrices is in the bound, or float64 would not pass."""
     for seed in range(3):
         torch.manual_seed(seed)
-        _, certificate = conv_to_attention(nn.Conv2d(5, 7, 3, padding=1).to(dtype), head_width=head_width)
+        _, certificate = conv_to_attention(
+            nn.Conv2d(5, 7, 3, padding=1).to(dtype), head_width=head_width
+        )
         assert certificate.discarded == ()
         assert certificate.exact
         assert certificate.passed

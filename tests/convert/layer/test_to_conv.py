@@ -43,12 +43,16 @@ def largest_error(layer, conv, spatial):
     """The largest output difference over all images of absolute value at most 1."""
     exact = copy.deepcopy(layer)
     exact.impl = "reference" if layer.content is not None else "dense"
-    difference = operator(exact, layer.in_channels, spatial) - operator(conv, layer.in_channels, spatial)
+    difference = operator(exact, layer.in_channels, spatial) - operator(
+        conv, layer.in_channels, spatial
+    )
     return difference.abs().sum((2, 3)).max().item()
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "shift"])  # whose conversion is exact
+@pytest.mark.parametrize(
+    "name", [name for name in ENCODINGS if name != "shift"]
+)  # whose conversion is exact
 def test_every_encoding_is_within_its_bound_for_every_image(name, dims):
     layer = seeded(LAYERS[dims], 2, 3, 4, name, dtype=torch.float64)
     conv, certificate = attention_to_conv(layer, spatial=SIZES[dims])
@@ -58,7 +62,9 @@ def test_every_encoding_is_within_its_bound_for_every_image(name, dims):
     assert certificate.check_shape == (2, 2, *SIZES[dims])
     worst = largest_error(layer, conv, SIZES[dims])
     assert 0 < worst <= certificate.bound_per_unit * (1 + 1e-9)
-    assert certificate.not_covered == (f"images of other sizes than {' x '.join(map(str, SIZES[dims]))}",)
+    assert certificate.not_covered == (
+        f"images of other sizes than {' x '.join(map(str, SIZES[dims]))}",
+    )
 
 
 GEOMETRIES = {
@@ -71,7 +77,11 @@ GEOMETRIES = {
     "circular": {"kernel_size": 3, "padding": 2, "padding_mode": "circular"},
     "unequal padding": {"padding": [(2, 1), (0, 3)]},
     "cropped": {"padding": [(-1, 0), (0, -2)]},
-    "cropped and padded": {"kernel_size": 3, "padding": [(-1, 2), (1, 1)], "padding_mode": "replicate"},
+    "cropped and padded": {
+        "kernel_size": 3,
+        "padding": [(-1, 2), (1, 1)],
+        "padding_mode": "replicate",
+    },
     "transposed": {"kernel_size": 3, "input_dilation": 2, "padding": [(1, 2), (1, 1)]},
     "narrow heads": {"head_width": 1},
 }
@@ -87,10 +97,14 @@ def test_soft_heads_keep_output_sizes_and_bounds(name, kernel_size):
         layer.encoding.centres.mul_(0.3)
     spatial = (13, 16)
     if kernel_size is not None and name in NOT_OF_ODD_SIZES:
-        with pytest.raises(ArgumentError, match="kernel_size must be one with which a torch convolution"):
+        with pytest.raises(
+            ArgumentError, match="kernel_size must be one with which a torch convolution"
+        ):
             attention_to_conv(layer, kernel_size=kernel_size, spatial=spatial)
         return
-    conv, certificate = attention_to_conv(layer, kernel_size=kernel_size, mass=1e-3, spatial=spatial)
+    conv, certificate = attention_to_conv(
+        layer, kernel_size=kernel_size, mass=1e-3, spatial=spatial
+    )
     assert certificate.verdict != "failed"
     assert largest_error(layer, conv, spatial) <= certificate.bound_per_unit * (1 + 1e-9)
     for size in (spatial, (14, 19), (9, 17)):
@@ -112,12 +126,18 @@ def test_the_bound_is_reached():
     encoding = Quadratic(1, 2, centres=[[0.5, -1.0]], sharpness=0.7)
     layer = RelativeAttention2d(1, 1, 1, encoding, bias=False, dtype=torch.float64)
     for mass in (1e-1, 1e-6):
-        conv, certificate = attention_to_conv(layer, mass=mass, spatial=(9, 11), padding_mode="zeros")
-        assert largest_error(layer, conv, (9, 11)) == pytest.approx(certificate.bound_per_unit, rel=1e-9)
+        conv, certificate = attention_to_conv(
+            layer, mass=mass, spatial=(9, 11), padding_mode="zeros"
+        )
+        assert largest_error(layer, conv, (9, 11)) == pytest.approx(
+            certificate.bound_per_unit, rel=1e-9
+        )
 
 
 def test_the_kernel_is_the_attention_of_a_middle_query():
-    layer = seeded(RelativeAttention2d, 3, 5, 4, Quadratic(4, 2, sharpness=2.0), dtype=torch.float64)
+    layer = seeded(
+        RelativeAttention2d, 3, 5, 4, Quadratic(4, 2, sharpness=2.0), dtype=torch.float64
+    )
     with torch.no_grad():
         layer.encoding.centres.clamp_(-1.5, 1.5)
     conv, _ = attention_to_conv(layer, spatial=(31, 31))
@@ -177,7 +197,9 @@ def test_unpadded_hard_heads_that_look_out_are_a_replicate_padded_convolution(mo
 
 def test_hard_heads_that_look_past_zero_padding_need_no_other():
     encoding = Quadratic(1, 1, centres=[[3.0]], sharpness=128.0)
-    conv, certificate = attention_to_conv(RelativeAttention1d(2, 3, 1, encoding, kernel_size=3, padding=1))
+    conv, certificate = attention_to_conv(
+        RelativeAttention1d(2, 3, 1, encoding, kernel_size=3, padding=1)
+    )
     assert certificate.exact
     assert (conv.kernel_size, conv.padding, conv.padding_mode) == ((7,), (3,), "zeros")
 
@@ -206,7 +228,11 @@ def test_a_closed_gate_is_a_convolution():
 
 
 def test_mode_learning_dtype_and_the_layer_itself_are_kept():
-    layer = seeded(RelativeAttention1d, 2, 3, 3, "quadratic", bias=False, dropout=0.25).bfloat16().eval()
+    layer = (
+        seeded(RelativeAttention1d, 2, 3, 3, "quadratic", bias=False, dropout=0.25)
+        .bfloat16()
+        .eval()
+    )
     layer.values.weight.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     conv, certificate = attention_to_conv(layer)

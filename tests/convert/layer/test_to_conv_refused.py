@@ -7,8 +7,19 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from convattn.convert import attention_to_conv
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError, UnsupportedModelError
-from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from convattn.layers import (
+    Content,
+    GatedRelativeAttention2d,
+    RelativeAttention1d,
+    RelativeAttention2d,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +66,21 @@ def plain(**options):
             ConversionError,
             r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
         ),
-        (lambda: with_hook(plain()), UnsupportedModelError, r"it has forward hooks \(pruning adds some\); make them"),
-        (lambda: weight_norm(plain(), "bias", dim=None), UnsupportedModelError, "RelativeAttention2d: it has para"),
-        (lambda: with_norm(plain()), UnsupportedModelError, r"\(weight norm is one\) at values; make"),
+        (
+            lambda: with_hook(plain()),
+            UnsupportedModelError,
+            r"it has forward hooks \(pruning adds some\); make them",
+        ),
+        (
+            lambda: weight_norm(plain(), "bias", dim=None),
+            UnsupportedModelError,
+            "RelativeAttention2d: it has para",
+        ),
+        (
+            lambda: with_norm(plain()),
+            UnsupportedModelError,
+            r"\(weight norm is one\) at values; make",
+        ),
         (
             lambda: with_nan(plain()),
             UnsupportedModelError,
@@ -68,13 +91,21 @@ def plain(**options):
             UnsupportedModelError,
             "its values must be MergedValues or FactoredValues, but are Identity",
         ),
-        (lambda: plain(device="meta"), UnsupportedModelError, "on the meta device and has no values"),
+        (
+            lambda: plain(device="meta"),
+            UnsupportedModelError,
+            "on the meta device and has no values",
+        ),
         (
             lambda: plain(stride=2, input_dilation=2),
             ConversionError,
             "cannot convert: no torch convolution has this geometry: Geometry",
         ),
-        (lambda: nn.MultiheadAttention(4, 2), UnsupportedModelError, "cannot convert MultiheadAttention"),
+        (
+            lambda: nn.MultiheadAttention(4, 2),
+            UnsupportedModelError,
+            "cannot convert MultiheadAttention",
+        ),
     ],
 )
 def test_layers_that_are_no_convolution_are_refused(make, error, message):
@@ -85,8 +116,16 @@ def test_layers_that_are_no_convolution_are_refused(make, error, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"kernel_size": 0}, ArgumentError, "kernel_size must be an integer of at least 1, or 2 of them, but is 0"),
-        ({"kernel_size": 4}, ArgumentError, r"kernel_size must be one with which .*, but is \(4, 4\)"),
+        (
+            {"kernel_size": 0},
+            ArgumentError,
+            "kernel_size must be an integer of at least 1, or 2 of them, but is 0",
+        ),
+        (
+            {"kernel_size": 4},
+            ArgumentError,
+            r"kernel_size must be one with which .*, but is \(4, 4\)",
+        ),
         (
             {"kernel_size": 10**20 - 1},
             ArgumentError,
@@ -96,7 +135,11 @@ def test_layers_that_are_no_convolution_are_refused(make, error, message):
         ({"mass": True}, ArgumentError, "mass must be a share"),
         ({"spatial": 0}, ArgumentError, "spatial must be an integer of at least 1"),
         ({"padding_mode": "mirror"}, UnknownNameError, "unknown padding_mode 'mirror'"),
-        ({"padding_mode": "reflect", "spatial": 6, "kernel_size": 13}, ConversionError, "give a smaller kernel_size"),
+        (
+            {"padding_mode": "reflect", "spatial": 6, "kernel_size": 13},
+            ConversionError,
+            "give a smaller kernel_size",
+        ),
     ],
 )
 def test_hostile_arguments_are_refused(options, error, message):
@@ -106,7 +149,10 @@ def test_hostile_arguments_are_refused(options, error, message):
 
 def test_what_the_layer_says_of_padding_is_not_overruled():
     layer = plain(kernel_size=3, padding=1)
-    with pytest.raises(ArgumentError, match="padding_mode must be None or the layer's own 'zeros', but is 'reflect'"):
+    with pytest.raises(
+        ArgumentError,
+        match="padding_mode must be None or the layer's own 'zeros', but is 'reflect'",
+    ):
         attention_to_conv(layer, padding_mode="reflect")
     with pytest.raises(ShapeError, match="x must have at least 3"):
         attention_to_conv(plain(kernel_size=3), spatial=2)
@@ -115,7 +161,9 @@ def test_what_the_layer_says_of_padding_is_not_overruled():
 @pytest.mark.parametrize("name", ["sinusoidal", "distance"])
 def test_heads_that_do_not_fall_off_need_the_size(name):
     layer = RelativeAttention1d(2, 3, 2, name)
-    with pytest.raises(ArgumentError, match="spatial must be given, because the heads do not fall off"):
+    with pytest.raises(
+        ArgumentError, match="spatial must be given, because the heads do not fall off"
+    ):
         attention_to_conv(layer)
     assert attention_to_conv(layer, spatial=7)[1].verdict == "different"
 
@@ -131,14 +179,18 @@ def test_a_kernel_that_overflows_is_refused():
 def test_a_kernel_too_large_to_compare_is_refused(monkeypatch):
     """Torch unfolds volumes: a kernel of 39 x 39 x 39 taps took 68 GB."""
     message = (
-        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 68335488000"
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 68335488000"
     )
 
     def forward(*_):
         raise RuntimeError(message)
 
     monkeypatch.setattr(nn.Conv2d, "forward", forward)
-    with pytest.raises(ConversionError, match=r"not enough memory to compare it .*; give a kernel_size, a larger mass"):
+    with pytest.raises(
+        ConversionError,
+        match=r"not enough memory to compare it .*; give a kernel_size, a larger mass",
+    ):
         attention_to_conv(plain(), spatial=7)
     message = "another fault"
     with pytest.raises(RuntimeError, match="another fault"):

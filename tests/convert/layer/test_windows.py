@@ -14,14 +14,18 @@ from convattn.layers import RelativeAttention2d
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("pair", [(0, 0), (1, 1), (0, 1), (2, 0), (-1, 1), (-2, -1)])
 def test_windows_hold_what_they_should(pair, k, transposed):
-    geometry = Geometry.parse(1, kernel_size=k, padding=[pair], dilation=2, input_dilation=3 if transposed else 1)
+    geometry = Geometry.parse(
+        1, kernel_size=k, padding=[pair], dilation=2, input_dilation=3 if transposed else 1
+    )
     for low, high in [(0, 0), (-3, 1), (2, 5), (-7, -6)]:
         window = box_window(geometry, [low], [high])
         assert window.first[0] <= low
         assert window.first[0] + (window.taps[0] - 1) * window.steps[0] >= high
         assert window.padding[0] >= 0
     own = own_window(geometry)
-    unequal = pair == (2, 0) or (pair == (-1, 1) and not transposed)  # torch adds less than a step, after the image
+    unequal = pair == (2, 0) or (
+        pair == (-1, 1) and not transposed
+    )  # torch adds less than a step, after the image
     outside = pair == (1, 1) and k == 1 and transposed  # torch's padding would be negative
     assert (own is None) == (unequal or outside)
     if own is not None:
@@ -46,5 +50,7 @@ def test_same_padding_has_the_window_of_its_layer():
 @pytest.mark.parametrize("options", [{"padding": 1}, {"padding": (0, 2)}, {"input_dilation": 2}])
 def test_same_padding_is_not_added_to_another(options):
     layer = RelativeAttention2d(2, 3, 15, "quadratic", kernel_size=(3, 5), **options)
-    with pytest.raises(ArgumentError, match="attention must be a layer without padding, but is RelativeAttention2d"):
+    with pytest.raises(
+        ArgumentError, match="attention must be a layer without padding, but is RelativeAttention2d"
+    ):
         SamePaddedAttention(layer)

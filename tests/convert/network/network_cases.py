@@ -20,8 +20,12 @@ def filled(network):
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=generator) / 4)
-                module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
+                module.running_mean.copy_(
+                    torch.randn(module.running_mean.shape, generator=generator) / 4
+                )
+                module.running_var.copy_(
+                    torch.rand(module.running_var.shape, generator=generator) + 0.5
+                )
                 if module.weight is not None:
                     module.weight.copy_(torch.rand(module.weight.shape, generator=generator) + 0.5)
                     module.bias.copy_(torch.randn(module.bias.shape, generator=generator) / 4)
@@ -29,7 +33,9 @@ def filled(network):
 
 
 def images(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def hard(conv):
@@ -67,7 +73,9 @@ def fingerprint(network):
     }
     modules = {name: (id(m), type(m).__name__, m.training) for name, m in network.named_modules()}
     hooks = {
-        name: [list(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")]
+        name: [
+            list(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        ]
         for name, m in network.named_modules()
     }
     attributes = {name: sorted(vars(m)) for name, m in network.named_modules()}
@@ -100,7 +108,9 @@ def assert_unchanged(network, before):
 def unchanged(*given):
     """Asserts that networks, tensors, the random state and whether gradients are taken are afterwards as before."""
     networks = [(item, fingerprint(item)) for item in given if isinstance(item, nn.Module)]
-    tensors = [(item, item._version, numbers(item)) for item in given if isinstance(item, torch.Tensor)]
+    tensors = [
+        (item, item._version, numbers(item)) for item in given if isinstance(item, torch.Tensor)
+    ]
     state, gradients = torch.get_rng_state(), torch.is_grad_enabled()
     yield
     assert torch.equal(torch.get_rng_state(), state)

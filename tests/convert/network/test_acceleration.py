@@ -16,7 +16,13 @@ def network():
     torch.manual_seed(0)
     large = nn.Conv2d(8, 8, 31, padding=15, groups=8)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), large, nn.ReLU(), large, nn.Conv2d(8, 5, 1), nn.Flatten(), nn.LazyLinear(7)
+        nn.Conv2d(3, 8, 3),
+        large,
+        nn.ReLU(),
+        large,
+        nn.Conv2d(8, 5, 1),
+        nn.Flatten(),
+        nn.LazyLinear(7),
     )
 
 
@@ -29,11 +35,20 @@ def test_slow_convolutions_are_replaced_on_a_copy():
     made, certificate = accelerate_large_kernels(net, images)
     assert certificate.verdict == "exact"
     assert certificate.decisions == 2
-    assert [type(part) for part in made[:5]] == [nn.Conv2d, LargeKernelConv2d, nn.ReLU, LargeKernelConv2d, nn.Conv2d]
+    assert [type(part) for part in made[:5]] == [
+        nn.Conv2d,
+        LargeKernelConv2d,
+        nn.ReLU,
+        LargeKernelConv2d,
+        nn.Conv2d,
+    ]
     assert made[1] is made[3]
     assert type(net[1]) is nn.Conv2d
     assert list(made.state_dict()) == list(before)
-    assert all(torch.equal(one, other) for one, other in zip(made.state_dict().values(), before.values(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(made.state_dict().values(), before.values(), strict=True)
+    )
     calls.clear()
     made(images)
     assert len(calls) == 2
@@ -51,12 +66,17 @@ COMPUTED = {
 @pytest.mark.parametrize("wrap", COMPUTED.values(), ids=COMPUTED)
 def test_a_weight_that_a_hook_computes_goes_on_learning(wrap):
     torch.manual_seed(0)
-    net, images = nn.Sequential(wrap(nn.Conv2d(8, 8, 31, padding=15, groups=8))).eval(), torch.randn(2, 8, 40, 40)
+    net, images = (
+        nn.Sequential(wrap(nn.Conv2d(8, 8, 31, padding=15, groups=8))).eval(),
+        torch.randn(2, 8, 40, 40),
+    )
     made, certificate = accelerate_large_kernels(net, images)
     assert certificate.verdict == "exact"
     assert type(made[0]) is LargeKernelConv2d
     made(images).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in made.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in made.parameters()
+    )
     with torch.no_grad():
         for parameter in (*net.parameters(), *made.parameters()):
             parameter.mul_(1.5)
@@ -81,7 +101,8 @@ def test_nothing_to_gain():
         accelerate_large_kernels(net, torch.randn(1, 3, 9, 9))
     with pytest.raises(ConversionError, match="nothing to replace"):
         accelerate_large_kernels(
-            nn.Conv2d(8, 8, 31, padding=15, groups=8).bfloat16(), torch.randn(1, 8, 40, 40).bfloat16()
+            nn.Conv2d(8, 8, 31, padding=15, groups=8).bfloat16(),
+            torch.randn(1, 8, 40, 40).bfloat16(),
         )
     with pytest.raises(ArgumentError, match="images must fit the network"):
         accelerate_large_kernels(net, torch.randn(1, 4, 9, 9))

@@ -19,7 +19,10 @@ def test_a_convolution_called_as_a_function_is_found():
     made, certificate = converted(network, images(1, 3, 7, 9))
     assert type(made.after) is RelativeAttention2d
     assert [(item.name, item.kind) for item in certificate.left_alone] == [("", "Functional")]
-    assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
+    assert (
+        "calls aten::convolution as a function, which is not converted"
+        in certificate.left_alone[0].reason
+    )
     assert "left alone" in certificate.summary()
 
 
@@ -82,7 +85,9 @@ def test_an_error_as_large_as_the_output_does_not_pass():
     """The second difference of a ramp is zero but for rounding; heads that look aside see the border."""
     network = nn.Conv2d(1, 1, 3, bias=False)
     network.weight.data = torch.tensor([[[[0.0, 1, 0], [1, -4, 1], [0, 1, 0]]]])
-    _, certificate = network_to_attention(network, sharpness=2.0, images=torch.arange(7.0).expand(1, 1, 5, 7) / 3)
+    _, certificate = network_to_attention(
+        network, sharpness=2.0, images=torch.arange(7.0).expand(1, 1, 5, 7) / 3
+    )
     assert all(layer.verdict == "different" for layer in certificate.layers)
     assert certificate.measured_error > certificate.largest
     assert certificate.verdict == "different"
@@ -90,7 +95,9 @@ def test_an_error_as_large_as_the_output_does_not_pass():
 
 def test_a_wrong_layer_fails_the_certificate(monkeypatch):
     """The negative control: a leak of 1e-5 in one layer of three is seen end to end."""
-    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 1))
+    network = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 1)
+    )
     forward = RelativeAttention.forward
 
     def leaking(self, x):
@@ -117,7 +124,10 @@ def test_a_network_that_refuses_float64_is_held_against_itself():
     _, certificate = network_to_attention(Single(), images=images(2, 3, 7, 9))
     assert certificate.passed
     assert certificate.reference == "float32"
-    assert any(item.startswith("float64: the network does not run in it") for item in certificate.not_covered)
+    assert any(
+        item.startswith("float64: the network does not run in it")
+        for item in certificate.not_covered
+    )
 
 
 class Sparse(nn.Module):
@@ -155,10 +165,15 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
     path = certificate.save(tmp_path / "certificate.json")
     assert NetworkCertificate.load(path) == certificate
     with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 3"):
-        NetworkCertificate.from_json(certificate.to_json().replace('"schema_version": 3', '"schema_version": 9', 1))
+        NetworkCertificate.from_json(
+            certificate.to_json().replace('"schema_version": 3', '"schema_version": 9', 1)
+        )
     summary = certificate.summary()
     assert summary.startswith("network to attention: exact (1 layer, 1 head, float32)")
-    assert "  note            its weight is computed by SpectralNorm; its present value was converted (1)" in summary
+    assert (
+        "  note            its weight is computed by SpectralNorm; its present value was converted (1)"
+        in summary
+    )
 
 
 @dataclass
@@ -170,7 +185,10 @@ class Pair:
 def test_tensors_are_found_in_the_order_in_which_they_are_held():
     held = [torch.tensor(float(number)) for number in range(5)]
     whole, complex_one = torch.tensor(7), torch.tensor([2.0 + 3.0j])
-    value = Pair({"a": held[0], "b": (held[1], whole, Pair("text", held[2]))}, [None, complex_one, Pair, held[3]])
+    value = Pair(
+        {"a": held[0], "b": (held[1], whole, Pair("text", held[2]))},
+        [None, complex_one, Pair, held[3]],
+    )
     found = list(tensors(value))
     assert [x.tolist() for x in found] == [0.0, 1.0, 2.0, [[2.0, 3.0]], 3.0]
     assert list(tensors(value, as_real=False))[3].dtype == complex_one.dtype
@@ -229,7 +247,10 @@ def test_hooks_on_saving_are_said_to_be_lost():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3))
     network[1].register_state_dict_pre_hook(lambda *_: None)
     _, certificate = converted(network, images(1, 3, 7, 9))
-    assert [layer.notes for layer in certificate.layers] == [(), ("its hooks on loading and saving were not kept",)]
+    assert [layer.notes for layer in certificate.layers] == [
+        (),
+        ("its hooks on loading and saving were not kept",),
+    ]
 
 
 class Also(nn.Module):
@@ -241,7 +262,10 @@ class Also(nn.Module):
 
     def forward(self, x):
         y = self.conv(x).mean((2, 3))
-        return {"scores": y, "also": (self.make if isinstance(self.conv, nn.Conv2d) else self.again)(y)}
+        return {
+            "scores": y,
+            "also": (self.make if isinstance(self.conv, nn.Conv2d) else self.again)(y),
+        }
 
 
 SAME = {
@@ -266,7 +290,11 @@ def test_parts_that_are_no_floating_tensors_are_compared(kind):
 
 
 OTHER = {
-    "one label": (lambda y: y.argmax(1), lambda y: y.argmax(1).index_fill(0, torch.tensor(1), 7), "['also']"),
+    "one label": (
+        lambda y: y.argmax(1),
+        lambda y: y.argmax(1).index_fill(0, torch.tensor(1), 7),
+        "['also']",
+    ),
     "other integers": (lambda y: y.argmax(1), lambda y: y.argmax(1).int(), "['also']"),
     "the shape": (lambda y: y > 0, lambda y: (y > 0)[:, :1], "['also']"),
     "an integer": (lambda _: [0, 1], lambda _: [0, 2], "['also'][1]"),
@@ -286,7 +314,9 @@ def test_another_part_fails_and_is_named(kind):
     _, certificate = network_to_attention(Also(make, again), images=images(3, 3, 7, 9))
     assert certificate.exact
     assert not certificate.passed
-    (told,) = [item for item in certificate.not_covered if item.endswith(": not that of the source")]
+    (told,) = [
+        item for item in certificate.not_covered if item.endswith(": not that of the source")
+    ]
     assert told.startswith(f"the output{place}")
 
 
@@ -300,7 +330,9 @@ def test_a_number_of_python_is_compared_like_a_tensor(error):
 
 def test_what_cannot_be_compared_is_named():
     torch.manual_seed(0)
-    _, certificate = network_to_attention(Also(lambda _: [object()], lambda _: [object()]), images=images(3, 3, 7, 9))
+    _, certificate = network_to_attention(
+        Also(lambda _: [object()], lambda _: [object()]), images=images(3, 3, 7, 9)
+    )
     assert certificate.passed
     assert "the output['also'][0]: a part of type object is not compared" in certificate.not_covered
 
@@ -324,5 +356,6 @@ def test_labels_that_hang_on_the_last_digit_do_not_fail(planted):
     _, certificate = network_to_attention(network, impl="separable", images=x)
     assert certificate.passed != planted
     assert any(
-        item.startswith("the output: rounding, random numbers or kept state") for item in certificate.not_covered
+        item.startswith("the output: rounding, random numbers or kept state")
+        for item in certificate.not_covered
     )

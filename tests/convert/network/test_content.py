@@ -50,7 +50,9 @@ def test_the_certificate_tells_what_content_takes():
     )  # all pairs of heads, queries and keys; queries and keys of width 3
     note = f"with gradients, or once its gate is open, its content scores take {numbers / 2**20:.3g} MiB"
     assert second.notes == (note,)
-    _, plain = network_to_attention(small_resnet(), include="stages.3.*", images=images(2, 3, 64, 64))
+    _, plain = network_to_attention(
+        small_resnet(), include="stages.3.*", images=images(2, 3, 64, 64)
+    )
     assert not any("content" in note for layer in plain.layers for note in layer.notes)
 
 
@@ -78,7 +80,9 @@ def test_what_learns_beside_the_gate_is_as_in_the_convolution(learns):
 
 def test_open_gates_are_told_once_with_their_number_and_what_closes_them():
     x = images(2, 3, 16, 16)
-    made, _ = network_to_attention(small_resnet(), content=Content(key_width=3, position=False), images=x)
+    made, _ = network_to_attention(
+        small_resnet(), content=Content(key_width=3, position=False), images=x
+    )
     for number, layer in enumerate(layers(made), 1):
         nn.init.constant_(layer.gate, number / 100)
     with pytest.raises(ConversionError) as caught:

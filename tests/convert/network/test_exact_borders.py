@@ -35,7 +35,9 @@ def test_the_whole_network_is_exact(name):
     assert "exact at borders; kernels cut off at most" in certificate.summary()
     assert network_to_conv(network, images=images)[1].verdict != "exact"  # as plain convolutions
     frozen = freeze(made, images)
-    assert all(part.shares is not None for part in frozen.modules() if isinstance(part, NormalisedConv))
+    assert all(
+        part.shares is not None for part in frozen.modules() if isinstance(part, NormalisedConv)
+    )
     with torch.no_grad():
         hi, lows = references(lambda network, x: network(x), network, images)
         assert_within_budget(made(images), hi, lows)
@@ -90,7 +92,9 @@ def test_a_changed_score_fails_the_certificate(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of the exporter's own code
 @pytest.mark.parametrize("name", ["distance", "speed net"])
 def test_onnx_files_of_standard_operators_run_elsewhere(name, tmp_path, without_type_checks):
-    onnx, onnxruntime, openvino = (pytest.importorskip(one) for one in ("onnx", "onnxruntime", "openvino"))
+    onnx, onnxruntime, openvino = (
+        pytest.importorskip(one) for one in ("onnx", "onnxruntime", "openvino")
+    )
     network, images, made, _ = convert(name)
     file = str(tmp_path / "network.onnx")
     torch.onnx.export(freeze(made, images), (images,), file, dynamo=True, verbose=False)
@@ -109,7 +113,10 @@ def test_onnx_files_of_standard_operators_run_elsewhere(name, tmp_path, without_
 
 def test_layers_that_cannot_be_exact_are_left_or_stay_plain():
     far = RelativeAttention2d(3, 2, 1, Quadratic(1, 2, centres=[[15.5, 0.5]], sharpness=0.6))
-    network, images = nn.Sequential(far, RelativeAttention2d(2, 2, 2, "quadratic")), torch.randn(2, 3, 9, 9)
+    network, images = (
+        nn.Sequential(far, RelativeAttention2d(2, 2, 2, "quadratic")),
+        torch.randn(2, 3, 9, 9),
+    )
     made, certificate = network_to_conv(network, images=images, borders="exact")
     assert "so far beyond the image" in certificate.left_alone[0].reason
     assert type(made[1]) is NormalisedConv

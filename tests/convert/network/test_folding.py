@@ -15,7 +15,9 @@ from convattn.testing.budget import Sums, assert_within_budget, references, roun
 
 
 def test_batch_normalisation_in_training_is_not_folded():
-    made, record = network_to_conv(nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).train())
+    made, record = network_to_conv(
+        nn.Sequential(hard(nn.Conv2d(3, 6, 3)), with_statistics(nn.BatchNorm2d(6))).train()
+    )
     assert made.training
     assert isinstance(made[1], nn.BatchNorm2d)
     assert record.layers[0].notes == ()
@@ -64,7 +66,9 @@ def test_what_the_dtype_does_not_hold_is_not_folded():
     model = nn.Sequential(hard(nn.Conv2d(3, 6, 3)), norm).half().eval()
     made, record = network_to_conv(model)
     assert all(parameter.isfinite().all() for parameter in made.parameters())
-    assert record.layers[0].notes == ("BatchNorm2d not folded in: the kernel would not be finite in torch.float16",)
+    assert record.layers[0].notes == (
+        "BatchNorm2d not folded in: the kernel would not be finite in torch.float16",
+    )
 
 
 class Parts(nn.Module):
@@ -96,18 +100,24 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_only_a_sequence_that_runs_as_a_whole_is_folded(way, given):
     torch.manual_seed(0)
-    model = Parts(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3)), WAYS[way]).eval()
+    model = Parts(
+        hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3)), WAYS[way]
+    ).eval()
     x = images(2, 3, 5, 7)
     made, record = network_to_conv(model, images=x if given else None)
     assert record.passed
-    assert isinstance(made.features[1], nn.Identity if given and way == "as a whole" else nn.BatchNorm2d)
+    assert isinstance(
+        made.features[1], nn.Identity if given and way == "as a whole" else nn.BatchNorm2d
+    )
     high = copy.deepcopy(model).double()(x.double())
     assert_within_budget(made(x), high, roundings(call, model, x))
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_sequence_of_sequences_is_folded_without_images(inside):
-    model = nn.Sequential(hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))).eval()
+    model = nn.Sequential(
+        hard(nn.Conv2d(3, 3, 3, padding=1)), with_statistics(nn.BatchNorm2d(3))
+    ).eval()
     made, _ = network_to_conv(nn.Sequential(model) if inside else model)
     assert isinstance((made[0] if inside else made)[1], nn.Identity)
 
@@ -135,7 +145,11 @@ def sums_of(conv, norm, x):
     convolution, norm = copy.deepcopy(conv).double(), copy.deepcopy(norm).double()
     for parameter in convolution.parameters():
         parameter.data = parameter.data.abs()
-    norm.weight.data, norm.bias.data, norm.running_mean = norm.weight.abs(), norm.bias.abs(), -norm.running_mean.abs()
+    norm.weight.data, norm.bias.data, norm.running_mean = (
+        norm.weight.abs(),
+        norm.bias.abs(),
+        -norm.running_mean.abs(),
+    )
     terms = conv.in_channels // conv.groups * prod(conv.kernel_size)
     return Sums(terms, norm(convolution(x.double().abs())).detach())
 
@@ -157,7 +171,11 @@ CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 NORMALISED = [
     *(nn.Conv1d(6, 10, 3, groups=2), nn.Conv2d(6, 10, 3, bias=False), nn.Conv3d(6, 10, 2)),
-    *(nn.ConvTranspose1d(6, 10, 3, 2, groups=2), nn.ConvTranspose2d(6, 10, 2), nn.ConvTranspose3d(6, 10, 2)),
+    *(
+        nn.ConvTranspose1d(6, 10, 3, 2, groups=2),
+        nn.ConvTranspose2d(6, 10, 2),
+        nn.ConvTranspose3d(6, 10, 2),
+    ),
 ]
 
 
@@ -198,12 +216,15 @@ def watched(register):
 LOST = {
     "forward of a {} was replaced on the instance": [replaced],
     "a {} has hooks": [
-        watched(f"register_{kind}_hook") for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
+        watched(f"register_{kind}_hook")
+        for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
     ],
 }
 
 
-@pytest.mark.parametrize(("reason", "change"), [(reason, change) for reason in LOST for change in LOST[reason]])
+@pytest.mark.parametrize(
+    ("reason", "change"), [(reason, change) for reason in LOST for change in LOST[reason]]
+)
 @pytest.mark.parametrize("follower", ["norm", "dense"])
 def test_what_folding_would_lose_is_not_folded(reason, change, follower):
     torch.manual_seed(0)

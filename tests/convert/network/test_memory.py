@@ -26,5 +26,7 @@ print(extra_memory(convert, torch.device("cpu")) / sum(parameter.nbytes for para
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from Linux")
 def test_memory_beside_the_network():
     """In a process of its own; a conversion that takes no copy of the network is not measured at all."""
-    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True
+    )
     assert 1 < float(done.stdout) < 5

@@ -4,7 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from tests.convert.network.network_cases import assert_unchanged, convolutions, filled, fingerprint, images
+from tests.convert.network.network_cases import (
+    assert_unchanged,
+    convolutions,
+    filled,
+    fingerprint,
+    images,
+)
 from torch import nn
 
 from benchmarks.sweep.randomise import randomise
@@ -45,7 +51,10 @@ QUICK = ("test_resnet", "test_nfnet")
 
 
 def some(cases):
-    return [pytest.param(*case, marks=[] if case[0] in QUICK else [pytest.mark.slow]) for case in cases.items()]
+    return [
+        pytest.param(*case, marks=[] if case[0] in QUICK else [pytest.mark.slow])
+        for case in cases.items()
+    ]
 
 
 def check(network, x, notes):
@@ -99,12 +108,18 @@ def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [(17, 23), (16, 24)])
-@pytest.mark.parametrize("kind", ["Conv2dSame", "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"])
+@pytest.mark.parametrize(
+    "kind", ["Conv2dSame", "StdConv2d", "StdConv2dSame", "ScaledStdConv2d", "ScaledStdConv2dSame"]
+)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_every_subclass_of_timm(kind, stride, sizes):
     torch.manual_seed(0)
     build = getattr(timm.layers, kind)
-    network = nn.Sequential(build(4, 6, 3, stride=stride), build(6, 6, (5, 2), groups=2, bias=True)).double().float()
+    network = (
+        nn.Sequential(build(4, 6, 3, stride=stride), build(6, 6, (5, 2), groups=2, bias=True))
+        .double()
+        .float()
+    )
     before = fingerprint(network)
     made, certificate = network_to_attention(network, images=images(2, 4, *sizes))
     assert_unchanged(network, before)
@@ -117,7 +132,9 @@ def test_every_subclass_of_timm(kind, stride, sizes):
 
 
 def test_convolutions_that_pad_by_size_come_back(tmp_path):
-    network = nn.Sequential(timm.layers.Conv2dSame(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    network = nn.Sequential(
+        timm.layers.Conv2dSame(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 4, 3)
+    ).eval()
     x, other = images(2, 3, 17, 24), images(1, 3, 32, 19)
     attention, _ = network_to_attention(network, images=x)
     made, certificate = network_to_conv(attention, images=x)
@@ -168,7 +185,9 @@ def test_kernels_and_taps_that_follow_the_input_are_refused():
 
 
 def test_a_convolution_as_a_function_inside_timm_is_named():
-    network = timm.create_model("resnetblur50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8))
+    network = timm.create_model(
+        "resnetblur50", num_classes=3, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8)
+    )
     _, certificate = network_to_attention(filled(network), images=images(1, 3, 64, 64))
     assert certificate.passed
     assert {item.kind for item in certificate.left_alone} == {"BlurPool2d"}

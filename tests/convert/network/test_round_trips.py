@@ -21,7 +21,10 @@ SMALL = [
     ("torchvision:resnet18", torch.float32),
 ]
 LARGE = [
-    *(f"torchvision:{name}" for name in ("resnet50", "resnet18", "convnext_tiny", "vgg11", "densenet121")),
+    *(
+        f"torchvision:{name}"
+        for name in ("resnet50", "resnet18", "convnext_tiny", "vgg11", "densenet121")
+    ),
     "timm:regnety_016",
 ]
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -34,7 +37,9 @@ def built(name, dtype=torch.float32, memory_format=torch.contiguous_format):
 
 def images(size, dtype=torch.float32, memory_format=torch.contiguous_format):
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(1, 3, size, size, generator=generator).to(dtype=dtype, memory_format=memory_format)
+    return torch.randn(1, 3, size, size, generator=generator).to(
+        dtype=dtype, memory_format=memory_format
+    )
 
 
 def require_round_trip(network, x):
@@ -100,7 +105,9 @@ def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
     given = Arguments((x,), {}, "the images given")
 
     def share(made):
-        found = compare_networks(network, made, given, {name: (made.get_submodule(name), False)}, to_conv=True)
+        found = compare_networks(
+            network, made, given, {name: (made.get_submodule(name), False)}, to_conv=True
+        )
         return found.worst(exact=True).share
 
     assert share(copy.deepcopy(network)) <= 1
@@ -109,7 +116,10 @@ def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
 
 def test_a_fault_in_one_layer_fails_the_network(monkeypatch):
     torch.manual_seed(0)
-    network, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3)), torch.randn(2, 3, 9, 11)
+    network, x = (
+        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3)),
+        torch.randn(2, 3, 9, 11),
+    )
     made, _ = network_to_attention(network, images=x)
     kernel = HardHeads.kernel
     monkeypatch.setattr(HardHeads, "kernel", lambda *a: kernel(*a) * (1 - 1e-5))

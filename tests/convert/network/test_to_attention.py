@@ -27,14 +27,32 @@ from convattn.testing.budget import assert_within_budget, roundings
 
 PATHS = ("auto", "separable")
 NETWORKS = {
-    "1d": (nn.Sequential(nn.Conv1d(2, 6, 5, stride=2), nn.ReLU(), nn.Conv1d(6, 4, 3, groups=2)), (2, 23)),
+    "1d": (
+        nn.Sequential(nn.Conv1d(2, 6, 5, stride=2), nn.ReLU(), nn.Conv1d(6, 4, 3, groups=2)),
+        (2, 23),
+    ),
     "depthwise": (nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 12, 5, groups=6)), (3, 11, 13)),
-    "reflect": (nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"), nn.ReLU()), (3, 11, 13)),
-    "3d": (nn.Sequential(nn.Conv3d(2, 3, (1, 3, 2)), nn.BatchNorm3d(3), nn.Conv3d(3, 5, 1)), (2, 3, 5, 7)),
-    "transposed 1d": (nn.Sequential(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1), nn.Conv1d(3, 2, 1)), (2, 11)),
-    "transposed 2d": (nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2)), (4, 7, 9)),
+    "reflect": (
+        nn.Sequential(nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"), nn.ReLU()),
+        (3, 11, 13),
+    ),
+    "3d": (
+        nn.Sequential(nn.Conv3d(2, 3, (1, 3, 2)), nn.BatchNorm3d(3), nn.Conv3d(3, 5, 1)),
+        (2, 3, 5, 7),
+    ),
+    "transposed 1d": (
+        nn.Sequential(nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1), nn.Conv1d(3, 2, 1)),
+        (2, 11),
+    ),
+    "transposed 2d": (
+        nn.Sequential(nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2)),
+        (4, 7, 9),
+    ),
     "transposed 3d": (nn.ConvTranspose3d(2, 3, 2, stride=2), (2, 3, 4, 5)),
-    "same": (nn.Sequential(nn.Conv2d(3, 5, 3, padding="same", dilation=2), nn.Conv2d(5, 2, (1, 7))), (3, 9, 13)),
+    "same": (
+        nn.Sequential(nn.Conv2d(3, 5, 3, padding="same", dilation=2), nn.Conv2d(5, 2, (1, 7))),
+        (3, 9, 13),
+    ),
 }
 
 
@@ -46,9 +64,15 @@ def test_every_kind_of_convolution(network, shape, impl):
     assert not convolutions(made)
     assert len(certificate.layers) == len(convolutions(network))
     assert certificate.exact
-    assert {layer.path for layer in certificate.layers} == {"shift" if impl == "auto" else "separable"}
+    assert {layer.path for layer in certificate.layers} == {
+        "shift" if impl == "auto" else "separable"
+    }
     kinds = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
-    assert all(isinstance(module, kinds[len(shape) - 1]) for module in made.modules() if hasattr(module, "encoding"))
+    assert all(
+        isinstance(module, kinds[len(shape) - 1])
+        for module in made.modules()
+        if hasattr(module, "encoding")
+    )
 
 
 def test_a_module_in_several_places_stays_one_and_tied_weights_stay_tied():
@@ -81,7 +105,9 @@ def test_a_bias_tied_to_another_module_stays_tied():
 
 
 def test_mode_and_what_learns_are_kept():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+    )
     network[0].eval()
     network[0].weight.requires_grad_(False)
     network[2].bias.requires_grad_(False)
@@ -114,7 +140,9 @@ def test_hooks_are_kept_and_called_with_the_layer():
     network[0].register_full_backward_hook(lambda *_: seen.append("backward"))
     x = images(2, 3, 7, 9)
     made, certificate = converted(network, x)
-    assert certificate.layers[0].notes == ("its hooks were kept and are called with the attention layer",)
+    assert certificate.layers[0].notes == (
+        "its hooks were kept and are called with the attention layer",
+    )
     seen.clear()
     made(x.requires_grad_()).sum().backward()
     assert seen == ["RelativeAttention2d", "backward"]
@@ -161,7 +189,9 @@ def test_a_computed_weight_is_converted_as_it_is(wrap, how, training):
     made, certificate = network_to_attention(network, images=x)
     assert_unchanged(network, before)
     assert certificate.passed
-    assert certificate.layers[0].notes == (f"its weight is computed by {how}; its present value was converted",)
+    assert certificate.layers[0].notes == (
+        f"its weight is computed by {how}; its present value was converted",
+    )
     assert certificate.layers[1].notes == ()
     assert type(made[0]) is RelativeAttention2d
     assert made[0].training is training
@@ -188,7 +218,11 @@ def test_patterns_choose_modules():
     network = nn.Sequential(*network.values())
     x = images(1, 3, 9, 11)
     made, certificate = converted(network, x, include="1.*", exclude=["1.1"])
-    assert [type(m).__name__ for m in (made[0], made[1][0], made[1][1])] == ["Conv2d", "RelativeAttention2d", "Conv2d"]
+    assert [type(m).__name__ for m in (made[0], made[1][0], made[1][1])] == [
+        "Conv2d",
+        "RelativeAttention2d",
+        "Conv2d",
+    ]
     assert [(item.name, item.reason) for item in certificate.left_alone] == [
         ("0", "left out by include"),
         ("1.1", "left out by exclude"),
@@ -206,10 +240,15 @@ def test_a_converted_network_learns_as_the_convolutions_did():
     x = images(2, 3, 9, 11)
 
     def gradients(network, x):
-        weights = [network[i].values.weight if network is made else network[i].weight for i in (0, 2)]
+        weights = [
+            network[i].values.weight if network is made else network[i].weight for i in (0, 2)
+        ]
         return torch.autograd.grad(network(x).square().sum(), weights)
 
-    lows, highs = roundings(gradients, network, x), gradients(copy.deepcopy(network).double(), x.double())
+    lows, highs = (
+        roundings(gradients, network, x),
+        gradients(copy.deepcopy(network).double(), x.double()),
+    )
     for gradient, high, *several in zip(gradients(made, x), highs, *lows, strict=True):
         assert_within_budget(gradient, high, several, "gradient")
 
@@ -223,22 +262,37 @@ def test_wrong_arguments():
     for wrong in (x.numpy(), [x], DataLoader(TensorDataset(x))):
         kind = f"but is of type {type(wrong).__name__}$"
         with pytest.raises(
-            ArgumentError, match=f"images must be a tensor, a tuple of arguments or a mapping .*, {kind}"
+            ArgumentError,
+            match=f"images must be a tensor, a tuple of arguments or a mapping .*, {kind}",
         ):
             network_to_attention(network, images=wrong)
-    with pytest.raises(ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'):
+    with pytest.raises(
+        ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'
+    ):
         network_to_attention(network, content=True, impl="separable", images=x)
-    with pytest.raises(ArgumentError, match="content must be True, False or a Content, but is 'yes'"):
+    with pytest.raises(
+        ArgumentError, match="content must be True, False or a Content, but is 'yes'"
+    ):
         network_to_attention(network, content="yes", images=x)
-    with pytest.raises(UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"
+    ):
         network_to_attention(network, impl="separabel", images=x)
-    with pytest.raises(ArgumentError, match="sharpness must be a positive finite number, but is -1"):
+    with pytest.raises(
+        ArgumentError, match="sharpness must be a positive finite number, but is -1"
+    ):
         network_to_attention(network, sharpness=-1, images=x)
-    with pytest.raises(ArgumentError, match="exclude must be a name pattern or a sequence of them, but is 3"):
+    with pytest.raises(
+        ArgumentError, match="exclude must be a name pattern or a sequence of them, but is 3"
+    ):
         network_to_attention(network, exclude=3, images=x)
-    with pytest.raises(ArgumentError, match="images must fit the network, but on the images given it raised"):
+    with pytest.raises(
+        ArgumentError, match="images must fit the network, but on the images given it raised"
+    ):
         network_to_attention(network, images=images(1, 5, 7, 9))
-    with pytest.raises(ConversionError, match="no convolution to convert in Linear: none of its modules is one"):
+    with pytest.raises(
+        ConversionError, match="no convolution to convert in Linear: none of its modules is one"
+    ):
         network_to_attention(nn.Linear(2, 3), images=x)
     assert_unchanged(network, before)
 
@@ -249,7 +303,10 @@ def test_a_convolution_that_is_the_network_shares_nothing():
     assert certificate.layers[0].notes == ()
     layer.register_forward_hook(lambda *_: None)
     _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
-    assert "hooks were kept and are called with the attention layer (the network itself)" in certificate.summary()
+    assert (
+        "hooks were kept and are called with the attention layer (the network itself)"
+        in certificate.summary()
+    )
 
 
 def test_a_network_whose_convolutions_are_all_left_out():
@@ -257,7 +314,9 @@ def test_a_network_whose_convolutions_are_all_left_out():
     message = "in Sequential: include and exclude leave out all of them (0, 1, 2 and 2 more)"
     with pytest.raises(ConversionError, match=re.escape(message)):
         network_to_attention(network, exclude="*", images=x)
-    with pytest.raises(ConversionError, match=r"in Conv2d: .* leave out all of them \(the network itself\)"):
+    with pytest.raises(
+        ConversionError, match=r"in Conv2d: .* leave out all of them \(the network itself\)"
+    ):
         network_to_attention(network[0], exclude="*", images=x)
 
 
@@ -265,7 +324,9 @@ def test_a_network_whose_convolutions_are_all_left_out():
 def test_a_network_that_is_attention_already(number, told):
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(number))), images(1, 3, 7, 9)
     made, _ = network_to_attention(network, images=x)
-    message = f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) converts back"
+    message = (
+        f"in Sequential: {told} attention already; `network_to_conv` (`--to conv`) converts back"
+    )
     for include in (None, "0"):
         with pytest.raises(ConversionError, match=re.escape(message)):
             network_to_attention(made, include=include, images=x)

@@ -48,7 +48,9 @@ def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
     made, certificate = attempt(network, images(2, 3, 7, 9))
     assert certificate.passed
     assert type(made.layer) is RelativeAttention2d
-    assert certificate.rounding < 1e-5 * certificate.largest  # runs that had seen each other would differ by ones
+    assert (
+        certificate.rounding < 1e-5 * certificate.largest
+    )  # runs that had seen each other would differ by ones
     assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
 
 
@@ -69,7 +71,8 @@ def test_a_change_that_attention_does_not_take_fails():
 
 
 TOO_FAR = (
-    "the network as a whole: rounding, random numbers or state kept between runs change its outputs too much to compare"
+    "the network as a whole: rounding, random numbers or state kept between runs "
+    "change its outputs too much to compare"
 )
 
 
@@ -96,14 +99,24 @@ def test_a_network_that_looks_at_its_layers_is_refused():
 
 
 @pytest.mark.parametrize(
-    "network", [Listed(nn.Conv2d(4, 5, 1), conv()), Borrowing(conv())], ids=lambda network: type(network).__name__
+    "network",
+    [Listed(nn.Conv2d(4, 5, 1), conv()), Borrowing(conv())],
+    ids=lambda network: type(network).__name__,
 )
 def test_convolutions_that_are_no_modules_of_the_network_are_named(network):
     _, certificate = attempt(network, images(2, 3, 7, 9))
     assert certificate.passed
-    assert [(item.name, item.kind) for item in certificate.left_alone] == [("", type(network).__name__)]
-    assert "calls aten::convolution as a function, which is not converted" in certificate.left_alone[0].reason
-    assert f"  left alone      the network itself ({type(network).__name__}): it calls aten::" in certificate.summary()
+    assert [(item.name, item.kind) for item in certificate.left_alone] == [
+        ("", type(network).__name__)
+    ]
+    assert (
+        "calls aten::convolution as a function, which is not converted"
+        in certificate.left_alone[0].reason
+    )
+    assert (
+        f"  left alone      the network itself ({type(network).__name__}): it calls aten::"
+        in certificate.summary()
+    )
 
 
 def test_a_convolution_out_of_other_operations_is_not_seen():
@@ -120,7 +133,8 @@ def test_a_network_of_functions_only_is_refused():
             return nn.functional.conv2d(x, torch.ones(2, 3, 3, 3))
 
     with pytest.raises(
-        ConversionError, match=r"no convolution to convert in Only: none of its modules is one, and those called as fu"
+        ConversionError,
+        match=r"no convolution to convert in Only: none of its modules is one, and those called as fu",
     ):
         attempt(Only(), images(2, 3, 7, 9))
 
@@ -147,7 +161,10 @@ def test_wrappers_for_several_devices(tmp_path):
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         network = DistributedDataParallel(nn.Sequential(conv()))
-        with pytest.raises(UnsupportedModelError, match=r"itself .DistributedDataParallel.: .* convert its `module`"):
+        with pytest.raises(
+            UnsupportedModelError,
+            match=r"itself .DistributedDataParallel.: .* convert its `module`",
+        ):
             attempt(network, images(2, 3, 7, 9))
     finally:
         torch.distributed.destroy_process_group()
@@ -163,7 +180,9 @@ def test_half_precision_is_measured_against_float64(dtype):
 
 
 @pytest.mark.parametrize(
-    "x", [images(2, 3, 7, 9) * torch.nan, (images(2, 3, 7, 9) * 60000).half()], ids=["nan", "overflow"]
+    "x",
+    [images(2, 3, 7, 9) * torch.nan, (images(2, 3, 7, 9) * 60000).half()],
+    ids=["nan", "overflow"],
 )
 def test_results_that_are_not_finite_are_not_passed(x):
     _, certificate = attempt(nn.Sequential(conv().to(x.dtype)), x)
@@ -172,7 +191,9 @@ def test_results_that_are_not_finite_are_not_passed(x):
 
 
 def test_nothing_learns_where_nothing_did():
-    made, certificate = attempt(nn.Sequential(conv()).requires_grad_(False), images(2, 3, 7, 9).requires_grad_())
+    made, certificate = attempt(
+        nn.Sequential(conv()).requires_grad_(False), images(2, 3, 7, 9).requires_grad_()
+    )
     assert certificate.passed
     assert not any(parameter.requires_grad for parameter in made.parameters())
 
@@ -181,11 +202,23 @@ def test_nothing_learns_where_nothing_did():
     ("x", "message"),
     [
         (images(0, 3, 7, 9), r"images must be a batch of at least one, but is \(\(0, 3, 7, 9\),\)"),
-        (images(1, 3, 7, 9, dtype=torch.float64), r"on the images given it raised RuntimeError: Input type \(double\)"),
-        (torch.ones(1, 3, 7, 9, dtype=torch.long), r"on the images given it raised RuntimeError: Input type \(long"),
-        (torch.ones(1, 3, 7, 9, device="meta"), "images must be tensors with values, but one is on the meta device"),
+        (
+            images(1, 3, 7, 9, dtype=torch.float64),
+            r"on the images given it raised RuntimeError: Input type \(double\)",
+        ),
+        (
+            torch.ones(1, 3, 7, 9, dtype=torch.long),
+            r"on the images given it raised RuntimeError: Input type \(long",
+        ),
+        (
+            torch.ones(1, 3, 7, 9, device="meta"),
+            "images must be tensors with values, but one is on the meta device",
+        ),
         ((images(1, 3, 7, 9), 3), "on the images given it raised TypeError"),
-        ({"y": images(1, 3, 7, 9)}, "on the arguments given it raised TypeError: .* unexpected keyword argument 'y'"),
+        (
+            {"y": images(1, 3, 7, 9)},
+            "on the arguments given it raised TypeError: .* unexpected keyword argument 'y'",
+        ),
     ],
 )
 def test_images_that_the_network_does_not_take(x, message):
@@ -194,7 +227,10 @@ def test_images_that_the_network_does_not_take(x, message):
 
 
 def test_autocast_around_a_conversion_changes_nothing():
-    network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)), torch.randn(2, 3, 7, 9)
+    network, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)),
+        torch.randn(2, 3, 7, 9),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         made, certificate = network_to_attention(network, images=x)
         assert network_to_conv(made, images=x)[1].passed
@@ -225,7 +261,10 @@ def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
     def call(layer, x):
         return torch.stack([layer(input=image) for image in x])
 
-    conv, x = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](3, 4, 3, padding=1), images(2, 3, *(7, 8, 5)[:dims])
+    conv, x = (
+        (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](3, 4, 3, padding=1),
+        images(2, 3, *(7, 8, 5)[:dims]),
+    )
     made, there = network_to_attention(Called(conv, call), images=x)
     again, back = network_to_conv(made, images=x)
     assert there.passed
@@ -237,8 +276,12 @@ def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
 
 
 def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion():
-    net = Called(nn.ConvTranspose2d(3, 4, 3, stride=2), lambda layer, x: layer(x, output_size=(16, 18)))
-    with pytest.raises(ConversionError, match=r"the converted network does not run: .*unexpected keyword argument"):
+    net = Called(
+        nn.ConvTranspose2d(3, 4, 3, stride=2), lambda layer, x: layer(x, output_size=(16, 18))
+    )
+    with pytest.raises(
+        ConversionError, match=r"the converted network does not run: .*unexpected keyword argument"
+    ):
         network_to_attention(net, images=images(2, 3, 7, 8))
 
 
@@ -253,7 +296,9 @@ def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):
 
     monkeypatch.setattr(module, "_build_plain", misread)
     torch.manual_seed(0)
-    _, certificate = network_to_attention(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images=images(2, 3, 7, 8))
+    _, certificate = network_to_attention(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images=images(2, 3, 7, 8)
+    )
     assert not certificate.passed
     told = "the network as a whole: with its convolutions as they were read, it computes something else"
     assert told in certificate.not_covered

@@ -90,35 +90,62 @@ def padded_otherwise():
 
 
 REFUSED = {
-    "padding": (padded_otherwise(), "its padding was changed after it was made, and torch still pads as before"),
+    "padding": (
+        padded_otherwise(),
+        "its padding was changed after it was made, and torch still pads as before",
+    ),
     "override": (
         Doubled(3, 4, 3),
         r"\(Doubled\): .*network_cases\.Doubled is a subclass of Conv2d that defines forward",
     ),
-    "inside": (DoubledInside(3, 4, 3), r"DoubledInside is a subclass of Conv2d that defines _conv_forward"),
+    "inside": (
+        DoubledInside(3, 4, 3),
+        r"DoubledInside is a subclass of Conv2d that defines _conv_forward",
+    ),
     "property": (Computed(3, 4, 3), r"Computed is a subclass of Conv2d that defines __getattr__"),
     "more": (Scaled(3, 4, 3), "it holds more than a weight and a bias: scale"),
     "instance": (replaced_on_the_instance(), "its method forward was replaced on the instance"),
     "lazy": (nn.LazyConv2d(4, 3), "it is lazy and not initialised; run the network once first"),
-    "lazy norm": (nn.LazyBatchNorm2d(), "it is lazy and not initialised; run the network once first"),
-    "nan": (with_weight(not_a_number), "its weight must be finite, but holds 1 NaN or infinite number"),
+    "lazy norm": (
+        nn.LazyBatchNorm2d(),
+        "it is lazy and not initialised; run the network once first",
+    ),
+    "nan": (
+        with_weight(not_a_number),
+        "its weight must be finite, but holds 1 NaN or infinite number",
+    ),
     "complex": (
         nn.Conv2d(3, 4, 3, dtype=torch.complex64),
         r"its weight must be float16, bfloat16, float32 or float64, but is torch\.c",
     ),
-    "infinite": (with_weight(infinite), "its weight must be finite, but holds 1 NaN or infinite number"),
-    "float8": (nn.Conv2d(3, 4, 3).to(torch.float8_e4m3fn), r"its weight must be float16, .*, but is torch\.float8"),
+    "infinite": (
+        with_weight(infinite),
+        "its weight must be finite, but holds 1 NaN or infinite number",
+    ),
+    "float8": (
+        nn.Conv2d(3, 4, 3).to(torch.float8_e4m3fn),
+        r"its weight must be float16, .*, but is torch\.float8",
+    ),
     "empty": (without_channels(), "it has no channels"),
     "tensor": (with_a_tensor_of_a_subclass(), r"its weight is a .*Marked, not a plain tensor"),
     "scripted": (scripted(), "it is compiled by TorchScript"),
-    "meta elsewhere": (nn.BatchNorm2d(4, device="meta"), "its weight is on the meta device and has no values"),
+    "meta elsewhere": (
+        nn.BatchNorm2d(4, device="meta"),
+        "its weight is on the meta device and has no values",
+    ),
     "integers": (
         with_weight(integers),
         r"its weight must be float16, bfloat16, float32 or float64, but is torch\.int8",
     ),
-    "buffer": (held_as("weight", nn.Module.register_buffer), "its weight is not a parameter; make it one first"),
+    "buffer": (
+        held_as("weight", nn.Module.register_buffer),
+        "its weight is not a parameter; make it one first",
+    ),
     "attribute": (held_as("weight", setattr), "its weight is not a parameter; make it one first"),
-    "bias as a buffer": (held_as("bias", nn.Module.register_buffer), "its bias is not a parameter; make it one first"),
+    "bias as a buffer": (
+        held_as("bias", nn.Module.register_buffer),
+        "its bias is not a parameter; make it one first",
+    ),
     "another size": (
         with_weight(of_another_size),
         r"its weight must have shape \(4, 3, 3, 3\) to fit its arguments, but has shape \(4, 3, 5, 5\)",
@@ -141,7 +168,9 @@ def test_all_refused_modules_are_named_at_once():
     with pytest.raises(UnsupportedModelError) as caught:
         network_to_attention(network, images=images(1, 3, 9, 11))
     lines = str(caught.value).splitlines()
-    assert lines[0] == ("cannot convert 2 modules of Sequential; leave them out with `exclude`, or replace them:")
+    assert lines[0] == (
+        "cannot convert 2 modules of Sequential; leave them out with `exclude`, or replace them:"
+    )
     assert [re.match(r"  (\S+) \((\w+)\): ", line).groups() for line in lines[1:]] == [
         ("1", "Doubled"),
         ("3", "Scaled"),
@@ -168,7 +197,9 @@ def test_a_parametrisation_that_is_not_torchs_own_is_converted_by_what_it_comput
     made, certificate = network_to_attention(network, images=x)
     assert certificate.passed
     assert torch.equal(made[0].weight, network[0].weight)
-    assert certificate.layers[0].notes == ("its weight is computed by Symmetric; its present value was converted",)
+    assert certificate.layers[0].notes == (
+        "its weight is computed by Symmetric; its present value was converted",
+    )
 
 
 def test_the_step_of_a_spectral_norm_in_training_is_not_taken():
@@ -195,24 +226,35 @@ def made_for_quantising(network, _):
 @pytest.mark.parametrize("quantise", [statically_quantised, made_for_quantising])
 def test_quantised_convolutions_are_refused(quantise):
     x = images(1, 3, 7, 9)
-    network = quantise(nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3), quantization.DeQuantStub()), x)
+    network = quantise(
+        nn.Sequential(quantization.QuantStub(), nn.Conv2d(3, 4, 3), quantization.DeQuantStub()), x
+    )
     with (
         unchanged(network, x),
-        pytest.raises(UnsupportedModelError, match=r"1 \(Conv2d\): it is quantised; convert the network before quanti"),
+        pytest.raises(
+            UnsupportedModelError,
+            match=r"1 \(Conv2d\): it is quantised; convert the network before quanti",
+        ),
     ):
         network_to_attention(network, images=x)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_quantised_layers_beside_convolutions_stay():
-    network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(140, 3)), images(1, 3, 7, 9)
+    network, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(140, 3)),
+        images(1, 3, 7, 9),
+    )
     network = quantization.quantize_dynamic(network, {nn.Linear})
     with unchanged(network, x):
         made, certificate = network_to_attention(network, images=x)
     assert certificate.passed
     assert type(made[2]) is type(network[2])
     assert certificate.reference == "float32"
-    assert any(item.startswith("float64: the network does not run in it") for item in certificate.not_covered)
+    assert any(
+        item.startswith("float64: the network does not run in it")
+        for item in certificate.not_covered
+    )
 
 
 def test_compiled_networks_are_refused():
@@ -236,7 +278,9 @@ def test_networks_compiled_in_place_are_converted():
 def test_a_network_that_cannot_be_copied_is_refused():
     network = nn.Sequential(nn.Conv2d(3, 4, 3))
     network.lock = threading.Lock()
-    with pytest.raises(UnsupportedModelError, match=r"cannot copy Sequential: cannot pickle '_thread\.lock' object"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot copy Sequential: cannot pickle '_thread\.lock' object"
+    ):
         network_to_attention(network, images=images(1, 3, 7, 9))
 
 
@@ -249,7 +293,10 @@ def test_a_network_that_asks_for_more_than_a_weight_is_refused():
         def forward(self, x):
             return self.conv(x) * self.conv.output_padding[0]
 
-    with pytest.raises(ConversionError, match=r"the converted network does not run: AttributeError: .*output_padding"):
+    with pytest.raises(
+        ConversionError,
+        match=r"the converted network does not run: AttributeError: .*output_padding",
+    ):
         network_to_attention(Asks(), images=images(1, 3, 7, 9))
 
 
@@ -260,7 +307,10 @@ def test_a_network_may_ask_for_the_weight():
             self.conv = nn.Conv2d(3, 4, (2, 3))
 
         def forward(self, x):
-            return self.conv(x.to(self.conv.weight.dtype)) * self.conv.weight.sum((1, 2, 3))[:, None, None]
+            return (
+                self.conv(x.to(self.conv.weight.dtype))
+                * self.conv.weight.sum((1, 2, 3))[:, None, None]
+            )
 
     network = Asks()
     made, certificate = network_to_attention(network, images=images(1, 3, 7, 9))

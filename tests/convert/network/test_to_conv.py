@@ -30,7 +30,8 @@ def network():
         nn.ReLU(),
         shared,
         nn.Sequential(
-            hard(nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2)), with_statistics(nn.BatchNorm2d(4, affine=False))
+            hard(nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2)),
+            with_statistics(nn.BatchNorm2d(4, affine=False)),
         ),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
@@ -93,13 +94,18 @@ def soft_network(**options):
 @pytest.mark.parametrize("encoding", ["quadratic", "learned_axial", "sinusoidal", "distance"])
 def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     model, x = soft_network(encoding=encoding), images(6, 3, 16, 16)
-    made, record = network_to_conv(model, images=x, labels=torch.zeros(6, dtype=torch.long), padding_mode="replicate")
+    made, record = network_to_conv(
+        model, images=x, labels=torch.zeros(6, dtype=torch.long), padding_mode="replicate"
+    )
     assert record.verdict in ("close", "different")
     assert not record.exact
     assert record.source == record.result == "convattn.models.attention_net.AttentionNet"
     assert [layer.name for layer in record.layers] == ["blocks.0.mixer", "blocks.1.mixer"]
     assert any("images of other sizes than 8 x 8" in note for note in record.layers[0].notes)
-    assert record.measured_error == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
+    assert (
+        record.measured_error
+        == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
+    )
     net = ConvNet.of(made)
     save_network(net, tmp_path)
     loaded = load_network(tmp_path)
@@ -107,10 +113,18 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     assert_within_budget(loaded(x), hi, roundings(call, made, x))
 
 
-@pytest.mark.parametrize("labels", [[0, 1], torch.tensor(1), torch.zeros(2, 1).long(), torch.zeros(2)], ids=str)
+@pytest.mark.parametrize(
+    "labels", [[0, 1], torch.tensor(1), torch.zeros(2, 1).long(), torch.zeros(2)], ids=str
+)
 def test_labels_must_be_one_whole_number_per_image(labels, without_type_checks):
-    with pytest.raises(ArgumentError, match=r"labels must be a tensor of whole numbers, one per image, but "):
-        network_to_conv(AttentionNet(width=8, depth=1, heads=4, ffn=8), images=torch.randn(2, 3, 8, 8), labels=labels)
+    with pytest.raises(
+        ArgumentError, match=r"labels must be a tensor of whole numbers, one per image, but "
+    ):
+        network_to_conv(
+            AttentionNet(width=8, depth=1, heads=4, ffn=8),
+            images=torch.randn(2, 3, 8, 8),
+            labels=labels,
+        )
 
 
 class ByRow(nn.Module):
@@ -157,7 +171,9 @@ def test_changed_classes_and_labels_met_are_counted():
 def test_a_window_of_the_whole_grid_is_nearer_end_to_end_than_a_pixel():
     model, x = soft_network(), images(6, 3, 16, 16)
     options = {"images": x, "padding_mode": "replicate"}
-    pixel, grid = (network_to_conv(model, kernel_size=k, **options)[1].measured_error for k in (1, 15))
+    pixel, grid = (
+        network_to_conv(model, kernel_size=k, **options)[1].measured_error for k in (1, 15)
+    )
     assert grid < pixel
 
 
@@ -256,12 +272,18 @@ def test_numbers_that_are_not_finite_do_not_pass():
         ({"exclude": ["*", "no-such-layer"]}, "exclude must be .*, but is 'no-such-layer'"),
         ({"padding_mode": "mirror"}, "unknown padding_mode 'mirror'. Known: circular"),
         ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),
-        ({"labels": torch.zeros(2, dtype=torch.long)}, "labels must be one per image, but there are 2 labels and no"),
+        (
+            {"labels": torch.zeros(2, dtype=torch.long)},
+            "labels must be one per image, but there are 2 labels and no",
+        ),
         (
             {"labels": torch.zeros(2, dtype=torch.long), "images": torch.zeros(1, 3, 5, 5)},
             "there are 2 labels and there are 1 images",
         ),
-        ({"images": torch.zeros(1, 3, 5, 5, device="meta")}, "images must be on the network's device cpu, but is"),
+        (
+            {"images": torch.zeros(1, 3, 5, 5, device="meta")},
+            "images must be on the network's device cpu, but is",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -283,7 +305,9 @@ def test_hostile_arguments_are_refused(options, message):
             r"no layer could be converted \(0 \(RelativeAttention2d\): .*depend on content",
         ),
         (  # each reason once
-            nn.Sequential(*(RelativeAttention2d(3, 3, 4, "quadratic", content=True) for _ in range(2))),
+            nn.Sequential(
+                *(RelativeAttention2d(3, 3, 4, "quadratic", content=True) for _ in range(2))
+            ),
             r"no layer could be converted \(0, 1 \(RelativeAttention2d\): [^;]*depend on content[^;]*\)$",
         ),
     ],

@@ -4,7 +4,14 @@ import threading
 
 import pytest
 import torch
-from tests.convert.network.hostile_cases import Counting, Drawing, Listed, Overwriting, Remembering, Whole
+from tests.convert.network.hostile_cases import (
+    Counting,
+    Drawing,
+    Listed,
+    Overwriting,
+    Remembering,
+    Whole,
+)
 from tests.convert.network.network_cases import images, unchanged
 from torch import nn
 
@@ -39,12 +46,24 @@ class Asking(Whole):
 
 
 REFUSED = {
-    "content": (lambda: RelativeAttention2d(3, 4, 4, "quadratic", content=True), "its scores depend on content"),
-    "gate": (lambda: GatedRelativeAttention2d(3, 4, 4, "quadratic"), "its gate is open: head 0 gives"),
+    "content": (
+        lambda: RelativeAttention2d(3, 4, 4, "quadratic", content=True),
+        "its scores depend on content",
+    ),
+    "gate": (
+        lambda: GatedRelativeAttention2d(3, 4, 4, "quadratic"),
+        "its gate is open: head 0 gives",
+    ),
     "nan": (not_a_number, r"its values\.weight must be finite, but holds 1 NaN or infinite number"),
     "meta": (lambda: hard().to("meta"), "is on the meta device and has no values"),
-    "complex": (lambda: hard().to(torch.complex64), r"must be float16, .* or float64, but is torch\.complex64"),
-    "float8": (lambda: hard().to(torch.float8_e4m3fn), r"must be float16, .* or float64, but is torch\.float8_e4m3fn"),
+    "complex": (
+        lambda: hard().to(torch.complex64),
+        r"must be float16, .* or float64, but is torch\.complex64",
+    ),
+    "float8": (
+        lambda: hard().to(torch.float8_e4m3fn),
+        r"must be float16, .* or float64, but is torch\.float8_e4m3fn",
+    ),
     "kind": (
         lambda: nn.Sequential(hard()),
         "cannot convert Sequential to a convolution: supported layers are Relative",
@@ -63,7 +82,9 @@ def test_layers_that_are_refused(make, message):
     network = nn.Sequential(layer)
     with (
         unchanged(network),
-        pytest.raises(ConversionError, match=rf"no layer could be converted .0 \(\w+\): .*{message}"),
+        pytest.raises(
+            ConversionError, match=rf"no layer could be converted .0 \(\w+\): .*{message}"
+        ),
     ):
         network_to_conv(network)
 
@@ -87,7 +108,10 @@ def test_what_does_not_run_in_float64_is_held_against_itself():
     assert certificate.passed
     assert certificate.reference == "float32"
     assert certificate.measured_error <= certificate.rounding > 0
-    assert any("float64: the network does not run in it (ArgumentError: " in item for item in certificate.not_covered)
+    assert any(
+        "float64: the network does not run in it (ArgumentError: " in item
+        for item in certificate.not_covered
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +123,12 @@ def test_what_does_not_run_in_float64_is_held_against_itself():
             ConversionError,
             "the converted network does not run: AttributeError",
         ),
-        (with_a_lock, images(2, 3, 7, 9), UnsupportedModelError, "cannot copy Sequential: cannot pickle"),
+        (
+            with_a_lock,
+            images(2, 3, 7, 9),
+            UnsupportedModelError,
+            "cannot copy Sequential: cannot pickle",
+        ),
         (
             lambda: torch.compile(nn.Sequential(hard())),
             images(2, 3, 7, 9),
@@ -118,7 +147,12 @@ def test_what_does_not_run_in_float64_is_held_against_itself():
             UnsupportedModelError,
             r"cannot convert Sequential: its 1\.weight is on the meta device and has no values",
         ),
-        (lambda: Whole(hard()), images(0, 3, 7, 9), ArgumentError, "images must be a batch of at least one"),
+        (
+            lambda: Whole(hard()),
+            images(0, 3, 7, 9),
+            ArgumentError,
+            "images must be a batch of at least one",
+        ),
         (
             lambda: Whole(hard()),
             images(2, 3, 7, 9, dtype=torch.float64),
@@ -140,30 +174,60 @@ def test_arguments_of_other_kinds():
     conv, _ = network_to_conv(attention)
     x = images(6, 3, 7, 9)
     with unchanged(attention, conv, x):
-        with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type tuple$"):
+        with pytest.raises(
+            ArgumentError, match=r"model must be an nn\.Module, but is of type tuple$"
+        ):
             network_to_conv((attention, 3))
-        with pytest.raises(UnsupportedModelError, match="cannot convert int to a convolution: supported layers are"):
+        with pytest.raises(
+            UnsupportedModelError, match="cannot convert int to a convolution: supported layers are"
+        ):
             attention_to_conv(3)
         with pytest.raises(ArgumentError, match="images must be a tensor, but is of type str"):
             network_to_conv(attention, images="dog")
-        with pytest.raises(ArgumentError, match=r"conv_model must be an nn\.Module, but is of type int"):
+        with pytest.raises(
+            ArgumentError, match=r"conv_model must be an nn\.Module, but is of type int"
+        ):
             refine(3, attention, x)
-        with pytest.raises(ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"):
+        with pytest.raises(
+            ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"
+        ):
             refine(conv, None, x)
         with pytest.raises(ArgumentError, match="images must be a tensor, but is of type NoneType"):
             refine(conv, attention, None)
-        with pytest.raises(ArgumentError, match="ridge must be a positive finite number, but is 'much'"):
+        with pytest.raises(
+            ArgumentError, match="ridge must be a positive finite number, but is 'much'"
+        ):
             refine(conv, attention, x, ridge="much")
 
 
 @pytest.mark.parametrize(
     ("conv", "attention", "x", "message"),
     [
-        (None, None, images(6, 3, 7, 9).to("meta"), "images must have values, but they are on the meta device"),
-        (None, None, images(6, 3, 7, 9, dtype=torch.float64), "images must fit both networks, but one of them raised"),
+        (
+            None,
+            None,
+            images(6, 3, 7, 9).to("meta"),
+            "images must have values, but they are on the meta device",
+        ),
+        (
+            None,
+            None,
+            images(6, 3, 7, 9, dtype=torch.float64),
+            "images must fit both networks, but one of them raised",
+        ),
         (None, None, images(6, 3, 2, 2), "images must fit both networks, but one of them raised"),
-        (None, None, images(6, 3, 7, 9) * torch.inf, "images must give finite outputs in both networks, but"),
-        (None, lambda: Whole(not_a_number()), images(6, 3, 7, 9), "images must give finite outputs in both networks"),
+        (
+            None,
+            None,
+            images(6, 3, 7, 9) * torch.inf,
+            "images must give finite outputs in both networks, but",
+        ),
+        (
+            None,
+            lambda: Whole(not_a_number()),
+            images(6, 3, 7, 9),
+            "images must give finite outputs in both networks",
+        ),
         (
             lambda: Whole(nn.Conv2d(3, 4, 3, device="meta")),
             None,

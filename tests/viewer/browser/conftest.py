@@ -35,7 +35,9 @@ NEAR = {"127.0.0.1", "localhost", "[::1]", "::1"}
 @pytest.fixture(scope="session")
 def browser():
     """A browser that a user would have; if there is none that starts, its tests are left out, but for CI."""
-    found = subprocess.run([ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=_environment())
+    found = subprocess.run(
+        [ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=_environment()
+    )
     if found.returncode:
         do_without(found.stderr.strip())
     with sync_playwright() as playwright:
@@ -89,7 +91,9 @@ class Watched:
                 self.errors.append(Complaint(message.text, message.location["url"]))
 
         page.on("console", note)
-        page.on("pageerror", lambda error: self.errors.append(Complaint(f"{error}\n{error.stack}", "")))
+        page.on(
+            "pageerror", lambda error: self.errors.append(Complaint(f"{error}\n{error.stack}", ""))
+        )
 
 
 def is_outside(url):

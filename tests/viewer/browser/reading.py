@@ -45,7 +45,9 @@ def map_of(page):
 def cell(layer, query):
     """Returns the cell of a layer that is nearest to a pixel."""
     place, found = layer["place"], []
-    for at, first, step, cells in zip(query, place["first"], place["step"], layer["grid"], strict=True):
+    for at, first, step, cells in zip(
+        query, place["first"], place["step"], layer["grid"], strict=True
+    ):
         found.append(min(max(math.floor((at - first) / step + 0.5), 0), cells - 1))
     return tuple(found)
 
@@ -56,14 +58,20 @@ def own_weights(shown, layer, head, query):
     row, col = cell(described, query)
     module = shown.exhibits[0].network.get_submodule(described["name"])
     with torch.no_grad():
-        hi, lows = references(lambda layer: layer.attention(tuple(described["grid"]))[head, row, col], module)
+        hi, lows = references(
+            lambda layer: layer.attention(tuple(described["grid"]))[head, row, col], module
+        )
     return hi, budget(hi, lows)
 
 
 def read_weights(shown, image, layer, head, query):
     """Returns the weights of the second network at a pixel, and how far bytes may be from them: half a level."""
     exhibit, found = shown.exhibits[1], []
-    watch(exhibit.network, exhibit.images[image : image + 1], lambda call: found.append(call.weights[0, 0].double()))
+    watch(
+        exhibit.network,
+        exhibit.images[image : image + 1],
+        lambda call: found.append(call.weights[0, 0].double()),
+    )
     row, col = cell(shown.header["networks"][1]["layers"][layer], query)
     line = found[layer][head, 1 + 8 * row + col]
     return line[1:].view(8, 8), float(line.max()) / 510 + torch.finfo(torch.float32).eps
@@ -77,5 +85,7 @@ def expect_map(page, expected, allowed):
         error = float((found - expected).abs().max()) if found.shape == expected.shape else math.inf
         if error <= allowed:
             return
-        assert time.monotonic() < end, f"off by {error:.3g}, allowed {allowed:.3g}; {found.shape} {expected.shape}"
+        assert time.monotonic() < end, (
+            f"off by {error:.3g}, allowed {allowed:.3g}; {found.shape} {expected.shape}"
+        )
         page.wait_for_timeout(50)

@@ -74,12 +74,20 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
-@pytest.mark.parametrize("key", ["Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"])
+@pytest.mark.parametrize(
+    "key", ["Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"]
+)
 def test_keys_of_the_browser_are_left_to_it(opened, folder_page, key):
     """Alt and an arrow go back."""
     page = opened(f"{folder_page}#view=explore")
-    page.evaluate("addEventListener('keydown', (event) => { left = !event.defaultPrevented; event.preventDefault(); })")
-    for place in (page.get_by_test_id("picture"), page.get_by_test_id("handle"), page.locator("button.map").first):
+    page.evaluate(
+        "addEventListener('keydown', (event) => { left = !event.defaultPrevented; event.preventDefault(); })"
+    )
+    for place in (
+        page.get_by_test_id("picture"),
+        page.get_by_test_id("handle"),
+        page.locator("button.map").first,
+    ):
         before = query_of(page), page.get_by_test_id("sentence").text_content()
         place.press(key)
         assert page.evaluate("left")
@@ -141,18 +149,26 @@ def test_the_theme_is_the_systems(opened, folder_page, dark):
     for night in (dark, not dark):
         page.emulate_media(color_scheme="dark" if night else "light")
         assert page.evaluate(paper).strip() == ("#141619" if night else "#ffffff")
-        colour = "18,22,38,255" if night else "250,250,240,255"  # it is drawn again in the next frame
-        page.wait_for_function(f"canvas => ({weak})(canvas).join() === '{colour}'", arg=ramp.first.element_handle())
+        colour = (
+            "18,22,38,255" if night else "250,250,240,255"
+        )  # it is drawn again in the next frame
+        page.wait_for_function(
+            f"canvas => ({weak})(canvas).join() === '{colour}'", arg=ramp.first.element_handle()
+        )
 
 
 def test_it_fits_a_phone(opened, folder_page):
-    page = opened(f"{folder_page}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
+    page = opened(
+        f"{folder_page}#view=explore", width=360, height=740, has_touch=True, is_mobile=True
+    )
     expect(page.locator("button.map").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate(
         "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
     )
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360, "three networks side by side"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360, (
+        "three networks side by side"
+    )
     page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
     choose(page, 4, 7)
 
@@ -205,7 +221,9 @@ def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, folder_page, t
     small = page.locator("button.map").first
     expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(small).to_have_attribute("aria-label", "Head 1 of layer 1 has no map of this query and image")
+    expect(small).to_have_attribute(
+        "aria-label", "Head 1 of layer 1 has no map of this query and image"
+    )
 
 
 def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
@@ -245,9 +263,13 @@ def test_a_link_says_what_it_leaves_out(opened, folder_page):
     link.click()
     expect(said).to_have_text("The link to this view is on the clipboard.")
     page.get_by_test_id("handle").press("ArrowRight")
-    expect(page.get_by_role("button", name="Put heads back")).to_be_visible()  # it moves what is below it
+    expect(
+        page.get_by_role("button", name="Put heads back")
+    ).to_be_visible()  # it moves what is below it
     link.click()
-    expect(said).to_have_text("The link to this view is on the clipboard, without own images and moved heads.")
+    expect(said).to_have_text(
+        "The link to this view is on the clipboard, without own images and moved heads."
+    )
 
 
 def test_a_page_that_may_not_copy_says_where_the_link_is(opened, folder_page):
@@ -274,14 +296,18 @@ def test_a_server_that_is_busy_leaves_no_blank_page(opened, server_page):
     page = opened("about:blank")
     page.route("**/scene", lambda route: route.fulfill(status=503, body="Service Unavailable"))
     page.goto(server_page)
-    expect(page.locator("#convattn")).to_have_text("This page cannot be shown: its server answers 503, try again later")
+    expect(page.locator("#convattn")).to_have_text(
+        "This page cannot be shown: its server answers 503, try again later"
+    )
     assert opened.watched.errors
     opened.watched.errors.clear()
 
 
 def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
     text = html.escape(page_html("A page", scene=shown.scene.to_bytes()))
-    (tmp_path / "frame.html").write_text(f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>')
+    (tmp_path / "frame.html").write_text(
+        f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>'
+    )
     frame = opened((tmp_path / "frame.html").as_uri()).frame_locator("iframe")
     expect(frame.get_by_role("button", name="Save map as PNG")).to_be_visible()
     expect(frame.get_by_role("button", name="Copy link")).to_have_count(0)

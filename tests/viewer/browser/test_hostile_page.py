@@ -19,8 +19,19 @@ def exhibit():
     images = torch.rand(2, 3, 8, 8)
     images[0, 0, 0, 0] = 3
     classes = tuple(f"{number}{SCRIPT}" for number in range(10))
-    texts = {"name": f"n{SCRIPT}", "title": f"t{SCRIPT}", "note": f"note{SCRIPT}", "classes": classes}
-    return Exhibit(AttentionNet(width=8, depth=1, heads=4, ffn=8).eval(), images, mean=(0,) * 3, std=(1,) * 3, **texts)
+    texts = {
+        "name": f"n{SCRIPT}",
+        "title": f"t{SCRIPT}",
+        "note": f"note{SCRIPT}",
+        "classes": classes,
+    }
+    return Exhibit(
+        AttentionNet(width=8, depth=1, heads=4, ffn=8).eval(),
+        images,
+        mean=(0,) * 3,
+        std=(1,) * 3,
+        **texts,
+    )
 
 
 NAMES, LABELS = [f"=1+1{SCRIPT}", "second"], [f"label{SCRIPT}", "other"]
@@ -39,11 +50,15 @@ def address(request, exhibit, tmp_path):
 def test_names_are_text(opened, address):
     page = opened(f"{address}#view=explore")
     expect(page.get_by_role("heading", level=1)).to_have_text(f"t{SCRIPT}")
-    expect(page.locator(".image-note")).to_contain_text("lie outside 0 to 1 before normalisation (from 0.00")
+    expect(page.locator(".image-note")).to_contain_text(
+        "lie outside 0 to 1 before normalisation (from 0.00"
+    )
     page.get_by_role("button", name="second").click()
     expect(page.locator(".image-note")).to_be_hidden()
     sources = page.locator("img").evaluate_all("images => images.map(({ src }) => src)")
-    assert [source[:15] for source in sources] == ["data:image/png;"] * len(NAMES)  # the page's own: one of each image
+    assert [source[:15] for source in sources] == ["data:image/png;"] * len(
+        NAMES
+    )  # the page's own: one of each image
     assert page.title() == f"t{SCRIPT}"
 
 
@@ -57,12 +72,18 @@ def test_names_are_text(opened, address):
     ],
     ids=["text", "empty", "cut", "large"],
 )
-def test_a_picture_that_cannot_be_read_is_named_and_the_page_goes_on(opened, address, name, content, said):
+def test_a_picture_that_cannot_be_read_is_named_and_the_page_goes_on(
+    opened, address, name, content, said
+):
     page = opened(f"{address}#view=explore")
     expect(page.locator("button.thumb")).to_have_count(2)
-    page.locator("input[type=file]").set_input_files([{"name": name, "mimeType": "image/png", "buffer": content}])
+    page.locator("input[type=file]").set_input_files(
+        [{"name": name, "mimeType": "image/png", "buffer": content}]
+    )
     expect(page.locator(".images [role=status]")).to_contain_text(said)
     expect(page.locator(".images [role=status]")).not_to_contain_text("Reading")
     good = encoded(Image.new("RGB", (40, 30), "red"))
-    page.locator("input[type=file]").set_input_files([{"name": "good.png", "mimeType": "image/png", "buffer": good}])
+    page.locator("input[type=file]").set_input_files(
+        [{"name": "good.png", "mimeType": "image/png", "buffer": good}]
+    )
     expect(page.locator("button.thumb")).to_have_count(3)

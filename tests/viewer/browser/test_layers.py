@@ -25,7 +25,9 @@ def test_padding_on_the_right_and_below_alone_is_hatched(opened, tmp_path):
     network, _ = network_to_attention(nn.Sequential(nn.Conv2d(3, 5, 2, padding="same")))
     page = opened(address_of(network, tmp_path))
     expect(page.get_by_text("Hatched: padding around the image.")).to_be_visible()
-    expect(page.locator(".detail .outside")).to_have_attribute("d", "M-0.5 -0.5h13v13h-13zM-0.5 -0.5h12v12h-12z")
+    expect(page.locator(".detail .outside")).to_have_attribute(
+        "d", "M-0.5 -0.5h13v13h-13zM-0.5 -0.5h12v12h-12z"
+    )
     expect(page.locator(".matrix-row")).to_have_class(re.compile("padded"))
 
 
@@ -59,16 +61,29 @@ def test_the_name_of_a_layer_is_read_from_the_left(opened, tmp_path):
 
 
 @pytest.mark.parametrize("side", [32, 72], ids=["one key", "keys that leave out the last cells"])
-def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_nothing(opened, tmp_path, side):
+def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_nothing(
+    opened, tmp_path, side
+):
     page = opened(address_of(timm.create_model("pvt_v2_b0"), tmp_path, side))
     picture, table = page.get_by_test_id("picture"), page.locator(".displacements .field")
-    heading, box = page.get_by_role("heading", name="Table of displacements").bounding_box(), table.bounding_box()
-    above, beside = (heading["x"] + 5, box["y"] - 15), (box["x"] + box["width"] + 15, box["y"] + box["height"] - 15)
-    for keys, way, place in ((["PageDown", "End"], "up", above), (["PageUp", "Home"], "down", beside)):
+    heading, box = (
+        page.get_by_role("heading", name="Table of displacements").bounding_box(),
+        table.bounding_box(),
+    )
+    above, beside = (
+        (heading["x"] + 5, box["y"] - 15),
+        (box["x"] + box["width"] + 15, box["y"] + box["height"] - 15),
+    )
+    for keys, way, place in (
+        (["PageDown", "End"], "up", above),
+        (["PageUp", "Home"], "down", beside),
+    ):
         for key in keys:
             picture.press(key)
         expect(page.get_by_test_id("sentence")).to_contain_text(f"cells {way}")
-        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).closest('.field') === null", place)
+        assert page.evaluate(
+            "([x, y]) => document.elementFromPoint(x, y).closest('.field') === null", place
+        )
 
 
 def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_path):
@@ -77,7 +92,12 @@ def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_p
     shown = [Exhibit(layer, torch.rand(1, 3, side, side), name=f"{side}") for side in (8, 20)]
     page = opened(f"{write_page(build_scene(shown), tmp_path / 'page').as_uri()}#network=1")
     picture = page.get_by_test_id("picture")
-    for key, place in (("ArrowDown", (5, 4)), ("ArrowRight", (5, 5)), ("ArrowUp", (4, 5)), ("ArrowLeft", (4, 4))):
+    for key, place in (
+        ("ArrowDown", (5, 4)),
+        ("ArrowRight", (5, 5)),
+        ("ArrowUp", (4, 5)),
+        ("ArrowLeft", (4, 4)),
+    ):
         picture.press(key)
         assert query_of(page) == place
     for key in ["ArrowDown"] * 9:

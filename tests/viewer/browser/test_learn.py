@@ -67,7 +67,9 @@ def test_in_one_column_what_one_plays_with_is_in_sight(opened, folder_page, widt
         part.evaluate("part => part.scrollIntoView({block: 'end'})")
         box = stage.bounding_box()
         assert box["y"] >= 0
-        assert box["y"] + box["height"] <= part.bounding_box()["y"] + 1, "it covers nothing that is read"
+        assert box["y"] + box["height"] <= part.bounding_box()["y"] + 1, (
+            "it covers nothing that is read"
+        )
         assert box["height"] <= 0.4 * height
     page.evaluate(TO_THE_END)
     control = page.locator(".learn-parts input").first

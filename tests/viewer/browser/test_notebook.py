@@ -40,12 +40,23 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(home):
     own = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
-    return {**os.environ, **own, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "PYTHONWARNINGS": "ignore"}
+    return {
+        **os.environ,
+        **own,
+        "HOME": str(home),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def jupyter(arguments, home, environment):
     made = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=home, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *arguments],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert made.returncode == 0, made.stderr
     return made
@@ -67,9 +78,18 @@ def lab(home, environment):
         "LabApp.extension_manager": "readonly",
         "LabApp.expose_app_in_browser": True,
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", *(f"--{key}={one}" for key, one in settings.items())]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        *(f"--{key}={one}" for key, one in settings.items()),
+    ]
     address, end = f"http://127.0.0.1:{port}", time.monotonic() + START
-    with (home / "lab.log").open("w") as log, subprocess.Popen(command, env=environment, stdout=log, stderr=log) as lab:
+    with (
+        (home / "lab.log").open("w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as lab,
+    ):
         try:
             while True:
                 try:
@@ -131,6 +151,8 @@ def test_the_page_is_there_after_nbconvert(opened, home, environment):
     assert query_of(frame) != first
     assert not [one for one in opened.watched.outside if one.frame == "about:srcdoc"]
     assert not [one for one in opened.watched.errors if one.frame == "about:srcdoc"]
-    assert all(re.match(r"https://(cdnjs|cdn\.jsdelivr|unpkg)", one.url) for one in opened.watched.outside)
+    assert all(
+        re.match(r"https://(cdnjs|cdn\.jsdelivr|unpkg)", one.url) for one in opened.watched.outside
+    )
     opened.watched.outside.clear()  # nbconvert's own: the page must do without them
     opened.watched.errors.clear()

@@ -41,7 +41,17 @@ class Links(HTMLParser):
 def site(tmp_path_factory):
     """The folder of the site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-nW", "--keep-going", "docs", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-nW",
+        "--keep-going",
+        "docs",
+        str(folder),
+    ]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return folder
@@ -75,7 +85,11 @@ def test_inner_links_resolve(site):
 
 def test_every_page_has_an_icon(site):
     """Without one a browser asks the server for /favicon.ico, which is not there."""
-    bare = [page for page in site.rglob("*.html") if not re.search(r'rel="(shortcut )?icon"', page.read_text())]
+    bare = [
+        page
+        for page in site.rglob("*.html")
+        if not re.search(r'rel="(shortcut )?icon"', page.read_text())
+    ]
     assert bare == []
 
 
@@ -88,7 +102,13 @@ def test_a_lost_link_is_found(tmp_path):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize(
-    "page", ["index.html", "tutorials/convolution-is-attention.html", "results/index.html", "reference/api/layers.html"]
+    "page",
+    [
+        "index.html",
+        "tutorials/convolution-is-attention.html",
+        "results/index.html",
+        "reference/api/layers.html",
+    ],
 )
 def test_pages_fit_and_complain_of_nothing(page, dark, address, opened):
     shown = opened(f"{address}/{page}", width=390, dark=dark)
@@ -96,7 +116,9 @@ def test_pages_fit_and_complain_of_nothing(page, dark, address, opened):
     shown.set_viewport_size({"width": 1280, "height": 900})
     assert shown.evaluate("document.documentElement.scrollWidth") <= 1280
     if page == "index.html":
-        expect(shown.frame_locator("iframe").get_by_role("heading", name="A head is an offset")).to_be_visible()
+        expect(
+            shown.frame_locator("iframe").get_by_role("heading", name="A head is an offset")
+        ).to_be_visible()
 
 
 def test_search_finds_a_page(address, opened):

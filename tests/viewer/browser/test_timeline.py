@@ -18,7 +18,9 @@ def trained_page(tmp_path_factory):
     """The address of a page of a network whose layers have different numbers of heads, with its training."""
     network = AttentionNet(width=8, depth=2, heads=HEADS, ffn=8).eval()
     shots = [
-        HeadSnapshot(epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1)))
+        HeadSnapshot(
+            epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1))
+        )
         for epoch in range(MOMENTS)
         for layer, heads in enumerate(HEADS)
     ]
@@ -43,7 +45,9 @@ def test_playing_goes_on_from_the_moment_that_is_shown(opened, trained_page, cal
     expect(epoch).to_have_text("epoch 3")
     page.evaluate("performance.now = () => 0")
     page.get_by_role("button", name="Play").click()
-    page.evaluate("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
+    page.evaluate(
+        "new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))"
+    )
     expect(epoch).to_have_text("epoch 3")
     page.evaluate(f"performance.now = () => {passed}")
     expect(epoch).to_have_text("epoch 4")

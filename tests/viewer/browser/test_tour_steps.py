@@ -18,7 +18,9 @@ def number(page, name):
 
 
 def choose(page, group, word):
-    page.get_by_role("group", name=group, exact=True).get_by_label(word, exact=True).check(force=True)
+    page.get_by_role("group", name=group, exact=True).get_by_label(word, exact=True).check(
+        force=True
+    )
 
 
 def test_a_head_is_dragged_and_put_back(opened, folder_page):

@@ -45,7 +45,9 @@ def test_a_page_is_dark_where_the_system_is(opened, pages, name):
 def test_the_report_answers_first_and_folds_the_rest(opened, pages):
     page = opened(pages["report"], width=390, height=844)
     answer = page.locator(".answer")
-    expect(answer).to_have_text("54 of 54 heads are convolutions, on 2 images (the test set of CIFAR-10).")
+    expect(answer).to_have_text(
+        "54 of 54 heads are convolutions, on 2 images (the test set of CIFAR-10)."
+    )
     assert answer.bounding_box()["y"] < 200
     expect(page.locator(".heads td")).to_have_count(54)
     expect(page.get_by_text("What this does not say")).to_be_visible()

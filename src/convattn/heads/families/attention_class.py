@@ -58,13 +58,19 @@ class CallContext:
         for parent in self.parents:
             if full_name(type(parent.module)) in kinds:
                 return parent
-        raise UnsupportedModelError(f"it runs in no {' or '.join(kind.rpartition('.')[2] for kind in kinds)}")
+        raise UnsupportedModelError(
+            f"it runs in no {' or '.join(kind.rpartition('.')[2] for kind in kinds)}"
+        )
 
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
         """Returns rows and columns of the output of the last convolution in a module."""
-        shapes = [shape for part, shape in self.features.items() if part in set(embedding.modules())]
+        shapes = [
+            shape for part, shape in self.features.items() if part in set(embedding.modules())
+        ]
         if not shapes:
-            raise UnsupportedModelError(f"no convolution ran in {type(embedding).__name__}, so its grid is not known")
+            raise UnsupportedModelError(
+                f"no convolution ran in {type(embedding).__name__}, so its grid is not known"
+            )
         return shapes[-1][-2], shapes[-1][-1]
 
     def global_layout(self, grid: tuple[int, ...], prefix: int = 0, source: str = "") -> Layout:
@@ -90,15 +96,27 @@ class TokenAttention:
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
-    output: nn.Linear | None  # W_out with its bias, N_h·D_h → D_out; None if another module applies it
-    wrap: Callable[[nn.Module], nn.Module]  # Gives a module from tokens to tokens the call signature of this layer
+    output: (
+        nn.Linear | None
+    )  # W_out with its bias, N_h·D_h → D_out; None if another module applies it
+    wrap: Callable[
+        [nn.Module], nn.Module
+    ]  # Gives a module from tokens to tokens the call signature of this layer
     dropout: float  # Probability with which an attention weight is dropped in training
     scale: float | None = None  # s; None is 1/√D_h
-    query_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each query before the product
+    query_norm: nn.Module = field(
+        default_factory=nn.Identity
+    )  # What is applied to each query before the product
     key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
-    after: nn.Module = field(default_factory=nn.Identity)  # What follows W_out: the dropout of the output
-    gates: nn.Parameter | None = None  # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
-    position: nn.Linear | None = None  # Its scores, of (columns, rows, columns² + rows²) of a displacement
+    after: nn.Module = field(
+        default_factory=nn.Identity
+    )  # What follows W_out: the dropout of the output
+    gates: nn.Parameter | None = (
+        None  # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
+    )
+    position: nn.Linear | None = (
+        None  # Its scores, of (columns, rows, columns² + rows²) of a displacement
+    )
 
     @property
     def head_width(self) -> int:
@@ -136,7 +154,10 @@ class PatchNetwork:
 
 
 def linear(
-    weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None, *, like: nn.Linear
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    *,
+    like: nn.Linear,
 ) -> nn.Linear:
     """Makes a linear map from copied numbers, with the dtype, device and `requires_grad` of the map `like`."""
     outputs, inputs = weight.shape
@@ -154,7 +175,9 @@ def linear(
 def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     """Copies the outputs of a linear map into as many maps of equal size."""
     biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
-    return tuple(linear(*part, like=whole) for part in zip(whole.weight.chunk(parts), biases, strict=True))
+    return tuple(
+        linear(*part, like=whole) for part in zip(whole.weight.chunk(parts), biases, strict=True)
+    )
 
 
 _RECORDERS = "transformers.utils.output_capturing"
@@ -168,13 +191,23 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
     """
     part = getattr(attention, name, None)
     if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
-        raise UnsupportedModelError(f"its {name} has a parametrised weight; make it permanent first")
+        raise UnsupportedModelError(
+            f"its {name} has a parametrised weight; make it permanent first"
+        )
     if not isinstance(part, kind) or type(part) is not kind:
-        raise UnsupportedModelError(f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}")
+        raise UnsupportedModelError(
+            f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}"
+        )
     for module, where in ((attention, "it"), (part, f"its {name}")):
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+        hooks = [
+            *module._forward_hooks.values(),
+            *module._forward_pre_hooks.values(),
+            *module._backward_hooks.values(),
+        ]
         if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
-            raise UnsupportedModelError(f"{where} has hooks, which would be lost; remove them first")
+            raise UnsupportedModelError(
+                f"{where} has hooks, which would be lost; remove them first"
+            )
     return part
 
 

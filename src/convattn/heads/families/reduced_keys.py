@@ -37,16 +37,22 @@ def read_reduced(call: CallContext) -> Layout:
         )
     if call.keys == call.queries:
         return call.global_layout((rows, cols), prefix, "the grid that it is given")
-    reduction = next((part for name in _REDUCTIONS if (part := getattr(call.module, name, None)) is not None), None)
+    reduction = next(
+        (part for name in _REDUCTIONS if (part := getattr(call.module, name, None)) is not None),
+        None,
+    )
     if prefix or reduction is None:
         raise UnsupportedModelError(
             f"{call.keys} keys for {call.queries} queries, and nothing that reduces them is known"
         )
     steps = _steps(reduction)
     counts = call.grid_of(reduction)
-    keys = lattice([cell_centres(*sizes) for sizes in zip((rows, cols), counts, steps, strict=True)])
+    keys = lattice(
+        [cell_centres(*sizes) for sizes in zip((rows, cols), counts, steps, strict=True)]
+    )
     source = (
-        f"the grid that it is given; each key is a cell of {rows} × {cols} positions cut into {counts[0]} × {counts[1]}"
+        f"the grid that it is given; each key is a cell of {rows} × {cols} "
+        f"positions cut into {counts[0]} × {counts[1]}"
     )
     return global_layout((rows, cols), keys=keys, pattern="reduced keys", source=source)
 
@@ -86,25 +92,40 @@ def read_pooled(call: CallContext) -> Layout:
     prefix = int(call.module.has_cls_token)  # type: ignore[arg-type]
     (rows, cols), q_steps = _pooled(call, call.module.pool_q, grid)
     counts, k_steps = _pooled(call, call.module.pool_k, grid)
-    axes = [torch.arange(count).double() * by / step for count, by, step in zip(counts, k_steps, q_steps, strict=True)]
+    axes = [
+        torch.arange(count).double() * by / step
+        for count, by, step in zip(counts, k_steps, q_steps, strict=True)
+    ]
     keys = lattice(axes)
     if (call.queries, call.keys) != (prefix + rows * cols, prefix + len(keys)):
         raise UnsupportedModelError(
             f"{call.queries} queries and {call.keys} keys do not fit {(rows, cols)} and {counts} positions"
         )
-    pattern = "global" if counts == (rows, cols) else "reduced keys" if len(keys) < rows * cols else "pooled queries"
+    pattern = (
+        "global"
+        if counts == (rows, cols)
+        else "reduced keys"
+        if len(keys) < rows * cols
+        else "pooled queries"
+    )
     source = "the sizes that its pooling convolutions gave"
     return global_layout((rows, cols), prefix, keys=keys, pattern=pattern, source=source)
 
 
-def _pooled(call: CallContext, pool: Any, grid: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+def _pooled(
+    call: CallContext, pool: Any, grid: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns rows and columns of what a pooling gave, and its steps."""
     if pool is None:
         return grid, (1, 1)
     if not isinstance(pool, nn.Conv2d) or isinstance(pool.padding, str):
-        raise UnsupportedModelError("its tokens are pooled by no convolution with a padding in pixels")
+        raise UnsupportedModelError(
+            "its tokens are pooled by no convolution with a padding in pixels"
+        )
     if any(2 * pad + 1 != size for pad, size in zip(pool.padding, pool.kernel_size, strict=True)):
-        raise UnsupportedModelError("its tokens are pooled by no convolution that is centred on them")
+        raise UnsupportedModelError(
+            "its tokens are pooled by no convolution that is centred on them"
+        )
     return call.grid_of(pool), (pool.stride[0], pool.stride[1])
 
 
@@ -114,9 +135,17 @@ REDUCED_KEYS: dict[str, AttentionClass] = {
     "timm.models.mvitv2.MultiScaleAttention": AttentionClass("reduced keys", read_pooled),
     "timm.models.visformer.Attention": AttentionClass("global", read_image),
     "timm.models.fastvit.Attention": AttentionClass("global", read_image),
-    "timm.models.maxxvit.Attention2d": AttentionClass("global, windows or grid", read_partition_or_image),
-    "transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention": AttentionClass("reduced keys", read_reduced),
-    "transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention": AttentionClass("reduced keys", read_reduced),
-    "transformers.models.segformer.modeling_segformer.SegformerAttention": AttentionClass("reduced keys", read_reduced),
+    "timm.models.maxxvit.Attention2d": AttentionClass(
+        "global, windows or grid", read_partition_or_image
+    ),
+    "transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention": AttentionClass(
+        "reduced keys", read_reduced
+    ),
+    "transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention": AttentionClass(
+        "reduced keys", read_reduced
+    ),
+    "transformers.models.segformer.modeling_segformer.SegformerAttention": AttentionClass(
+        "reduced keys", read_reduced
+    ),
 }
 """Classes of attention by full name."""

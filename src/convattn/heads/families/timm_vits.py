@@ -27,7 +27,9 @@ _SOURCE = "the output of patch_embed"
 
 def read_tokens(call: CallContext) -> Layout:
     """Reads tokens whose grid is that of the patch embedding, and whose prefix the network counts."""
-    stage = next((parent for parent in call.parents if full_name(type(parent.module)) == _PIT), None)
+    stage = next(
+        (parent for parent in call.parents if full_name(type(parent.module)) == _PIT), None
+    )
     if stage is not None:
         return _read_pit(call, stage)
     network = call.parent("patch_embed", "num_prefix_tokens").module
@@ -48,7 +50,9 @@ def read_class_token(call: CallContext) -> Layout:
             f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
         )
     whole = global_layout(grid, 1)
-    return Layout("class token", grid, whole.queries[:, :1], whole.keys, whole.key_prefix, None, _SOURCE)
+    return Layout(
+        "class token", grid, whole.queries[:, :1], whole.keys, whole.key_prefix, None, _SOURCE
+    )
 
 
 def _read_pit(call: CallContext, stage: CallContext) -> Layout:
@@ -56,7 +60,9 @@ def _read_pit(call: CallContext, stage: CallContext) -> Layout:
     image, tokens = stage.args[0]
     pool = stage.module.pool
     grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)  # type: ignore[arg-type]
-    return call.global_layout(grid, tokens.shape[1], "the image of its stage, and the class tokens beside it")
+    return call.global_layout(
+        grid, tokens.shape[1], "the image of its stage, and the class tokens beside it"
+    )
 
 
 def _grid(call: CallContext) -> tuple[int, int]:
@@ -73,13 +79,20 @@ class TimmAttention(nn.Module):
         self.tokens = tokens
 
     def forward(
-        self, x: Float[Tensor, "batch tokens width"], attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Float[Tensor, "batch tokens width"],
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Attends; a mask or causal attention raises ArgumentError."""
         if attn_mask is not None:
-            raise ArgumentError("attn_mask must be None: heads that attend by position take no mask")
+            raise ArgumentError(
+                "attn_mask must be None: heads that attend by position take no mask"
+            )
         if is_causal:
-            raise ArgumentError(must_be("is_causal", "False", is_causal, because="patches have no order in time"))
+            raise ArgumentError(
+                must_be("is_causal", "False", is_causal, because="patches have no order in time")
+            )
         return self.tokens(x)
 
 
@@ -88,7 +101,9 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
     if not isinstance(attention.norm, nn.Identity):
         raise UnsupportedModelError("it normalises the heads' outputs, which no convolution does")
     if attention.gate is not None:
-        raise UnsupportedModelError("it multiplies the heads' outputs by a gate, which no convolution does")
+        raise UnsupportedModelError(
+            "it multiplies the heads' outputs by a gate, which no convolution does"
+        )
     return replace(
         _matrices(attention, *split_linear(require_part(attention, "qkv"), 3)),
         scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
@@ -110,7 +125,9 @@ def gated_matrices(attention: nn.Module) -> TokenAttention:
     return replace(_matrices(attention, query, key, value), gates=gates, position=position)
 
 
-def _matrices(attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear) -> TokenAttention:
+def _matrices(
+    attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear
+) -> TokenAttention:
     """Reads what all of timm's classes name alike."""
     proj = require_part(attention, "proj")
     return TokenAttention(
@@ -131,11 +148,17 @@ _ROTATES = "it rotates queries and keys by their positions"
 _ONE_PRODUCT = "it computes attention and feed-forward in one product"
 
 TIMM_VITS: dict[str, AttentionClass] = {
-    "timm.layers.attention.Attention": AttentionClass("global", read_tokens, matrices=attention_matrices),
-    "timm.layers.attention.AttentionRope": AttentionClass("global", read_tokens, unchanged=_ROTATES),
+    "timm.layers.attention.Attention": AttentionClass(
+        "global", read_tokens, matrices=attention_matrices
+    ),
+    "timm.layers.attention.AttentionRope": AttentionClass(
+        "global", read_tokens, unchanged=_ROTATES
+    ),
     "timm.models.beit.Attention": AttentionClass("global", read_tokens, unchanged=_BIASES),
     "timm.models.eva.EvaAttention": AttentionClass("global", read_tokens, unchanged=_ROTATES),
-    "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass("global", read_tokens, unchanged=_BIASES),
+    "timm.models.vision_transformer_relpos.RelPosAttention": AttentionClass(
+        "global", read_tokens, unchanged=_BIASES
+    ),
     "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
     "timm.models.convit.GPSA": AttentionClass("global", read_patches, matrices=gated_matrices),
     "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
@@ -155,7 +178,11 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
         embedding="patch_embed",
         grid=(int(rows), int(cols)),
         count=timm_patches,
-        refused=("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",) if drops else (),
+        refused=(
+            "patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",
+        )
+        if drops
+        else (),
     )
 
 

@@ -22,7 +22,9 @@ _VIT = "torchvision.models.vision_transformer.VisionTransformer"
 def read_torch_attention(call: CallContext) -> Layout:
     """Reads torch's attention inside torchvision's network: a class token, then patches row by row."""
     embedding: nn.Module = call.parent_of_kind(_VIT).module.conv_proj  # type: ignore[assignment]
-    return call.global_layout(call.grid_of(embedding), 1, "the output of conv_proj, and the class token before it")
+    return call.global_layout(
+        call.grid_of(embedding), 1, "the output of conv_proj, and the class token before it"
+    )
 
 
 @final
@@ -51,12 +53,18 @@ class TorchAttention(nn.Module):
                 "query, key and value must be one tensor: heads that average by position have no others"
             )
         if need_weights:
-            raise ArgumentError(must_be("need_weights", "False", True, because="weights are never computed"))
+            raise ArgumentError(
+                must_be("need_weights", "False", True, because="weights are never computed")
+            )
         for name, option in options.items():
             if name not in ("average_attn_weights", "is_causal") and option is not None:
-                raise ArgumentError(f"{name} must be None, but is a {type(option).__name__}: no masks are taken here")
+                raise ArgumentError(
+                    f"{name} must be None, but is a {type(option).__name__}: no masks are taken here"
+                )
         if options.get("is_causal"):
-            raise ArgumentError(must_be("is_causal", "False", True, because="kernels see both sides of a token"))
+            raise ArgumentError(
+                must_be("is_causal", "False", True, because="kernels see both sides of a token")
+            )
         return self.tokens(query), None
 
 
@@ -69,7 +77,10 @@ def torch_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError("it has learned keys and values beside the tokens")
     if not attention.batch_first:
         raise UnsupportedModelError("its batch is the second axis")
-    output, width = require_part(attention, "out_proj", NonDynamicallyQuantizableLinear), attention.embed_dim
+    output, width = (
+        require_part(attention, "out_proj", NonDynamicallyQuantizableLinear),
+        attention.embed_dim,
+    )
     whole = nn.Linear(width, 3 * width, device="meta")
     whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
     query, key, value = split_linear(whole, 3)

@@ -35,8 +35,12 @@ def read_tower(call: CallContext) -> Layout:
 def read_sequence(call: CallContext) -> Layout:
     """Reads tokens in their order, one axis; a class token such as BERT's is the first of them."""
     if call.keys != call.queries:
-        raise UnsupportedModelError(f"its {call.keys} keys are other tokens than its {call.queries} queries")
-    if any(call.kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states")):
+        raise UnsupportedModelError(
+            f"its {call.keys} keys are other tokens than its {call.queries} queries"
+        )
+    if any(
+        call.kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states")
+    ):
         raise UnsupportedModelError("its keys are those of another sequence")
     return call.global_layout((call.queries,), 0, "the order of the tokens")
 
@@ -60,33 +64,49 @@ class TransformersAttention(nn.Module):
         self.tokens, self.config, self.takes_padding = tokens, config, takes_padding
 
     def forward(
-        self, hidden_states: Float[Tensor, "batch tokens width"], attention_mask: Tensor | None = None, **options: Any
+        self,
+        hidden_states: Float[Tensor, "batch tokens width"],
+        attention_mask: Tensor | None = None,
+        **options: Any,
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
         """Attends, and returns None in place of attention weights.
 
         A mask that is not taken, a cache, or a request for attention weights raises ArgumentError.
         """
         if options.get("past_key_values") is not None:
-            raise ArgumentError("past_key_values must be None, but a cache is given: kernels see both sides of a token")
+            raise ArgumentError(
+                "past_key_values must be None, but a cache is given: kernels see both sides of a token"
+            )
         if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
             raise ArgumentError(
-                must_be("output_attentions", "False", True, because="the weights of all tokens are never computed")
+                must_be(
+                    "output_attentions",
+                    "False",
+                    True,
+                    because="the weights of all tokens are never computed",
+                )
             )
         if attention_mask is None:
             return self.tokens(hidden_states), None
         if not self.takes_padding:
-            raise ArgumentError("attention_mask must be None: heads that attend by position take no mask")
+            raise ArgumentError(
+                "attention_mask must be None: heads that attend by position take no mask"
+            )
         return self.tokens(hidden_states, _present(attention_mask)), None
 
 
 def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
     """Reads which tokens may be attended to from a mask that is the same for all queries."""
     if mask.ndim != 4:
-        raise ArgumentError(must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape)))
+        raise ArgumentError(
+            must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape))
+        )
     allowed = mask if mask.dtype == torch.bool else mask == 0
     rows = allowed[:, 0]
     if not torch.compiler.is_compiling() and not bool((rows == rows[:, :1]).all()):
-        raise ArgumentError("attention_mask must be the same for all queries: a kernel sees both sides of a token")
+        raise ArgumentError(
+            "attention_mask must be the same for all queries: a kernel sees both sides of a token"
+        )
     return rows[:, 0]
 
 
@@ -97,7 +117,9 @@ def vit_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of transformers' `ViTAttention`, of version 5."""
     missing = [name for name in _MAPS if not hasattr(attention, name)]
     if missing:
-        raise UnsupportedModelError(f"it has no {missing[0]}: only the layout of version 5 is supported")
+        raise UnsupportedModelError(
+            f"it has no {missing[0]}: only the layout of version 5 is supported"
+        )
     query, key, value, output = (require_part(attention, name) for name in _MAPS)
     return TokenAttention(
         heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
@@ -181,10 +203,14 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
     embedding = f"{base}embeddings.patch_embeddings"
     embed = model.get_submodule(embedding)
     grid = transformers_patches(embed, embed.image_size)  # type: ignore[arg-type]
-    return PatchNetwork(blocks=base, prefix=1, embedding=embedding, grid=grid, count=transformers_patches)
+    return PatchNetwork(
+        blocks=base, prefix=1, embedding=embedding, grid=grid, count=transformers_patches
+    )
 
 
 def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
-    rows, cols = (int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True))  # type: ignore[call-overload, arg-type]
+    rows, cols = (
+        int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True)
+    )  # type: ignore[call-overload, arg-type]
     return rows, cols

@@ -15,7 +15,11 @@ _TORCHVISION_SWIN = "torchvision.models.swin_transformer"
 
 
 def window_layout(
-    grid: Sequence[int], window: Sequence[int], shift: Sequence[int] = (0, 0), *, roll_first: bool = False
+    grid: Sequence[int],
+    window: Sequence[int],
+    shift: Sequence[int] = (0, 0),
+    *,
+    roll_first: bool = False,
 ) -> Layout:
     """Makes the layout of windows, row by row, whose queries are row by row as well.
 
@@ -31,8 +35,13 @@ def window_layout(
     Returns:
         The layout.
     """
-    rolled = [_rolled(*sizes, roll_first=roll_first) for sizes in zip(grid, window, shift, strict=True)]
-    regions = [_regions(len(axis), *sizes) for axis, sizes in zip(rolled, zip(window, shift, strict=True), strict=True)]
+    rolled = [
+        _rolled(*sizes, roll_first=roll_first) for sizes in zip(grid, window, shift, strict=True)
+    ]
+    regions = [
+        _regions(len(axis), *sizes)
+        for axis, sizes in zip(rolled, zip(window, shift, strict=True), strict=True)
+    ]
     places, region = _cut(rolled, window), _cut(regions, window)
     same = (region[:, :, None] == region[:, None]).all(-1)
     name, words = "windows", f"windows of {window[0]} × {window[1]}"
@@ -63,7 +72,9 @@ def _regions(padded: int, window: int, shift: int) -> Int[Tensor, " padded"]:
     return (place >= padded - window).long() + (place >= padded - shift).long()
 
 
-def _cut(axes: Sequence[Int[Tensor, " _"]], window: Sequence[int]) -> Int[Tensor, "groups queries 2"]:
+def _cut(
+    axes: Sequence[Int[Tensor, " _"]], window: Sequence[int]
+) -> Int[Tensor, "groups queries 2"]:
     """Cuts the grid of two axes' numbers into windows."""
     rows, cols = (axis.view(-1, size) for axis, size in zip(axes, window, strict=True))
     shape = (len(rows), len(cols), *window)
@@ -75,7 +86,9 @@ def sparse_layout(grid: Sequence[int], counts: Sequence[int], source: str) -> La
     """Makes the layout of sparse grids: a group holds `counts` positions along each axis, spread evenly."""
     steps = [size // count for size, count in zip(grid, counts, strict=True)]
     groups = torch.cartesian_prod(*(torch.arange(step) for step in steps))
-    inside = torch.cartesian_prod(*(torch.arange(count) * step for count, step in zip(counts, steps, strict=True)))
+    inside = torch.cartesian_prod(
+        *(torch.arange(count) * step for count, step in zip(counts, steps, strict=True))
+    )
     places = groups[:, None] + inside[None]
     return grouped_layout((int(grid[0]), int(grid[1])), places, pattern="grid", source=source)
 
@@ -125,13 +138,19 @@ def read_block_windows(call: CallContext) -> Layout:
     sizes = block.args[0].shape
     side: Any = block.module.window_size
     first = type(block.module).__name__ == "SpatialBlock"
-    return window_layout(sizes[2:] if first else sizes[1:3], (side, side) if isinstance(side, int) else side)
+    return window_layout(
+        sizes[2:] if first else sizes[1:3], (side, side) if isinstance(side, int) else side
+    )
 
 
 def read_maxvit(call: CallContext) -> Layout:
     """Reads timm's partitions: windows, or grids of as many positions spread over the image."""
     block = call.parent("partition_size")
-    kind, sizes, side = type(block.module).__name__, block.args[0].shape, block.module.partition_size
+    kind, sizes, side = (
+        type(block.module).__name__,
+        block.args[0].shape,
+        block.module.partition_size,
+    )
     grid = sizes[2:] if kind == "PartitionAttention2d" else sizes[1:3]
     parallel = kind == "ParallelPartitionAttention"  # it holds both partitions
     if call.module is block.module.attn_block if parallel else block.module.partition_block:
@@ -145,7 +164,9 @@ def read_torchvision_maxvit(call: CallContext) -> Layout:
     grid, side = block.args[0].shape[2:], int(block.module.p)  # type: ignore[arg-type]
     if block.module.partition_type == "window":
         return window_layout(grid, (side, side))
-    return sparse_layout(grid, [size // side for size in grid], "the partition of the layer that it runs in")
+    return sparse_layout(
+        grid, [size // side for size in grid], "the partition of the layer that it runs in"
+    )
 
 
 def read_nest(call: CallContext) -> Layout:
@@ -161,7 +182,9 @@ def read_nest(call: CallContext) -> Layout:
 WINDOWS: dict[str, AttentionClass] = {
     "timm.models.swin_transformer.WindowAttention": AttentionClass("windows", read_timm_swin),
     "timm.models.swin_transformer_v2.WindowAttention": AttentionClass("windows", read_timm_swin),
-    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": AttentionClass("windows", read_timm_swin),
+    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": AttentionClass(
+        "windows", read_timm_swin
+    ),
     "timm.models.vision_transformer_sam.Attention": AttentionClass("windows", read_sam),
     "timm.models.twins.LocallyGroupedAttn": AttentionClass("windows", read_twins),
     "timm.models.davit.WindowAttention": AttentionClass("windows", read_block_windows),
@@ -169,10 +192,16 @@ WINDOWS: dict[str, AttentionClass] = {
     "timm.models.gcvit.WindowAttentionGlobal": AttentionClass("windows", read_block_windows),
     "timm.models.nest.Attention": AttentionClass("windows", read_nest, heads_first=True),
     "timm.models.maxxvit.AttentionCl": AttentionClass("windows or grid", read_maxvit),
-    "transformers.models.swin.modeling_swin.SwinAttention": AttentionClass("windows", read_transformers_swin),
-    "transformers.models.swinv2.modeling_swinv2.Swinv2SelfAttention": AttentionClass("windows", read_transformers_swin),
+    "transformers.models.swin.modeling_swin.SwinAttention": AttentionClass(
+        "windows", read_transformers_swin
+    ),
+    "transformers.models.swinv2.modeling_swinv2.Swinv2SelfAttention": AttentionClass(
+        "windows", read_transformers_swin
+    ),
     f"{_TORCHVISION_SWIN}.ShiftedWindowAttention": AttentionClass("windows", read_torchvision_swin),
-    f"{_TORCHVISION_SWIN}.ShiftedWindowAttentionV2": AttentionClass("windows", read_torchvision_swin),
+    f"{_TORCHVISION_SWIN}.ShiftedWindowAttentionV2": AttentionClass(
+        "windows", read_torchvision_swin
+    ),
     f"{_TORCHVISION_MAXVIT}.RelativePositionalMultiHeadAttention": AttentionClass(
         "windows or grid", read_torchvision_maxvit
     ),
