@@ -693,18 +693,14 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
     for point in network["curve"]:
         if point["threshold"] in (0.9, 0.8, 0.7):
             lost = f"{100 * (network['accuracy'] - point['accuracy']):.2f} ± {100 * point['error']:.2f}"
-            fit = point["refitted"]
-            fitted = (
-                f"{100 * (network['accuracy'] - fit['accuracy']):.2f} ± {100 * fit['error']:.2f}"
-            )
             random = 100 * (
                 network["accuracy"] - statistics.fmean(one["accuracy"] for one in point["controls"])
             )
             faster = f"{point['milliseconds_before'] / point['milliseconds_after']:.2f}"
-            cells = f"{point['threshold']} | {point['replaced']} | {lost} | {fitted} | {random:.2f} | {faster}"
+            cells = f"{point['threshold']} | {point['replaced']} | {lost} | {random:.2f} | {faster}"
             yield "head-replacement.md", f"| {cells} |"
             if point["threshold"] == 0.9:
-                opening = f"at a loss of {lost} points ({fitted} after a fit) and {faster} times the speed"
+                opening = f"at a loss of {lost} points and {faster} times the speed"
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
     runs = _json(folder / "convolutional-init.json")["runs"]

@@ -24,9 +24,8 @@ threshold run as a convolution of its values, without training. What is lost, an
 
 {tables}
 "Lost" is accuracy before minus accuracy after, in points (a negative number is a gain), with the standard error of the
-difference over test images; "changed" the share of predictions that are another class. "Refitted": the output matrices
-of these layers were then fitted to the layers as they were, on the images that heads were measured on, without labels.
-"At random" are as many heads, drawn from all of the network and replaced by their own kernels: mean and largest loss
+difference over test images; "changed" the share of predictions that are another class. "At random"
+are as many heads, drawn from all of the network and replaced by their own kernels: mean and largest loss
 over {controls} draws. Thresholds that add no head are left out. Time is that of one image in a batch of 64.
 
 ## How it was measured
@@ -106,14 +105,9 @@ def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
         if control
         else ""
     )
-    again = ", ".join(
-        f"{lost(network, row['refitted']):.2f} ± {100 * row['refitted']['error']:.2f}"
-        for network, row in some
-    )
     return (
         f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
-        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}),\n"
-        f"with refitted output matrices {again}.{beside}"
+        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}).{beside}"
     )
 
 
@@ -140,17 +134,22 @@ def _table(network: Mapping[str, Any]) -> str:
             f"{row['layers_without_softmax']} of {network['layers']}",
             _lost(network, row),
             f"{row['changed'] / network['tests']:.2%}",
-            _lost(network, row["refitted"]),
             _random(network, row["controls"]),
-            _random(network, [item["refitted"] for item in row["controls"]]),
             f"{row['milliseconds_before'] / row['milliseconds_after']:.2f}",
         )
         for row in _distinct(network)
     ]
     if not rows:
         return head + "No threshold is met by any head.\n"
-    columns = ["R² ≥", "heads", "layers without softmax", "lost", "changed", "refitted: lost"]
-    columns += ["at random: lost", "at random, refitted: lost", "times as fast"]
+    columns = [
+        "R² ≥",
+        "heads",
+        "layers without softmax",
+        "lost",
+        "changed",
+        "at random: lost",
+        "times as fast",
+    ]
     return head + markdown_table(columns, rows) + "\n"
 
 
@@ -164,7 +163,7 @@ def _random(network: Mapping[str, Any], controls: Sequence[Mapping[str, Any]]) -
 
 
 def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
-    """Draws accuracy lost over the share of heads replaced: by threshold, with refitted outputs, and at random."""
+    """Draws accuracy lost over the share of heads replaced: by threshold, and at random."""
     with figure_files(paths, (6.4, 4.4)) as figure:
         panel = figure.subplots()
         panel.set(xlabel="share of heads replaced", ylabel="accuracy lost (points)")
@@ -183,8 +182,6 @@ def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
                 marker="o",
                 label=network["network"],
             )
-            again = [0.0, *(lost(network, row["refitted"]) for row in rows)]
-            panel.plot(places, again, color=colour, marker=".", linestyle=":")
             random = [
                 statistics.mean(lost(network, item) for item in row["controls"])
                 for row in rows
@@ -192,6 +189,5 @@ def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
             ]
             if len(random) == len(rows):
                 panel.plot(places, [0.0, *random], color=colour, marker="x", linestyle="--")
-        panel.plot([], [], color="#000000", marker=".", linestyle=":", label="refitted")
         panel.plot([], [], color="#000000", marker="x", linestyle="--", label="as many at random")
         panel.legend()

@@ -160,14 +160,6 @@ def test_layers_that_run_twice():
         replace_convolutional_heads(network, report)
 
 
-@pytest.mark.parametrize("size", [(20, 20), (8, 8)], ids=str)
-def test_images_of_another_size(network, report, size):
-    with pytest.raises(ArgumentError, match="images must fit the network"):
-        replace_convolutional_heads(network, report, images=images(size))
-    with pytest.raises(ArgumentError, match="images must be a batch of at least one"):
-        replace_convolutional_heads(network, report, images=images()[:0])
-
-
 @pytest.mark.parametrize("prefix", [0, 1])
 @pytest.mark.parametrize("size", [(20, 20), (28, 20), (4, 140)], ids=str)
 def test_grids_of_another_size(prefix, size):
@@ -466,27 +458,3 @@ def test_layers_that_are_not_read_have_a_reason(build, reason):
     with pytest.raises(UnsupportedModelError) as caught:
         read_matrices(build())
     assert str(caught.value) == reason
-
-
-class Total(nn.Module):
-    """Gives out one number for all images."""
-
-    def forward(self, x):
-        return x.sum()
-
-
-class Mapped(nn.Module):
-    """Gives out no tensor."""
-
-    def forward(self, x):
-        return {"images": len(x)}
-
-
-@pytest.mark.parametrize("last", [Total, Mapped])
-def test_networks_without_a_row_for_each_image_are_not_compared(last):
-    network = nn.Sequential(timm_vit(), last())
-    report = report_of(network, attention_maps(network, images()))
-    with pytest.raises(
-        ArgumentError, match=r"the network must return a tensor with one row for each image$"
-    ):
-        replace_convolutional_heads(network, report, images=images())

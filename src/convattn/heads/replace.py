@@ -1,26 +1,17 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
 import math
-import statistics
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from convattn.convert.certificate import LeftAlone
-from convattn.convert.fit import LayerToFit, Refinement, fit_layers, require_batch
 from convattn.convert.surgery import (
-    Arguments,
-    copy_module,
     copy_network,
     full_name,
     graft,
     keep_modes,
-    read_arguments,
-    run,
 )
 from convattn.errors import (
     ArgumentError,
@@ -28,7 +19,6 @@ from convattn.errors import (
     UnsupportedModelError,
     must_be,
     must_be_a,
-    must_fit,
 )
 from convattn.heads.catalogue import PATCH_COUNTERS, is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
@@ -58,28 +48,6 @@ class ReplacedHead:
 
 
 @dataclass(frozen=True)
-class ReplacementTrial:
-    """The network before and after, on images."""
-
-    images: int  # Number of images
-    outputs: int  # Number of numbers in the output for one image
-    largest_change: float  # Largest difference of an output
-    relative_change: float  # Root of the mean squared difference over that of the outputs before
-    predictions: int  # Number of predictions: largest entries along the output's last axis
-    predictions_changed: int  # How many of them are another class now
-    milliseconds_before: float  # Time for an image, median over rounds
-    milliseconds_after: float
-    rounds: int  # Turns, before and after in alternation
-    batch: int  # Images at once
-    threads: int  # Threads that computed
-
-    @property
-    def speedup(self) -> float:
-        """Time before over time after."""
-        return self.milliseconds_before / self.milliseconds_after
-
-
-@dataclass(frozen=True)
 class HeadReplacement(Record):
     """What `replace_convolutional_heads` has made of a network.
 
@@ -93,7 +61,7 @@ class HeadReplacement(Record):
         ([2], [0, 1])
     """
 
-    schema_version: ClassVar[int] = 2
+    schema_version: ClassVar[int] = 3
 
     model: str  # Class of the network
     threshold: float  # Position score from which heads were replaced; nan if they were named
@@ -103,12 +71,6 @@ class HeadReplacement(Record):
     ]  # Layers with all heads replaced; they hold no query, key and softmax
     parameters: int  # Number of parameters now
     parameters_before: int  # Number of parameters before
-    refinement: (
-        Refinement | None
-    )  # How the output matrices were fitted again; None if they were not
-    trial: (
-        ReplacementTrial | None
-    )  # The network before and after, on images; None if none were given
     not_covered: tuple[str, ...] = ()  # What this says nothing about
 
     @property
@@ -134,20 +96,6 @@ class HeadReplacement(Record):
             f"  softmax         none left in {without}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
-        if self.refinement is not None:
-            lines += [f"  {line}" for line in self.refinement.summary().splitlines()]
-        if (trial := self.trial) is not None:
-            changed = (
-                f"{trial.predictions_changed} of {counted(trial.predictions, 'prediction')} changed"
-            )
-            images = counted(trial.images, "image")
-            times = (
-                f"{trial.milliseconds_before:.3g} ms before, {trial.milliseconds_after:.3g} ms now"
-            )
-            lines += [
-                f"  outputs         changed by {trial.relative_change:.2%}, {changed}, {images}",
-                f"  an image        {times}: {trial.speedup:.2f} times as fast, {counted(trial.threads, 'thread')}",
-            ]
         reasons = {head.reason for head in self.left}
         for reason in sorted(reasons):
             count = sum(head.reason == reason for head in self.left)
@@ -168,8 +116,6 @@ def replace_convolutional_heads(
     threshold: float = CONVOLUTIONAL,
     *,
     heads: Sequence[tuple[str, int]] | None = None,
-    refit: Tensor | None = None,
-    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
     same_weights: bool = True,
 ) -> tuple[nn.Module, HeadReplacement]:
     """Copies a network and lets the heads that are convolutions run as convolutions, without training.
@@ -185,10 +131,6 @@ def replace_convolutional_heads(
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
-        refit: Some hundred images, without labels, on which the output matrix of each layer with replaced heads is then
-            fitted by least squares to the layer as it was; one of five is held out, and a fit that does not help there
-            is undone. None keeps the output matrices. Not of BERT.
-        images: Held-out images, or arguments in a tuple or a mapping, on which both networks are compared and timed.
         same_weights: Whether to raise an error if the report was measured with other weights than the network has now.
             False is for weights that were cast since, or are loaded afterwards.
 
@@ -196,8 +138,7 @@ def replace_convolutional_heads(
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
 
     Raises:
-        ArgumentError: An argument is out of range, the report is of another network or other weights,
-            or none of the layers can be refitted.
+        ArgumentError: An argument is out of range, or the report is of another network or other weights.
         UnsupportedModelError: No layer of the report can be read; the message says why for each. Or a layer runs more
             than once on an image.
 
@@ -221,9 +162,6 @@ def replace_convolutional_heads(
     ):
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     named = None if heads is None else check_heads(report, heads)
-    given = None if images is None else read_arguments(model, images)
-    if refit is not None:
-        require_batch("refit", refit)
     _require_of_model(report, model)
     limits = (*_NOT_COVERED, *_weights_limit(report, model, same_weights=same_weights))
     made = copy_network(model)
@@ -261,9 +199,6 @@ def replace_convolutional_heads(
     made = graft(made, new_layers)
     changed = list(dict.fromkeys(head.layer for head in records if head.replaced))
     with_softmax = {head.layer for head in records if not head.replaced}
-    refinement = (
-        None if refit is None or not changed else refit_outputs(model, made, changed, refit)
-    )
     return made, HeadReplacement(
         model=type(model).__name__,
         threshold=float(threshold) if named is None else math.nan,
@@ -271,8 +206,6 @@ def replace_convolutional_heads(
         layers_without_softmax=tuple(name for name in changed if name not in with_softmax),
         parameters=sum(parameter.numel() for parameter in made.parameters()),
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
-        refinement=refinement,
-        trial=None if given is None else compare_on_images(model, made, given),
         not_covered=limits,
     )
 
@@ -392,112 +325,3 @@ def bind_to_grid(network: nn.Module, layer: str, sizes: tuple[int, ...]) -> None
             if len(cutters) == 1 and not bound:
                 cutters[0].register_forward_pre_hook(MeasuredGrid(sizes))
             return
-
-
-_BATCH = 64
-"""Images that run at once."""
-
-_ROUNDS = 7
-
-
-def compare_on_images(before: nn.Module, after: nn.Module, given: Arguments) -> ReplacementTrial:
-    """Runs both networks in evaluation mode; images that the first one does not take raise ArgumentError."""
-    before, after = copy_module(before).eval(), copy_module(after).eval()
-    batches = given.batches(_BATCH)
-    try:
-        old = [first_output(before, batch) for batch in batches]
-    except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(must_fit(given.words, error)) from error
-    new = [first_output(after, batch) for batch in batches]
-    one, two = torch.cat(old).double(), torch.cat(new).double()
-    size = one.square().mean().sqrt().item()
-    change = (two - one).square().mean().sqrt().item()
-    predicted = one.argmax(-1)
-    times = _times(before, after, batches[0])
-    count = len(old[0])
-    return ReplacementTrial(
-        images=len(one),
-        outputs=one[0].numel(),
-        largest_change=(two - one).abs().max().item(),
-        relative_change=change / size if size else change,
-        predictions=predicted.numel(),
-        predictions_changed=int((predicted != two.argmax(-1)).sum()),
-        milliseconds_before=1e3 * times[0] / count,
-        milliseconds_after=1e3 * times[1] / count,
-        rounds=_ROUNDS,
-        batch=count,
-        threads=torch.get_num_threads(),
-    )
-
-
-def first_output(network: nn.Module, batch: Arguments) -> Tensor:
-    """Runs a network, and returns the first tensor of its output."""
-    tensors = run(network, batch)
-    if not tensors or not tensors[0].ndim:
-        raise ArgumentError("the network must return a tensor with one row for each image")
-    return tensors[0]
-
-
-def _times(before: nn.Module, after: nn.Module, batch: Arguments) -> tuple[float, float]:
-    """Returns the median seconds of a batch, the two networks in turn after one run to warm up."""
-    taken: dict[nn.Module, list[float]] = {before: [], after: []}
-    with torch.inference_mode():
-        for _ in range(_ROUNDS):
-            for network, seconds in taken.items():
-                arguments = batch.copied()
-                started = time.perf_counter()
-                network(*arguments.positional, **arguments.named)
-                seconds.append(time.perf_counter() - started)
-    return statistics.median(taken[before]), statistics.median(taken[after])
-
-
-_RIDGE = 1e-3
-"""Penalty on changes of the weights, as a share of the mean square of a layer's inputs."""
-
-
-def refit_outputs(
-    model: nn.Module, made: nn.Module, names: Sequence[str], images: Tensor
-) -> Refinement:
-    """Fits W_out and its bias, layer by layer, so that the layer's output is nearest to that of the layer as it was.
-
-    From the first layer to the last, each W_out moves to the minimum of `Σ ‖old output − new output‖² + μ‖change‖²`,
-    given the heads that average and those that attend. Each layer sees the output of the layers that are already
-    fitted. Every fifth image is held out, and a fit that does not help on those is undone.
-
-    `names` are the layers of `made` with replaced heads, whose output matrices are changed in place. ArgumentError is
-    raised for images that do not fit, and if no layer holds an output matrix.
-    """
-    teacher, student = copy_network(model).eval(), copy_network(made).eval()
-    fitted: dict[nn.Module, str] = {}
-    left = []
-    for name in names:
-        layer = student.get_submodule(name)
-        attention = _convolved(layer)
-        if attention.output is not None:
-            fitted[attention.output] = name
-        else:
-            left.append(
-                LeftAlone(name, type(layer).__name__, "another module applies its output matrix")
-            )
-    if not fitted:
-        raise ArgumentError(f"refit must be None, because {LeftAlone.in_words(left)[0]}")
-    layers = {
-        place: LayerToFit(fitted[part], part, teacher.get_submodule(fitted[part]))
-        for place, part in student.named_modules()
-        if isinstance(part, nn.Linear) and part in fitted
-    }
-    record = fit_layers(
-        student, teacher, layers, images, _first, ridge=_RIDGE, argument="refit", left_alone=left
-    )
-    for name in fitted.values():
-        made.get_submodule(name).load_state_dict(student.get_submodule(name).state_dict())
-    return record
-
-
-def _convolved(layer: nn.Module) -> ConvolvedAttention:
-    """Returns the attention in a layer with replaced heads."""
-    return next(part for part in layer.modules() if isinstance(part, ConvolvedAttention))
-
-
-def _first(network: nn.Module, images: Tensor) -> Tensor:
-    return first_output(network, Arguments((images,), {}, "the images"))
