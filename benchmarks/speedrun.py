@@ -22,9 +22,9 @@ from convattn.files import write_atomically
 from convattn.heads import read_heads
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.lab.figures import head_layers
+from convattn.lab.speed_net import SpeedNet
 from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
-from convattn.models import SpeedNet
 
 __all__ = [
     "attention_on_taps",

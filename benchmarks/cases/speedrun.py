@@ -12,8 +12,8 @@ from benchmarks.cases.training import is_mixed, training_steps
 from benchmarks.correctness import FEW_NUMBERS, judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention
-from convattn.models import SpeedNet
 
 __all__ = ["SpeedRunCase"]
 

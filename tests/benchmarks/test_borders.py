@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.borders import PADDINGS, borders, compared, page
-from convattn.models import SpeedNet
+from convattn.lab.speed_net import SpeedNet
 
 
 @pytest.fixture(scope="module")

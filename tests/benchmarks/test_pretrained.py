@@ -6,7 +6,8 @@ import torch
 from benchmarks.pretrained.__main__ import KERNELS, conversions, convertible, page
 from benchmarks.trained.measure import BATCH, Bench
 from convattn.data import load_digits
-from convattn.models import AttentionNet, ConvNet, SpeedNet
+from convattn.lab.speed_net import SpeedNet
+from convattn.models import AttentionNet, ConvNet
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from benchmarks.speedrun import (
     taps_of_all,
 )
 from convattn.encodings import Quadratic
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention2d
-from convattn.models import SpeedNet
 
 
 def test_share_on_the_taps_is_that_of_the_layer():

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
+from convattn.lab.speed_net import SpeedNet
+from convattn.models import AttentionNet, ConvNet, ResNet
 from convattn.models.classifier import ImageClassifier
 from convattn.sealed import write_sealed
 

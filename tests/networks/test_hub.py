@@ -10,7 +10,8 @@ from tests.networks.networks import images
 
 from convattn import from_pretrained, network_to_attention, push_to_hub, save_network
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.models import ResNet, SpeedNet
+from convattn.lab.speed_net import SpeedNet
+from convattn.models import ResNet
 
 
 @pytest.fixture

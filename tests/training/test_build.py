@@ -15,8 +15,8 @@ from convattn.lab.recipe import (
     StartRecipe,
 )
 from convattn.lab.run_setup import build_network, build_optimizer, load_data, rate_of_group
+from convattn.lab.speed_net import WhitenedPatches
 from convattn.models import AttentionNet
-from convattn.models.speed_net import WhitenedPatches
 from convattn.networks import save_network
 
 MODELS = [

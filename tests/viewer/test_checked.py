@@ -13,7 +13,8 @@ from tests.viewer.layer_cases import random_layer
 
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.heads import read_heads
-from convattn.models import AttentionNet, SpeedNet
+from convattn.lab.speed_net import SpeedNet
+from convattn.models import AttentionNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
 from convattn.viewer import Exhibit, Scene, build_scene

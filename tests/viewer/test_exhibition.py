@@ -9,8 +9,9 @@ import torch
 from convattn.cli.network_options import NetworkOptions
 from convattn.convert import network_to_attention, network_to_conv, save_layer
 from convattn.errors import ArgumentError
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention, RelativeAttention2d
-from convattn.models import AttentionNet, SpeedNet
+from convattn.models import AttentionNet
 from convattn.networks import load_network, save_network
 from convattn.viewer.exhibition import Exhibition, gather
 

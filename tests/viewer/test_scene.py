@@ -16,8 +16,9 @@ from convattn.errors import (
     UnsupportedModelError,
 )
 from convattn.heads import analyze, read_heads
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.models import AttentionNet, SpeedNet
+from convattn.models import AttentionNet
 from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
 from convattn.viewer import Exhibit, Scene, build_scene

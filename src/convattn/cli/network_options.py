@@ -52,8 +52,8 @@ class NetworkOptions:
         given = [name for name, value in self.given().items() if value]
         if Path(source).is_dir() or ":" not in source:
             return self._load_folder(source, given)
-        from convattn.models import NETWORKS, pretrained_names
-        from convattn.networks.source import split_source
+        from convattn.models import pretrained_names
+        from convattn.networks.source import NETWORKS, split_source
 
         home, name = split_source(source)
         if home == "convattn" and name not in NETWORKS:

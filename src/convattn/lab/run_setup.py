@@ -28,7 +28,8 @@ from convattn.lab.recipe import (
     StepsRecipe,
     TriangleRecipe,
 )
-from convattn.models import AttentionNet, ConvNet, ResNet, SpeedNet
+from convattn.lab.speed_net import SpeedNet
+from convattn.models import AttentionNet, ConvNet, ResNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, load_digits, normalise
 from convattn.provenance import RunRecord

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from convattn.convert import load_layer
 from convattn.convert.saved_layers import KINDS
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, must_be_a
-from convattn.models import NETWORKS
 from convattn.models.pretrained import fetch, network_folder
-from convattn.networks.source import create_network, own_source, split_source
+from convattn.networks.source import NETWORKS, create_network, own_source, split_source
 from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 

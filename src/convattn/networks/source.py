@@ -3,7 +3,8 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from importlib import import_module
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -19,9 +20,18 @@ from convattn.errors import (
     optional_module,
     without_trace,
 )
-from convattn.models import NETWORKS
 from convattn.models.classifier import ImageClassifier
 from convattn.wording import some
+
+NETWORKS: Mapping[str, str] = MappingProxyType(
+    {
+        "AttentionNet": "convattn.models.attention_net",
+        "ConvNet": "convattn.models.attention_net",
+        "ResNet": "convattn.models.resnet",
+        "SpeedNet": "convattn.lab.speed_net",
+    }
+)
+"""The module of every class of this library that builds a network; it is imported when one is built."""
 
 HOMES = ("convattn", "hf", "timm", "torchvision")
 """What may stand before the colon of a source."""
@@ -89,7 +99,7 @@ def create_network(
     try:
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
-                return NETWORKS[name](**chosen)
+                return getattr(import_module(NETWORKS[name]), name)(**chosen)
             build = {
                 "timm": _create_timm,
                 "torchvision": _create_torchvision,
@@ -111,8 +121,9 @@ def create_network(
 
 def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
     """Returns the source and the options of a network of this library; None of any other."""
-    name = type(network).__name__
-    if not isinstance(network, ImageClassifier) or NETWORKS.get(name) is not type(network):
+    kind = type(network)
+    name = kind.__name__
+    if not isinstance(network, ImageClassifier) or NETWORKS.get(name) != kind.__module__:
         return None
     return f"convattn:{name}", dict(network.arguments)
 

@@ -1,14 +1,16 @@
 """A network as a list of operations, which the page runs from the picture to the class scores."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.surgery import full_name
 from convattn.layers import RelativeAttention2d
 from convattn.layers.block import MixingBlock
-from convattn.models import AttentionNet, SpeedNet
+from convattn.models import AttentionNet
 from convattn.viewer.lattice import Place
 from convattn.viewer.scene import SceneTensors
 
@@ -121,11 +123,7 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
 
     `numbers` are those of the attention layers of displacements by name.
     """
-    makers: dict[type, Callable[[Any, Program], None]] = {
-        SpeedNet: _speed_net,
-        AttentionNet: _attention_net,
-    }
-    make = makers.get(type(network))
+    make = _MAKERS.get(full_name(type(network)))
     mixing = {key for key, part in network.named_modules() if isinstance(part, RelativeAttention2d)}
     if make is None or mixing != set(numbers):
         return None
@@ -137,7 +135,7 @@ def make_program(network: nn.Module, numbers: Mapping[str, int]) -> Program | No
     return program
 
 
-def _speed_net(network: SpeedNet, program: Program) -> None:
+def _speed_net(network: Any, program: Program) -> None:
     stem = network.stem
     program.patches(stem.weight.unflatten(1, (-1, stem.patch, stem.patch)), stem.bias, step=1)
     program.add("gelu")
@@ -182,3 +180,12 @@ def _attention_net(network: AttentionNet, program: Program) -> None:
             program.normalise_pixels(block.feedforward_norm)
     program.add("mean")
     program.linear(network.head)
+
+
+_MAKERS: Mapping[str, Callable[[Any, Program], None]] = MappingProxyType(
+    {
+        "convattn.lab.speed_net.SpeedNet": _speed_net,
+        "convattn.models.attention_net.AttentionNet": _attention_net,
+    }
+)
+"""What writes a network down, by the full name of its class."""

@@ -7,9 +7,9 @@ from torch import nn
 from convattn import freeze, load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert import to_conv
 from convattn.encodings import Quadratic
+from convattn.lab.speed_net import SpeedNet
 from convattn.layers import NormalisedConv, RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.models.speed_net import SpeedNet
 from convattn.testing.budget import assert_within_budget, references
 
 NETWORKS = {

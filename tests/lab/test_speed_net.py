@@ -8,9 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
+from convattn.lab.speed_net import SpeedNet, WhitenedPatches
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
-from convattn.models import SpeedNet
-from convattn.models.speed_net import WhitenedPatches
 from convattn.testing.budget import assert_within_budget, references, roundings
 
 MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
