@@ -23,9 +23,6 @@ from benchmarks.borders import page as borders_page
 from benchmarks.certify import Case
 from benchmarks.certify import page as certify_page
 from benchmarks.head_replacement.page import page as head_replacement_page
-from benchmarks.large_kernels import gain as large_kernels_gain
-from benchmarks.large_kernels import page as large_kernels_page
-from benchmarks.large_kernels import tables as large_kernels_tables
 from benchmarks.page import suite_page
 from benchmarks.pretrained.__main__ import padding
 from benchmarks.pretrained.__main__ import page as pretrained_page
@@ -54,6 +51,7 @@ from convattn.lab.study_record import t_interval
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 README = RESULTS.parents[1] / "README.md"
+EVIDENCE = RESULTS.parents[1] / "evidence"
 SEEDS = (0, 1, 2)
 
 
@@ -73,6 +71,7 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _networks_speed,
         _sequences,
         _as_convolutions,
+        _large_kernels,
         _certified,
         _others,
     ):
@@ -91,11 +90,6 @@ def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
     }
     for name, made in words.items():
         yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
-    kernels = [
-        _json(folder / f"large-kernels{name}.json") for name in ("", "-two-threads", "-avx512")
-    ]
-    yield "large-kernels.md", large_kernels_page(kernels[0], kernels[1:])
-    yield "large-kernels-tables.md", large_kernels_tables(kernels[0], kernels[1:])
     certified = _json(folder / "certify.json")
     yield "certify.md", certify_page(_cases(certified), certified)
     sharpness = _json(folder / "sharpness.json")
@@ -610,20 +604,34 @@ def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _as_convolutions(folder: Path) -> Iterator[tuple[str, str]]:
-    """Exact borders, and networks with large kernels."""
+    """Exact borders."""
     exact = [rows["exact"] for rows in _json(folder / "borders.json")["networks"].values()]
     (tests,) = {row["tests"] for row in exact}
     changed = max(row["changed"] for row in exact)
     yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
     yield from _padded(_json(folder / "borders.json")["networks"])
-    kernels = _json(folder / "large-kernels.json")
-    faster = [
-        f"{large_kernels_gain(kernels, 'default', training=task):.2g}" for task in (False, True)
-    ]
-    ending = (
-        f"{faster[1]} in training; n = {len({row['name'] for row in kernels['networks']})} networks"
-    )
-    yield "index.md", f"at least {faster[0]} times as fast as torch's default layout, {ending}"
+
+
+def _large_kernels(_: Path) -> Iterator[tuple[str, str]]:
+    """Times of depthwise convolutions in torch's two layouts."""
+    record = _json(EVIDENCE / "large-kernels" / "large-kernels.json")
+    before, after = "1 × 128 channels, 56 × 56, ", ", depthwise"
+    ratio = 0.0
+    for case in record["cases"]:
+        name = case["name"]
+        if case["training"] or not name.startswith(before) or not name.endswith(after):
+            continue
+        kernel = name.removeprefix(before).removesuffix(after)
+        default, last = (1000 * case["seconds"][kind] for kind in ("default", "channels-last"))
+        yield "large-kernels.md", f"| {kernel} | {_digits(default)} | {_digits(last)} |"
+        if kernel == "31 × 31":
+            ratio = default / last
+    yield "index.md", f"{ratio:.2g} times as long as channels-last at 31 × 31"
+
+
+def _digits(value: float) -> str:
+    """Writes three digits, without an exponent."""
+    return f"{float(f'{value:.3g}'):,g}"
 
 
 def _padded(networks: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

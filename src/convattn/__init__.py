@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from convattn.__about__ import __version__ as __version__
 
 if TYPE_CHECKING:
-    from convattn.convert import accelerate_large_kernels as accelerate_large_kernels
     from convattn.convert import attention_to_conv as attention_to_conv
     from convattn.convert import certify as certify
     from convattn.convert import conv_to_attention as conv_to_attention
@@ -55,9 +54,6 @@ if TYPE_CHECKING:
     from convattn.layers import GatedRelativeAttention1d as GatedRelativeAttention1d
     from convattn.layers import GatedRelativeAttention2d as GatedRelativeAttention2d
     from convattn.layers import GatedRelativeAttention3d as GatedRelativeAttention3d
-    from convattn.layers import LargeKernelConv1d as LargeKernelConv1d
-    from convattn.layers import LargeKernelConv2d as LargeKernelConv2d
-    from convattn.layers import LargeKernelConv3d as LargeKernelConv3d
     from convattn.layers import RelativeAttention1d as RelativeAttention1d
     from convattn.layers import RelativeAttention2d as RelativeAttention2d
     from convattn.layers import RelativeAttention3d as RelativeAttention3d
@@ -75,7 +71,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "convattn.__about__": "__version__",
     "convattn.convert": (
-        "accelerate_large_kernels attention_to_conv certify conv_to_attention freeze load_layer network_to_attention "
+        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention "
         "network_to_conv patch_convolution refine save_layer"
     ),
     "convattn.convert.certificate": "Certificate NetworkCertificate",
@@ -91,8 +87,8 @@ _NAMES = {
     "convattn.heads.replace": "HeadReplacement",
     "convattn.lab": "load_recipe train",
     "convattn.layers": (
-        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d LargeKernelConv1d "
-        "LargeKernelConv2d LargeKernelConv3d RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
+        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d "
+        "RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
     ),
     "convattn.models": "AttentionNet ConvNet resnet18",
     "convattn.networks": "from_pretrained load_network push_to_hub save_network",

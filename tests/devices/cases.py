@@ -14,7 +14,6 @@ from convattn import (
     AttentionNet,
     Content,
     GatedRelativeAttention2d,
-    LargeKernelConv2d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -129,12 +128,6 @@ def cases():
         partial(RelativeAttention3d, 4, 6, 4, "quadratic"),
         gradients,
         IMAGES.unflatten(3, (3, 4)),
-    )
-    yield (
-        "large kernel",
-        partial(LargeKernelConv2d, 4, 4, 15, padding=7, groups=4),
-        gradients,
-        IMAGES,
     )
     yield (
         "to attention",

@@ -1,6 +1,5 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
-from convattn.convert.acceleration import accelerate_large_kernels
 from convattn.convert.agreement import certify
 from convattn.convert.certificate import off_centre_mass
 from convattn.convert.fit import refine
@@ -14,7 +13,6 @@ from convattn.convert.to_conv import attention_to_conv
 __all__ = [
     "SUPPORTED_CONVOLUTIONS",
     "SamePaddedAttention",
-    "accelerate_large_kernels",
     "attention_to_conv",
     "certify",
     "conv_to_attention",

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.errors import ShapeError
-from convattn.functional.large_kernel import convolve_large
 from convattn.functional.torch_modes import without_autocast
 from convattn.heads.families.attention_class import TokenAttention, linear
 
@@ -118,9 +117,8 @@ class KernelMeans(nn.Module):
                 values, "batch heads positions width -> batch (heads width) positions"
             )
             depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
-            geometry = [(n,) * len(sizes) for n in (1, 0, 1)]  # its gradients are slow in torch
             padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
-            sums = convolve_large(padded, depthwise, None, geometry, heads * width, direct=True)
+            sums = convolve(padded, depthwise, groups=heads * width)
         y = rearrange(
             sums.flatten(2),
             "batch (heads width) positions -> batch heads positions width",

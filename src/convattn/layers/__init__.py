@@ -10,11 +10,6 @@ from convattn.layers.gated import (
     GatedRelativeAttention3d,
 )
 from convattn.layers.normalised_conv import NormalisedConv
-from convattn.layers.planned_convolution import (
-    LargeKernelConv1d,
-    LargeKernelConv2d,
-    LargeKernelConv3d,
-)
 from convattn.layers.relative import (
     RelativeAttention,
     RelativeAttention1d,
@@ -31,9 +26,6 @@ __all__ = [
     "GatedRelativeAttention1d",
     "GatedRelativeAttention2d",
     "GatedRelativeAttention3d",
-    "LargeKernelConv1d",
-    "LargeKernelConv2d",
-    "LargeKernelConv3d",
     "MergedValues",
     "NormalisedConv",
     "RelativeAttention",
