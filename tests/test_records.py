@@ -76,7 +76,7 @@ LAYER = LayerCertificate(
     largest=2.0,
     verdict="different",
     path="convolution",
-    notes=("Linear folded in",),
+    notes=("it no longer shares weights with head.weight",),
 )
 NETWORK = NetworkCertificate(
     direction="network_to_conv",
@@ -336,7 +336,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "accuracy 50.00% before, 100.00% after",
         'made smaller by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
         "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2, bound 2.5",
-        "note Linear folded in (blocks.0.mixer)",
+        "note it no longer shares weights with head.weight (blocks.0.mixer)",
         "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",
         "not covered another thing",
     ):

@@ -42,7 +42,7 @@ def conversions(bench: Bench, name: str, network: nn.Module) -> Iterator[Row]:
     """Converts one network in every way, and measures each."""
     images = bench.images[:CERTIFIED]
     for kernel in (None, *KERNELS):
-        made, certificate = network_to_conv(network, kernel_size=kernel, images=images, fold=False)
+        made, certificate = network_to_conv(network, kernel_size=kernel, images=images)
         window = "as wide as needed" if kernel is None else f"{kernel} × {kernel}"
         yield bench.row(name, f"to convolutions, {window}", network, made, certificate)
         if kernel is None:

@@ -107,10 +107,7 @@ def measure(subject: Subject, tell: Callable[[str], None]) -> TaskResult:
     soft = {name: _by_softmax(task, name, made, inputs[name]) for name, made in planned.items()}
     outcomes.append(_converted(SOFTMAX, task, soft, truth))
     tell(BACK)
-    back = {
-        name: network_to_conv(made, images=inputs[name], fold=False)
-        for name, made in planned.items()
-    }
+    back = {name: network_to_conv(made, images=inputs[name]) for name, made in planned.items()}
     returned = {name: _same_weights(made, task.networks[name]) for name, (made, _) in back.items()}
     outcomes.append(_converted(BACK, task, back, truth, returned))
     tell("one weight turned about")

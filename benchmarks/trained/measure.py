@@ -154,7 +154,7 @@ def convolutional(bench: Bench, folder: Path) -> list[Row]:
     rows = [bench.row(name, "to attention, planned path", network, made, certificate)]
     made, certificate = network_to_attention(network, impl="separable", images=some)
     rows.append(bench.row(name, "to attention, softmax axis by axis", network, made, certificate))
-    back, certificate = network_to_conv(made, images=some, fold=False)
+    back, certificate = network_to_conv(made, images=some)
     found, state = back.state_dict(), network.state_dict()
     returned = found.keys() == state.keys() and all(
         torch.equal(found[key], state[key]) for key in state

@@ -165,30 +165,8 @@ def test_a_trained_network_of_attention_becomes_convolutions(capsys):
     )
     assert isinstance(load_network("made").blocks[0].mixer, nn.Conv2d)
     assert isinstance(load_network("made").blocks[0].dense, nn.Linear)
-    assert (
-        main(["convert", "run", "--to", "conv", "-o", "folded", "--fold", "--allow-difference"])
-        == 3
-    )
-    assert isinstance(load_network("folded").blocks[0].dense, nn.Identity)
-    certificate = NetworkCertificate.load("folded/certificate.json")
+    certificate = NetworkCertificate.load("made/certificate.json")
     assert certificate.shapes == ((1, 3, 8, 8),)
-
-
-def test_fold_says_where_it_finds_nothing(weights, capsys):
-    arguments = [
-        "convert",
-        "timm:resnet10t",
-        "--weights",
-        "weights.pth",
-        *TINY,
-        "--include",
-        "layer1.0.conv1",
-        *SHAPE,
-    ]
-    assert main([*arguments, "-o", "made"]) == 0
-    assert "folded" not in capsys.readouterr().out
-    assert main(["convert", "made", "--to", "conv", "--fold", "-o", "back", *SHAPE]) == 0
-    assert "folded nothing: no new convolution is certainly followed by" in capsys.readouterr().out
 
 
 def test_an_attention_layer_becomes_a_convolution(capsys):
@@ -441,7 +419,7 @@ MISTAKES = {
         [*OWN, "--to", "conv", "--sharpness", "0"],
         "--sharpness cannot be given with --to conv",
     ),
-    "option of conv": ([*OWN, "--fold"], "--fold cannot be given with --to attention"),
+    "option of conv": ([*OWN, "--mass", "0.1"], "--mass cannot be given with --to attention"),
     "nothing to convert": (
         [*OWN, "--random-weights", "--to", "conv"],
         "no layer could be converted",

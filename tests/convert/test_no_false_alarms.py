@@ -146,7 +146,7 @@ def test_networks_of_convolutions():
         dtype, count = draw.choice([torch.float32, torch.float64]), draw.choice([1, 2, 5])
         network, x = convolutional(draw).to(dtype), torch.randn(count, 3, 9, 11, dtype=dtype)
         made = right(network_to_attention(network, images=x, content=draw.random() < 0.2), "exact")
-        right(network_to_conv(made, images=x, fold=draw.random() < 0.5), "exact")
+        right(network_to_conv(made, images=x), "exact")
         right(network_to_attention(network, images=x, sharpness=draw.choice([5.0, 46.0])))
 
 
@@ -161,8 +161,4 @@ def test_networks_of_attention(encoding):
             filled(AttentionNet(encoding, **sizes)).eval(),
             torch.randn(draw.choice([1, 3]), 3, 16, 16),
         )
-        right(
-            network_to_conv(
-                network, images=x, kernel_size=draw.choice([1, 3, 7]), fold=draw.random() < 0.5
-            )
-        )
+        right(network_to_conv(network, images=x, kernel_size=draw.choice([1, 3, 7])))

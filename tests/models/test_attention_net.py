@@ -139,7 +139,7 @@ def test_flops_agree_with_what_pytorch_counts(encoding, kind, heads):
 
 def test_flops_of_a_network_that_keeps_borders_are_those_of_attention():
     network = AttentionNet(**SMALL)
-    made, _ = network_to_conv(network, images=small_images(), borders="exact", fold=False)
+    made, _ = network_to_conv(network, images=small_images(), borders="exact")
     assert isinstance(made.blocks[0].mixer, NormalisedConv)
     assert made.flops(10) == network.flops(10)
 

@@ -70,8 +70,8 @@ def test_layer_that_is_called_twice_is_counted_twice(forecast):
 def test_forecast_towards_convolutions(network):
     x = torch.randn(1, 3, 8, 8)
     made, _ = network_to_attention(network, images=x)
-    forecast = forecast_conv(made, x, fold=False)
-    back, _ = network_to_conv(made, fold=False)
+    forecast = forecast_conv(made, x)
+    back, _ = network_to_conv(made)
     first = forecast.layers[0]
     assert (first.source, first.result, first.kernel_size) == (
         "RelativeAttention2d",

@@ -48,7 +48,7 @@ def test_training_goes_on_from_the_function_that_was_trained(trained, content):
     assert {type(layer) for layer in layers.values()} == {
         GatedRelativeAttention2d if content else RelativeAttention2d
     }
-    before, _ = network_to_conv(network.eval(), fold=False)
+    before, _ = network_to_conv(network.eval())
     expected = load_network(trained).state_dict()
     found = before.state_dict()
     assert found.keys() == expected.keys()

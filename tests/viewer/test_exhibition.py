@@ -99,9 +99,7 @@ def _with_hard_heads(folder: Path, size: int, *, whole: bool) -> str:
     _saved(folder, "soft")
     network = load_network(folder / "soft")
     names = ["blocks.0.mixer", *(["blocks.1.mixer"] if whole else [])]
-    made, _ = network_to_attention(
-        network_to_conv(network, kernel_size=size, include=names, fold=False)[0]
-    )
+    made, _ = network_to_attention(network_to_conv(network, kernel_size=size, include=names)[0])
     save_network(made, folder / "hard")
     return str(folder / "hard")
 

@@ -51,9 +51,7 @@ def _attention_net() -> AttentionNet:
 
 
 def _converted() -> nn.Module:
-    convolutions, _ = network_to_conv(
-        _speed_net(), kernel_size=3, images=torch.randn(1, 3, 16, 16), fold=False
-    )
+    convolutions, _ = network_to_conv(_speed_net(), kernel_size=3, images=torch.randn(1, 3, 16, 16))
     return network_to_attention(convolutions, images=torch.randn(1, 3, 16, 16))[0]
 
 

@@ -43,7 +43,6 @@ def convert(  # noqa: PLR0913 - the options of the command
     kernel_size: WholeNumber | None = None,
     mass: float | None = None,
     borders: Literal["plain", "auto", "exact"] | None = None,
-    fold: bool = False,
     tolerance: float | None = None,
     allow_difference: bool = False,
     dry_run: bool = False,
@@ -77,7 +76,6 @@ def convert(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
         borders: exact makes convolutions that err nowhere at borders, auto only where it can. Default: plain.
-        fold: Merge the batch normalisation or linear map after each new convolution into it.
         tolerance: Largest difference to write, as a share in (0, 1) of the largest output. On images that are not
             random it is also called close. Default: 0.01 on such images, and none on random numbers.
         allow_difference: Write a result that is different, too. The exit code stays 3.
@@ -91,7 +89,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         ArgumentError: An option is missing, or two options exclude each other.
     """
     to_attention = {"--sharpness": sharpness, "--content": content}
-    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders, "--fold": fold}
+    to_conv = {"--kernel-size": kernel_size, "--mass": mass, "--borders": borders}
     _require_absent(
         to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}"
     )
@@ -121,14 +119,14 @@ def convert(  # noqa: PLR0913 - the options of the command
         of_network |= {
             "--exclude": exclude,
             "--content": content,
-            "--fold": fold,
             "--dry-run": dry_run,
         }
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
     sizes = require_measured(images, limit, shape)
     options |= {"include": include or None, "exclude": exclude or None}
-    options |= {"content": content} if to == "attention" else {"fold": fold}
+    if to == "attention":
+        options["content"] = content
     from convattn.files import require_new_folder
     from convattn.networks.forecast import forecast_attention, forecast_conv
 
@@ -166,7 +164,7 @@ class _Target:
         found, limit = certificate.difference, self.tolerance
         return self.allow_difference or (limit is not None and found is not None and found <= limit)
 
-    def finish(self, certificate: "Certificate | NetworkCertificate", note: str = "") -> int:
+    def finish(self, certificate: "Certificate | NetworkCertificate") -> int:
         """Prints the certificate and what was written, and returns the exit code."""
         if self.accepts(certificate):
             outcome = f"wrote {self.output}"
@@ -177,7 +175,7 @@ class _Target:
                 "wrote nothing, because the result is different: make the difference smaller as said above, or ask for"
                 " it by --tolerance SHARE or --allow-difference"
             )
-        print_record(certificate, f"{certificate.summary()}\n{outcome}{note}", json=self.json)
+        print_record(certificate, f"{certificate.summary()}\n{outcome}", json=self.json)
         return EXIT_CODES[certificate.verdict]
 
 
@@ -272,12 +270,7 @@ def _convert_network(
             options=loaded.options,
             certificate=certificate,
         )
-    note = ""
-    if options.get("fold") and not any(
-        "folded in" in text for layer in certificate.layers for text in layer.notes
-    ):
-        note = "\nfolded nothing: no new convolution is certainly followed by a linear map or batch normalisation"
-    return target.finish(certificate, note)
+    return target.finish(certificate)
 
 
 def _holds_layer(source: str) -> bool:

@@ -1,12 +1,10 @@
 """Whole networks: from convolutions to attention layers that compute the same, and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from einops import rearrange
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -23,7 +21,6 @@ from convattn.convert.certificate import (
 )
 from convattn.convert.comparison import certify_network, compare_networks
 from convattn.convert.surgery import (
-    CALLS,
     Arguments,
     Watch,
     copy_module,
@@ -43,7 +40,6 @@ from convattn.convert.taps import (
     REFUSED,
     AnyConvolution,
     PlainConvolution,
-    TransposedConvolution,
     read_plain,
 )
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
@@ -59,14 +55,10 @@ from convattn.errors import (
 )
 from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
-from convattn.layers.block import MixingBlock
 from convattn.wording import ITSELF, counted, some
 
 _PATHS = ("auto", "separable")
 """How the layers of a converted network may compute."""
-
-_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-"""Batch normalisation by the number of axes."""
 
 _Patterns = str | Sequence[str] | None
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -377,7 +369,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     exclude: str | Sequence[str] | None = None,
     images: Tensor | None = None,
     labels: Int[Tensor, " images"] | None = None,
-    fold: bool = True,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every attention layer that does not depend on content by a convolution.
@@ -400,9 +391,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
         images: Images on which both networks are compared, in evaluation mode.
         labels: Class of each image.
-        fold: Whether to merge the module after a new convolution into it if that is safe: the linear map of a
-            `MixingBlock`, or batch normalisation in evaluation mode right after it in an `nn.Sequential` that runs as a
-            whole, which is seen with `images`, and is certain if the network is an `nn.Sequential` itself.
         tolerance: As in `network_to_attention`.
 
     Returns:
@@ -438,9 +426,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)
     }
     chosen, left = _select(named, "attention layers", include, exclude)
-    sizes, calls = {}, None
+    sizes = {}
     if images is not None:
-        sizes, calls = _sizes_and_calls(model, [named[layer][0] for layer in chosen], images)
+        sizes = _largest_sizes(model, [named[layer][0] for layer in chosen], images)
     convert = partial(
         attention_to_conv,
         kernel_size=kernel_size,
@@ -466,10 +454,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
     plain = {names[0]: conv for names, conv, _ in converted if not isinstance(conv, NormalisedConv)}
-    folded = fold_following(made, [*plain.values()], calls) if fold else {}
     layers = []
     for names, conv, certificate in converted:
-        notes = [*([folded[conv]] if conv in folded else []), *_untied(model, names)]
+        notes = _untied(model, names)
         notes += [
             f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item
         ]
@@ -524,26 +511,16 @@ def _untied(model: nn.Module, names: Sequence[str]) -> list[str]:
     return [f"it no longer shares weights with {', '.join(others)}"] if others else []
 
 
-def _sizes_and_calls(
+def _largest_sizes(
     model: nn.Module, names: Sequence[str], images: Tensor
-) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Returns the largest size that each layer receives, and how often it and each `nn.Sequential` runs."""
-    places = {name: type(module) for name, module in model.named_modules()}
-    sequences = [
-        name
-        for name, kind in places.items()
-        if nn.Sequential in (kind, places[name.rpartition(".")[0]])
-    ]
-    shapes = input_shapes(
-        model, Arguments((images[:1],), {}, "one of the images"), {*names, *sequences}
-    )
-    spatial = {
-        name: zip(*(shape[2:] for shape in shapes[name]), strict=True)
-        for name in names
-        if name in shapes
-    }
-    sizes = {name: tuple(max(along) for along in axes) for name, axes in spatial.items()}
-    return sizes, {name: len(several) for name, several in shapes.items()}
+) -> dict[str, tuple[int, ...]]:
+    """Returns, for each layer that an image reaches, the largest size that it receives along each axis."""
+    image = Arguments((images[:1],), {}, "one of the images")
+    sizes = {}
+    for name, shapes in input_shapes(model, image, names).items():
+        spatial = [shape[2:] for shape in shapes]
+        sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
+    return sizes
 
 
 def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:
@@ -595,143 +572,3 @@ def _convert_layer(
             "images are padded by its window, and its convolution has another"
         )
     return conv, certificate
-
-
-def fold_following(
-    model: nn.Module, convolutions: Sequence[AnyConvolution], calls: Mapping[str, int] | None = None
-) -> dict[nn.Module, str]:
-    """Folds linear maps and batch normalisation into the convolutions before them, in place.
-
-    These are the linear map of a `MixingBlock`, and batch normalisation in evaluation mode in an `nn.Sequential`, where
-    a linear map acts on the last axis and not on channels. `W' = L W, b' = L b + c`, computed in float64 and rounded
-    once; `nn.Identity` stays in their place. Modules that are used in several places, have hooks, or have a method of
-    their own are left alone.
-
-    A network may run a part of an `nn.Sequential`, or look between its modules, so `calls`, how often each runs in one
-    pass, must be the same for it and its modules. Without `calls`, only an `nn.Sequential` that is the network, or lies
-    in such ones alone, certainly runs as a whole. Returns, for a convolution, what was folded into it, or what was not
-    and why.
-    """
-    named = names_by_module(model)
-    wanted, notes = set(convolutions), {}
-    for parent, names in named.items():
-        for conv, follower, name in _consecutive_modules(parent):
-            if conv not in wanted or any(
-                len(named[module]) > 1 for module in (parent, conv, follower)
-            ):
-                continue
-            assert isinstance(conv, AnyConvolution)
-            linear = None
-            if type(parent) is MixingBlock:
-                linear = _matrix(conv, follower)
-            elif _run_together(model, names[0], named[conv] + named[follower], calls):
-                linear = _normalisation(conv, follower)
-            if linear is None:
-                continue
-            reason = next(
-                (why for module in (parent, conv, follower) if (why := _why_not(module))), None
-            )
-            if reason is None and not _fold(conv, *linear):
-                reason = f"the kernel would not be finite in {conv.weight.dtype}"
-            if reason is None:
-                setattr(parent, name, nn.Identity().train(follower.training))
-            notes[conv] = f"{type(follower).__name__} " + (
-                f"not folded in: {reason}" if reason else "folded in"
-            )
-    return notes
-
-
-def _consecutive_modules(parent: nn.Module) -> Iterator[tuple[nn.Module, nn.Module, str]]:
-    """Yields pairs of modules of which one follows the other, and the name of the second one in its parent."""
-    if type(parent) is MixingBlock:
-        yield parent.mixer, parent.dense, "dense"
-    elif type(parent) is nn.Sequential:
-        for (_, first), (name, second) in pairwise(parent._modules.items()):
-            if first is not None and second is not None:
-                yield first, second, name
-
-
-def _run_together(
-    model: nn.Module, parent: str, children: Sequence[str], calls: Mapping[str, int] | None
-) -> bool:
-    """Tells whether an `nn.Sequential` runs as a whole, and these modules in it only so."""
-    if calls is not None:
-        return calls.get(parent, 0) > 0 and all(
-            calls.get(name) == calls[parent] for name in children
-        )
-    parts = parent.split(".") if parent else []
-    around = (model.get_submodule(".".join(parts[:n])) for n in range(len(parts)))
-    return all(type(module) is nn.Sequential and "forward" not in vars(module) for module in around)
-
-
-def _matrix(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Returns the matrix (outputs, channels) and the bias of a linear map of channels; None if it is another module."""
-    if (
-        type(follower) is not nn.Linear
-        or follower.in_features != conv.out_channels
-        or conv.groups != 1
-    ):
-        return None
-    weight = follower.weight.detach().double()
-    return weight, weight.new_zeros(
-        len(weight)
-    ) if follower.bias is None else follower.bias.detach().double()
-
-
-def _normalisation(conv: AnyConvolution, follower: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Returns the factor and the bias of each channel in batch normalisation; None if it is another module."""
-    if type(follower) is not _NORMS[len(conv.kernel_size)] or follower.training:
-        return None
-    mean, variance, scale, shift = (
-        getattr(follower, name) for name in ("running_mean", "running_var", "weight", "bias")
-    )
-    if mean is None or variance is None or len(mean) != conv.out_channels:
-        return None
-    factor = (variance.double() + follower.eps).rsqrt()
-    if scale is not None:
-        factor = factor * scale.detach().double()
-    bias = -mean.double() * factor
-    return factor, bias if shift is None else bias + shift.detach().double()
-
-
-def _why_not(module: nn.Module) -> str | None:
-    """Returns why folding would lose what a module does, for an end of a sentence; None if it would not."""
-    own = next(
-        (
-            key
-            for key, value in vars(module).items()
-            if callable(value) and hasattr(type(module), key)
-        ),
-        None,
-    )
-    if own is not None:
-        return f"{own} of a {type(module).__name__} was replaced on the instance"
-    return (
-        f"a {type(module).__name__} has hooks"
-        if any(getattr(module, hooks) for hooks in CALLS)
-        else None
-    )
-
-
-def _fold(conv: AnyConvolution, linear: Tensor, bias: Tensor) -> bool:
-    """Merges a linear map into the convolution before it, and returns True if its dtype holds all numbers."""
-    transposed = isinstance(conv, TransposedConvolution)
-    weight = conv.weight.detach().double()
-    old = bias.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.detach().double()
-    if transposed:
-        weight = rearrange(weight, "(groups i) o ... -> (groups o) i ...", groups=conv.groups)
-    flat = weight.flatten(1)
-    weight = (linear @ flat if linear.ndim == 2 else linear[:, None] * flat).view(
-        -1, *weight.shape[1:]
-    )
-    if transposed:
-        weight = rearrange(weight, "(groups o) i ... -> (groups i) o ...", groups=conv.groups)
-    moved = bias + (linear @ old if linear.ndim == 2 else linear * old)
-    made = [one.to(conv.weight.dtype).contiguous() for one in (weight, moved)]
-    if not all(one.isfinite().all() for one in made):
-        return False
-    conv.out_channels = len(moved)
-    conv.weight, conv.bias = (
-        nn.Parameter(one, requires_grad=conv.weight.requires_grad) for one in made
-    )
-    return True

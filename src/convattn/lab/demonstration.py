@@ -243,7 +243,7 @@ def show_network(folder: Path, source: Path) -> TrainedNetwork:
     made = []
     for kernel in KERNELS:
         convolutions, certificate = network_to_conv(
-            network, kernel_size=kernel, images=images, labels=samples.split.labels, fold=False
+            network, kernel_size=kernel, images=images, labels=samples.split.labels
         )
         made.append((convolutions, replace(certificate, images=words)))
     own, certificate = made[0]

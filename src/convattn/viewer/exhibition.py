@@ -255,7 +255,7 @@ def _as_convolutions(
     network: nn.Module, images: Tensor, kernel_size: int | None
 ) -> tuple[nn.Module, str]:
     """Converts attention to convolutions, and says their size."""
-    convert = partial(network_to_conv, images=images, fold=False)
+    convert = partial(network_to_conv, images=images)
     size = kernel_size or _KERNEL_SIZE
     hard = [
         name

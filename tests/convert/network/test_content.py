@@ -59,7 +59,7 @@ def test_the_certificate_tells_what_content_takes():
 def test_closed_gates_become_the_same_convolutions_again_and_open_ones_are_left():
     network, x = small_resnet(), images(2, 3, 16, 16)
     made, _ = network_to_attention(network, content=Content(key_width=3, position=False), images=x)
-    again, certificate = network_to_conv(made, images=x, fold=False)
+    again, certificate = network_to_conv(made, images=x)
     assert certificate.exact
     assert not certificate.left_alone
     state = again.state_dict()
