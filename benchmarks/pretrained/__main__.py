@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.trained.measure import BATCH, CERTIFIED, REFINED_ON, Bench, Row
+from benchmarks.trained.measure import BATCH, CERTIFIED, Bench, Row
 from benchmarks.trained.page import conversion_table
-from convattn import network_to_attention, network_to_conv, refine
+from convattn import network_to_attention, network_to_conv
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
 from convattn.layers import RelativeAttention
@@ -31,9 +31,6 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 
 KERNELS = (3, 5, 7)
 """Windows of the convolutions, beside the one that leaves each layer as many taps as it needs."""
-
-FITTED = 3
-"""Window whose convolutions are also fitted to the attention that they stand for."""
 
 FOLDERS = Path(__file__).parents[2] / "pretrained"
 
@@ -48,17 +45,6 @@ def conversions(bench: Bench, name: str, network: nn.Module) -> Iterator[Row]:
         if kernel is None:
             again, certificate = network_to_attention(made, images=images)
             yield bench.row(name, "these to attention again", made, again, certificate)
-        if kernel == FITTED:
-            made, record = refine(made, network, bench.training_images)
-            fit = json.loads(record.to_json())
-            yield bench.row(
-                name,
-                f"to convolutions, {window}, fitted",
-                network,
-                made,
-                certificate,
-                refinement=fit,
-            )
 
 
 def convertible(network: nn.Module) -> bool:
@@ -105,7 +91,6 @@ def page(content: Mapping[str, Any]) -> str:
         .format(
             tests=content["data"]["tests"],
             certified=CERTIFIED,
-            refined_on=REFINED_ON,
             table=_tables(content["rows"]),
             batch=content["batch"],
             rounds=content["rounds"],

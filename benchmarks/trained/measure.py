@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from convattn import NetworkCertificate, network_to_attention, network_to_conv, refine
+from convattn import NetworkCertificate, network_to_attention, network_to_conv
 from convattn.convert.certificate import Verdict
 from convattn.data import ImageDataset, normalise
 from convattn.lab.run_setup import quadratic_encodings
@@ -23,7 +23,6 @@ from convattn.provenance import RunRecord
 __all__ = [
     "CERTIFIED",
     "KERNELS",
-    "REFINED_ON",
     "Bench",
     "attentional",
     "convolutional",
@@ -33,14 +32,8 @@ __all__ = [
 KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
 
-LARGEST_REFINED = 5
-"""Larger kernels are not fitted: their many unknowns take minutes for each layer."""
-
 CERTIFIED = 16
 """Test images on which certificates compare whole networks."""
-
-REFINED_ON = 300
-"""Training images, without their labels, to which convolutions are fitted."""
 
 BATCH = 100
 
@@ -66,7 +59,6 @@ class Row:
     ratio: float
     rounds: int
     weights_returned: bool | None
-    refinement: dict[str, Any] | None
     certificate: dict[str, Any]
 
 
@@ -77,7 +69,6 @@ class Bench:
         """Takes the data set and the number of times that each of two networks is timed."""
         self.labels, self.rounds = data.test.labels, rounds
         self.images = normalise(data.test.images, data.mean, data.std)
-        self.training_images = normalise(data.train.images[:REFINED_ON], data.mean, data.std)
         self._predictions: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
     def predict(self, network: nn.Module) -> Tensor:
@@ -113,7 +104,6 @@ class Bench:
         certificate: NetworkCertificate,
         *,
         returned: bool | None = None,
-        refinement: dict[str, Any] | None = None,
     ) -> Row:
         """Measures one conversion."""
         seconds_before, seconds_after, ratio = self.times(before, after)
@@ -135,7 +125,6 @@ class Bench:
             ratio=ratio,
             rounds=self.rounds,
             weights_returned=returned,
-            refinement=refinement,
             certificate=json.loads(certificate.to_json()),
         )
 
@@ -170,7 +159,7 @@ def convolutional(bench: Bench, folder: Path) -> list[Row]:
 
 
 def attentional(bench: Bench, folder: Path) -> list[Row]:
-    """Converts a network that learned as attention: to convolutions, fitted ones, and to attention again."""
+    """Converts a network that learned as attention: to convolutions."""
     network, some, name, rows = (
         load_network(folder).eval(),
         bench.images[:CERTIFIED],
@@ -181,19 +170,6 @@ def attentional(bench: Bench, folder: Path) -> list[Row]:
         words = f"to {kernel} × {kernel} convolutions"
         made, certificate = network_to_conv(network, kernel_size=kernel, images=some)
         rows.append(bench.row(name, words, network, made, certificate))
-        if kernel > LARGEST_REFINED:
-            continue
-        made, record = refine(made, network, bench.training_images)
-        fit = json.loads(record.to_json())
-        rows.append(
-            bench.row(name, f"{words}, refined", network, made, certificate, refinement=fit)
-        )
-        again, certificate = network_to_attention(made, images=some)
-        rows.append(
-            bench.row(
-                name, f"refined {kernel} × {kernel} to attention again", made, again, certificate
-            )
-        )
     return rows
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trained.measure import CERTIFIED, REFINED_ON
+from benchmarks.trained.measure import CERTIFIED
 from convattn.lab.tables import markdown_table
 
 __all__ = ["conversion_table", "page"]
@@ -49,7 +49,6 @@ def page(content: Mapping[str, Any]) -> str:
         .format(
             tests=content["data"]["tests"],
             certified=CERTIFIED,
-            refined_on=REFINED_ON,
             convolutional=conversion_table(first),
             returned=_returned(first),
             attentional=conversion_table(second),
@@ -76,7 +75,7 @@ def conversion_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     """Words one conversion."""
     certificate = f"{_verdict(row)}, {row['layers']} layers"
-    fitted = row["refinement"] is not None
+    fitted = row.get("refinement") is not None
     return [
         row["run"],
         row["conversion"],

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from convattn.convert import load_layer as load_layer
     from convattn.convert import network_to_attention as network_to_attention
     from convattn.convert import network_to_conv as network_to_conv
-    from convattn.convert import patch_convolution as patch_convolution
-    from convattn.convert import refine as refine
     from convattn.convert import save_layer as save_layer
     from convattn.convert.agreement import AgreementCertificate as AgreementCertificate
     from convattn.convert.certificate import Certificate as Certificate
@@ -72,7 +70,7 @@ _NAMES = {
     "convattn.__about__": "__version__",
     "convattn.convert": (
         "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention "
-        "network_to_conv patch_convolution refine save_layer"
+        "network_to_conv save_layer"
     ),
     "convattn.convert.certificate": "Certificate NetworkCertificate",
     "convattn.convert.agreement": "AgreementCertificate",

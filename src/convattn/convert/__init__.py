@@ -2,12 +2,11 @@
 
 from convattn.convert.agreement import certify
 from convattn.convert.certificate import off_centre_mass
-from convattn.convert.fit import refine
 from convattn.convert.freezing import freeze
 from convattn.convert.network import network_to_attention, network_to_conv
 from convattn.convert.saved_layers import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
-from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention, patch_convolution
+from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
 from convattn.convert.to_conv import attention_to_conv
 
 __all__ = [
@@ -21,7 +20,5 @@ __all__ = [
     "network_to_attention",
     "network_to_conv",
     "off_centre_mass",
-    "patch_convolution",
-    "refine",
     "save_layer",
 ]

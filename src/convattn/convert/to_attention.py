@@ -1,7 +1,6 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
 import copy
-from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -22,7 +21,6 @@ from convattn.convert.taps import (
     AnyConvolution,
     Taps,
     read_taps,
-    require_supported,
     why_not_numbers,
 )
 from convattn.encodings import Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
@@ -273,91 +271,6 @@ def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ..
         output[..., :rank] = left[..., :rank] * root[..., None, :]
     rest = scale[..., rank:].flatten(1).sort(descending=True).values
     return tuple(tuple(row) for row in rest.tolist()) if rest.shape[-1] else ()
-
-
-def patch_convolution(conv: nn.Conv2d, patch_size: int) -> nn.Conv2d:
-    """Rewrites a convolution of pixels as the convolution of p × p patches that computes the same.
-
-    With a patch's pixels as its channels, as `torch.nn.functional.pixel_unshuffle` has them,
-    `patches(conv(x)) = made(patches(x))` exactly, borders included. A k × k kernel of dilation d reaches
-    r = d(k − 1)/2 pixels, and so R = ⌈r/p⌉ patches: with r ≤ p a 3 × 3 kernel of p²·C_in → p²·C_out channels is
-    enough, which is nine heads of attention. The tap of the patch itself has rank up to p²·min(C_in, C_out), that of a
-    neighbour in the same row or column up to r·p·min(C_in, C_out), that of a corner r²·min(C_in, C_out).
-
-    Source: `docs/explanation/vision-transformers.md`.
-
-    Args:
-        conv: A convolution with an odd kernel, stride 1 and as much padding with zeros as keeps the image's size; it is
-            not changed.
-        patch_size: p ≥ 1, pixels along each side of a patch.
-
-    Returns:
-        The convolution of patches, of the same dtype, device and mode; groups become blocks of zeros.
-
-    Raises:
-        UnsupportedModelError: The module is not an `nn.Conv2d`, or its weights are not finite real floating point.
-        ArgumentError: The convolution has another form, or the patch size is not a whole number of at least 1.
-
-    Example:
-        >>> conv, x = nn.Conv2d(2, 3, kernel_size=5, padding=2), torch.randn(1, 2, 8, 12)
-        >>> made = patch_convolution(conv, 4)
-        >>> made
-        Conv2d(32, 48, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
-        >>> made(nn.functional.pixel_unshuffle(x, 4)).shape == nn.functional.pixel_unshuffle(conv(x), 4).shape
-        True
-    """
-    patch = whole_number("patch_size", patch_size)
-    if type(conv) is not nn.Conv2d:
-        raise UnsupportedModelError(
-            f"cannot convert {type(conv).__name__}: patch_convolution takes nn.Conv2d itself, no other class"
-        )
-    require_supported(conv)
-    _require_same_size(conv)
-    reach = [
-        -(-d * (k - 1) // (2 * patch)) for k, d in zip(conv.kernel_size, conv.dilation, strict=True)
-    ]
-    with torch.no_grad():
-        kernel = _responses(conv, patch, reach).to(conv.weight)
-        outputs, inputs, *sizes = kernel.shape
-        made = nn.Conv2d(
-            inputs,
-            outputs,
-            (sizes[0], sizes[1]),
-            padding=(reach[0], reach[1]),
-            bias=conv.bias is not None,
-            device=kernel.device,
-            dtype=kernel.dtype,
-        )
-        made.weight.copy_(kernel)
-        if conv.bias is not None and made.bias is not None:
-            made.bias.copy_(conv.bias.repeat_interleave(patch * patch))
-    return made.train(conv.training)
-
-
-def _require_same_size(conv: nn.Conv2d) -> None:
-    """Raises ArgumentError unless the convolution keeps the image's size with zero padding and has a middle tap."""
-    keeps = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
-    even = any(size % 2 == 0 for size in conv.kernel_size)
-    padded = conv.padding in (keeps, "same") and conv.padding_mode == "zeros"
-    if even or not padded or conv.stride != (1, 1):
-        expectation = "a convolution with an odd kernel, stride 1 and zero padding that keeps the image's size"
-        raise ArgumentError(must_be("conv", expectation, conv))
-
-
-def _responses(
-    conv: nn.Conv2d, patch: int, reach: Sequence[int]
-) -> Float[Tensor, "outputs inputs rows cols"]:
-    """Returns the kernel between patches: what each pixel of a patch gives to those of the patches around it.
-
-    Each image holds a single one; in float64 every response is a weight of the kernel itself.
-    """
-    exact = copy.deepcopy(conv).double().cpu()
-    exact.bias = None
-    inputs = conv.in_channels * patch * patch
-    ones = torch.eye(inputs, dtype=torch.float64)[:, :, None, None]
-    images = functional.pad(ones, (reach[1], reach[1], reach[0], reach[0]))
-    responses = functional.pixel_unshuffle(exact(functional.pixel_shuffle(images, patch)), patch)
-    return rearrange(responses.flip(2, 3), "inputs outputs rows cols -> outputs inputs rows cols")
 
 
 @final

@@ -1,4 +1,4 @@
-"""Hostile input to the conversions of attention to convolutions, and to their refinement."""
+"""Hostile input to the conversions of attention to convolutions."""
 
 import threading
 
@@ -15,7 +15,7 @@ from tests.convert.network.hostile_cases import (
 from tests.convert.network.network_cases import images, unchanged
 from torch import nn
 
-from convattn import attention_to_conv, conv_to_attention, network_to_conv, refine
+from convattn import attention_to_conv, conv_to_attention, network_to_conv
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
 
@@ -171,9 +171,7 @@ def test_networks_and_images_that_are_refused(make, x, kind, message):
 @pytest.mark.usefixtures("without_type_checks")
 def test_arguments_of_other_kinds():
     attention = Whole(hard()).eval()
-    conv, _ = network_to_conv(attention)
-    x = images(6, 3, 7, 9)
-    with unchanged(attention, conv, x):
+    with unchanged(attention):
         with pytest.raises(
             ArgumentError, match=r"model must be an nn\.Module, but is of type tuple$"
         ):
@@ -184,76 +182,3 @@ def test_arguments_of_other_kinds():
             attention_to_conv(3)
         with pytest.raises(ArgumentError, match="images must be a tensor, but is of type str"):
             network_to_conv(attention, images="dog")
-        with pytest.raises(
-            ArgumentError, match=r"conv_model must be an nn\.Module, but is of type int"
-        ):
-            refine(3, attention, x)
-        with pytest.raises(
-            ArgumentError, match=r"attention_model must be an nn\.Module, but is of type NoneType"
-        ):
-            refine(conv, None, x)
-        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type NoneType"):
-            refine(conv, attention, None)
-        with pytest.raises(
-            ArgumentError, match="ridge must be a positive finite number, but is 'much'"
-        ):
-            refine(conv, attention, x, ridge="much")
-
-
-@pytest.mark.parametrize(
-    ("conv", "attention", "x", "message"),
-    [
-        (
-            None,
-            None,
-            images(6, 3, 7, 9).to("meta"),
-            "images must have values, but they are on the meta device",
-        ),
-        (
-            None,
-            None,
-            images(6, 3, 7, 9, dtype=torch.float64),
-            "images must fit both networks, but one of them raised",
-        ),
-        (None, None, images(6, 3, 2, 2), "images must fit both networks, but one of them raised"),
-        (
-            None,
-            None,
-            images(6, 3, 7, 9) * torch.inf,
-            "images must give finite outputs in both networks, but",
-        ),
-        (
-            None,
-            lambda: Whole(not_a_number()),
-            images(6, 3, 7, 9),
-            "images must give finite outputs in both networks",
-        ),
-        (
-            lambda: Whole(nn.Conv2d(3, 4, 3, device="meta")),
-            None,
-            images(6, 3, 7, 9),
-            r"conv_model must have values, but its layer\.weight is on the meta device",
-        ),
-        (
-            nn.Sequential,
-            nn.Sequential,
-            images(6, 3, 7, 9),
-            "conv_model must be the result of network_to_conv on attention",
-        ),
-    ],
-)
-def test_what_cannot_be_refined(conv, attention, x, message):
-    attention = Whole(hard()).eval() if attention is None else attention()
-    conv = network_to_conv(Whole(hard()))[0] if conv is None else conv()
-    with unchanged(conv, attention, x), pytest.raises(ArgumentError, match=message):
-        refine(conv, attention, x)
-
-
-@pytest.mark.parametrize("kind", [Counting, Overwriting])
-def test_networks_that_change_are_refined_on_copies(kind):
-    attention, x = kind(hard()).eval(), images(6, 3, 7, 9)
-    conv, _ = network_to_conv(attention)
-    with unchanged(conv, attention, x):
-        refined, record = refine(conv, attention, x)
-    assert record.after <= record.before
-    assert not refined.training
