@@ -38,7 +38,7 @@ MISTAKES = {
     ),
     "missing output": (
         ["convert", "convolution"],
-        "--output must be given, except with --dry-run$",
+        'Command "convert" parameter --output requires an argument.',
     ),
     "one too many": (["info", "extra"], "unexpected argument 'extra'"),
     "not a number": (

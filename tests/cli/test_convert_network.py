@@ -14,14 +14,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from convattn import NetworkCertificate, convert, load_network, network_to_attention, save_network
+from convattn import NetworkCertificate, convert, load_network, save_network
 from convattn.cli import main
 from convattn.cli.network_options import read_value
 from convattn.convert.certificate import Certificate
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet, ResNet, pretrained_names
-from convattn.networks.forecast import ConversionForecast
 
 SHAPE = ["--shape", "3,32,32"]
 STEM = ["--include", "conv1.*"]
@@ -38,8 +37,6 @@ def test_borders_are_exact_on_request(capsys):
     torch.manual_seed(0)
     save_network(AttentionNet("quadratic", width=8, depth=1, heads=4, ffn=8), "small")
     command = ["convert", "small", "--to", "conv", "--borders", "exact", "--shape", "3,16,16"]
-    assert main([*command, "--dry-run"]) == 0
-    assert "to NormalisedConv, 4 heads" in capsys.readouterr().out
     assert main([*command, "-o", "made"]) == 0
     assert "1 normalised convolution" in capsys.readouterr().out
     assert NetworkCertificate.load("made/certificate.json").verdict == "exact"
@@ -177,30 +174,6 @@ def test_an_attention_layer_becomes_a_convolution(capsys):
     assert Certificate.load("made/certificate.json").direction == "attention_to_conv"
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_dry_run_writes_nothing_and_tells_the_cost(as_json, place, capsys):
-    arguments = ["convert", "timm:resnet10t", "--dry-run", *SHAPE, *(["--json"] if as_json else [])]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert list(place.iterdir()) == []
-    if as_json:
-        assert len(ConversionForecast.from_json(out).layers) == 14
-    else:
-        assert "14 layers of timm.models.resnet.ResNet would change" in out
-        assert "layer4.0.conv2" in out
-        assert "of one layer's attention, at most: " in out
-
-
-def test_a_dry_run_back(capsys):
-    made, _ = network_to_attention(
-        ResNet(1, width=4).eval(), include="stem.*", images=torch.zeros(1, 3, 8, 8)
-    )
-    save_network(made, "made")
-    assert main(["convert", "made", "--to", "conv", "--dry-run", "--json"]) == 0
-    (layer,) = ConversionForecast.from_json(capsys.readouterr().out).layers
-    assert (layer.name, layer.source, layer.result) == ("stem.0", "RelativeAttention2d", "Conv2d")
-
-
 def test_a_failed_certificate_writes_nothing(place, monkeypatch, capsys):
     honest = convert.network_to_attention
 
@@ -300,12 +273,6 @@ def test_a_network_that_is_close_is_written_and_only_on_images(capsys):
     assert NetworkCertificate.load("made/certificate.json").tolerance == 0.01
 
 
-def test_what_is_written_is_not_asked_of_a_dry_run(capsys):
-    for asked in (["--allow-difference"], ["--tolerance", "0.1"]):
-        assert main(["convert", "convattn:cifar10-small", "--to", "conv", "--dry-run", *asked]) == 2
-        assert f"{asked[0]} cannot be given with --dry-run" in capsys.readouterr().err
-
-
 NAMED = f"convattn:{pretrained_names()[0]}"
 MISTAKES = {
     "trained network with weights": (
@@ -375,14 +342,14 @@ MISTAKES = {
     ),
     "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit needs --images"),
     "no colon": (
-        ["convert", "resnet18", "--dry-run"],
+        ["convert", "resnet18", "-o", "made"],
         "there is no folder 'resnet18'; did you mean timm:resnet18.$",
     ),
     "no colon, with a tag": (
-        ["convert", "resnet18.a1_in1k", "--dry-run"],
+        ["convert", "resnet18.a1_in1k", "-o", "made"],
         "did you mean timm:resnet18.a1_in1k.$",
     ),
-    "a file": (["convert", "resnet18.pth", "--dry-run"], "there is no folder 'resnet18.pth'$"),
+    "a file": (["convert", "resnet18.pth", "-o", "made"], "there is no folder 'resnet18.pth'$"),
     "no folder": (
         ["convert", "absent", "-o", "made", "--random-weights"],
         "there is no folder 'absent'$",
@@ -434,15 +401,15 @@ MISTAKES = {
     ),
     "taken": (["convert", "run", "-o", "run"], "--output must be new or empty"),
     "network's option for a layer": (
-        ["convert", "layer", "-o", "made", "--dry-run"],
-        "--dry-run is for a network, and",
+        ["convert", "layer", "-o", "made", "--limit", "3"],
+        "--limit is for a network, and",
     ),
 }
 
 
 def test_without_timm_no_network_of_it_is_meant(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert main(["convert", "resnet18", "--dry-run"]) == 2
+    assert main(["convert", "resnet18", "-o", "made"]) == 2
     assert capsys.readouterr().err.endswith("there is no folder 'resnet18'\n")
 
 

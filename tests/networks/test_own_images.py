@@ -147,7 +147,6 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
 def test_without_scikit_learn_a_network_of_digits_is_converted(
     digits_run, tmp_path, no_scikit_learn
 ):
-    assert main(["convert", str(digits_run), "--to", "conv", "--dry-run"]) == 0
     assert (
         main(
             [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import OutputOrDefault, WholeNumber, print_record, require_images
+from convattn.cli.output import Output, WholeNumber, print_record, require_images
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, MissingDependencyError, UnsupportedModelError, must_be
 from convattn.wording import counted
@@ -30,7 +30,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     source: str,
     /,
     *,
-    output: OutputOrDefault = None,
+    output: Output,
     to: Literal["attention", "conv"] = "attention",
     network: NetworkOptions = DEFAULTS,
     images: Path | None = None,
@@ -45,7 +45,6 @@ def convert(  # noqa: PLR0913 - the options of the command
     borders: Literal["plain", "auto", "exact"] | None = None,
     tolerance: float | None = None,
     allow_difference: bool = False,
-    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Convert a network or a layer to attention that computes the same, or attention to convolutions.
@@ -57,10 +56,10 @@ def convert(  # noqa: PLR0913 - the options of the command
     --random-weights.
 
     Args:
-        source: timm:NAME, torchvision:NAME, hf:NAME with --dry-run alone, convattn:NAME for a trained network of this
-            package (`convattn info` lists them), or the folder of a network, a training run or a layer.
+        source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
+            them), or the folder of a network, a training run or a layer.
         output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
-            it must be new or empty. Required, except with --dry-run.
+            it must be new or empty.
         to: What to make: attention, or conv for convolutions.
         network: Which weights a network has.
         images: Images on which to compare the networks: a folder of pictures, a .parquet or a .npy file, as for
@@ -79,8 +78,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         tolerance: Largest difference to write, as a share in (0, 1) of the largest output. On images that are not
             random it is also called close. Default: 0.01 on such images, and none on random numbers.
         allow_difference: Write a result that is different, too. The exit code stays 3.
-        dry_run: Write nothing, and show what would change and what it would cost.
-        json: Print the certificate, or with --dry-run the forecast, as JSON.
+        json: Print the certificate as JSON.
 
     Returns:
         0 where the result is exact or close, 3 where it is different, 1 where the conversion failed.
@@ -93,18 +91,13 @@ def convert(  # noqa: PLR0913 - the options of the command
     _require_absent(
         to_conv if to == "attention" else to_attention, f"cannot be given with --to {to}"
     )
-    if dry_run:
-        written = {"--tolerance": tolerance, "--allow-difference": allow_difference}
-        _require_absent(written, "cannot be given with --dry-run, which writes nothing")
-    elif source.startswith("hf:"):
+    if source.startswith("hf:"):
         raise ArgumentError(
             f"{source} is converted in Python: only load_network(FOLDER, model=NETWORK) loads it again"
         )
-    elif output is None:
-        raise ArgumentError("--output must be given, except with --dry-run")
     if tolerance is not None and not 0 < tolerance < 1:
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", tolerance))
-    target = _Target(output or Path(), tolerance, allow_difference, json)
+    target = _Target(output, tolerance, allow_difference, json)
     options: dict[str, Any] = {"sharpness": sharpness}
     if to == "conv":
         options = {"kernel_size": kernel_size, "mass": mass, "borders": borders or "plain"}
@@ -119,7 +112,6 @@ def convert(  # noqa: PLR0913 - the options of the command
         of_network |= {
             "--exclude": exclude,
             "--content": content,
-            "--dry-run": dry_run,
         }
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
         return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
@@ -128,17 +120,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     if to == "attention":
         options["content"] = content
     from convattn.files import require_new_folder
-    from convattn.networks.forecast import forecast_attention, forecast_conv
 
     with one_thread(images is None):
-        if dry_run:
-            loaded = network.load(source, weights_matter=False)
-            predict = forecast_attention if to == "attention" else forecast_conv
-            forecast = predict(
-                loaded.network, read_images(loaded, images, limit, sizes)[0][:1], **options
-            )
-            print_record(forecast, forecast.summary(), json=json)
-            return 0
         require_new_folder(target.output, "--output")
         loaded = network.load(source)
         return _convert_network(

@@ -46,8 +46,8 @@ class NetworkOptions:
         }
         return {**choices, "--set": self.arguments}
 
-    def load(self, source: str, *, weights_matter: bool = True) -> "LoadedNetwork":
-        """Builds or loads a network; `weights_matter` says that the user must choose which weights to take."""
+    def load(self, source: str) -> "LoadedNetwork":
+        """Builds or loads a network."""
         arguments = key_values(self.arguments, "--set")
         given = [name for name, value in self.given().items() if value]
         if Path(source).is_dir() or ":" not in source:
@@ -61,7 +61,7 @@ class NetworkOptions:
                 raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
             return self._load_folder(source, given)
         chosen = [name for name in given if name != "--set"]
-        if len(chosen) > 1 or (weights_matter and not chosen):
+        if len(chosen) != 1:
             found = f"{' and '.join(chosen)} are given" if chosen else "none is given"
             raise ArgumentError(
                 f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
