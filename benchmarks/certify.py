@@ -33,7 +33,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from convattn import AgreementCertificate, certify, network_to_attention
+from convattn import certify, network_to_attention
+from convattn.convert.agreement import AgreementCertificate
 from convattn.convert.surgery import layer_outputs, read_arguments
 from convattn.files import write_atomically
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path

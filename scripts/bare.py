@@ -58,7 +58,7 @@ with tempfile.TemporaryDirectory() as place, torch.no_grad():
 convattn.load_network("convattn:cifar10-small")
 for call, line in {
     load_samples: 'pip install "convattn[pictures]"',
-    lambda: convattn.from_pretrained("someone/network"): 'pip install "convattn[hub]"',
+    lambda: convattn.load_network("someone/network"): 'pip install "convattn[hub]"',
     lambda: convattn.push_to_hub(network, "someone/network"): 'pip install "convattn[hub]"',
     lambda: convattn.train(convattn.load_recipe("digits-quadratic")): 'pip install "convattn[train]"',
 }.items():

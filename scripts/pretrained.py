@@ -28,9 +28,9 @@ from convattn.lab.recipe import load_recipe
 from convattn.lab.run_folder import HeadTrace, model_card
 from convattn.lab.run_setup import load_data
 from convattn.lab.tables import markdown_table
-from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network
 from convattn.networks.datasets import class_scores
+from convattn.networks.pretrained import CARD, PretrainedCard
 from convattn.provenance import RunRecord, find_revision, portable_path
 from convattn.sealed import LOAD_AS, WEIGHTS, read_sealed, write_sealed
 

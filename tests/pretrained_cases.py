@@ -6,7 +6,7 @@ from pathlib import Path
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, load_samples
 from convattn.lab import Recipe, train
 from convattn.lab.recipe import DataRecipe, OptimRecipe, SpeedNetRecipe, TrainingRecipe
-from convattn.models.pretrained import PretrainedCard
+from convattn.networks.pretrained import PretrainedCard
 from convattn.provenance import DataRecord, RunRecord
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "pretrained.py"))

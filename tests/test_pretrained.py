@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
 
-from convattn import from_pretrained, load_network
+from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
 from convattn.lab.run_setup import quadratic_encodings
-from convattn.models.pretrained import PretrainedCard
 from convattn.networks import create_network
 from convattn.networks.datasets import class_scores
+from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def test_folder_loads_as_rounded_bit_for_bit(folder):
     card = PretrainedCard.load(folder / "card.json")
     architecture = json.loads((folder / "config.json").read_text())["architecture"]
     kind = type(create_network(f"convattn:{architecture}"))
-    for network in (load_network(folder), from_pretrained(folder)):
+    for network in (load_network(folder),):
         assert type(network) is kind
         assert not network.training
         state = network.state_dict()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import from_pretrained, load_layer, load_network, save_layer, save_network
+from convattn import load_layer, load_network, save_layer, save_network
 from convattn.convert import conv_to_attention
 from convattn.errors import (
     ArgumentError,
@@ -222,7 +222,7 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
-@pytest.mark.parametrize("load", [load_network, load_layer, from_pretrained, read_sealed])
+@pytest.mark.parametrize("load", [load_network, load_layer, read_sealed])
 def test_what_is_no_path_is_named(load, value, without_type_checks):
     with pytest.raises(
         ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"

@@ -25,8 +25,8 @@ from convattn import network_to_attention, network_to_conv
 from convattn.data import load_cifar10
 from convattn.files import write_atomically
 from convattn.layers import RelativeAttention
-from convattn.models.pretrained import pretrained_names
 from convattn.networks import load_network
+from convattn.networks.pretrained import pretrained_names
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 KERNELS = (3, 5, 7)

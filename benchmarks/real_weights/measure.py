@@ -22,7 +22,8 @@ from benchmarks.real_weights.task import Found, Subject, Task
 from benchmarks.record import Check
 from benchmarks.sweep.control import turn_one_weight
 from benchmarks.sweep.subjects import Built
-from convattn import NetworkCertificate, network_to_attention, network_to_conv
+from convattn import network_to_attention, network_to_conv
+from convattn.convert.certificate import NetworkCertificate
 from convattn.convert.surgery import copy_module
 from convattn.layers import RelativeAttention
 from convattn.provenance import find_revision

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.sweep.subjects import Built, run
-from convattn import NetworkCertificate
+from convattn.convert.certificate import NetworkCertificate
 from convattn.layers import RelativeAttention
 
 __all__ = ["turn_one_weight"]

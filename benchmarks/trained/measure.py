@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from convattn import NetworkCertificate, network_to_attention, network_to_conv
-from convattn.convert.certificate import Verdict
+from convattn import network_to_attention, network_to_conv
+from convattn.convert.certificate import NetworkCertificate, Verdict
 from convattn.data import ImageDataset, normalise
 from convattn.lab.run_setup import quadratic_encodings
 from convattn.layers import RelativeAttention

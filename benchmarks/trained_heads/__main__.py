@@ -27,9 +27,10 @@ from benchmarks.small_vits import accuracy as vit_accuracy
 from benchmarks.small_vits import load_small_vit
 from benchmarks.trained_heads.figures import convolution_by_depth, kernel_gallery
 from benchmarks.trained_heads.page import NAME, page, summary
-from convattn import HeadReport, analyze, load_network
+from convattn import analyze, load_network
 from convattn.data import ImageDataset, load_cifar10, normalise
 from convattn.files import write_atomically
+from convattn.heads.head_report import HeadReport
 from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 

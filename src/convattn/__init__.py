@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from convattn.convert import network_to_attention as network_to_attention
     from convattn.convert import network_to_conv as network_to_conv
     from convattn.convert import save_layer as save_layer
-    from convattn.convert.agreement import AgreementCertificate as AgreementCertificate
-    from convattn.convert.certificate import Certificate as Certificate
-    from convattn.convert.certificate import NetworkCertificate as NetworkCertificate
     from convattn.encodings import AxialDistance as AxialDistance
     from convattn.encodings import AxisAdditiveEncoding as AxisAdditiveEncoding
     from convattn.encodings import Distance as Distance
@@ -43,54 +40,35 @@ if TYPE_CHECKING:
     from convattn.heads import convolutional_init as convolutional_init
     from convattn.heads import random_heads as random_heads
     from convattn.heads import replace_convolutional_heads as replace_convolutional_heads
-    from convattn.heads.head_report import HeadReport as HeadReport
-    from convattn.heads.initialise import ConvolutionalInit as ConvolutionalInit
-    from convattn.heads.replace import HeadReplacement as HeadReplacement
     from convattn.lab import load_recipe as load_recipe
     from convattn.lab import train as train
     from convattn.layers import Content as Content
-    from convattn.layers import GatedRelativeAttention1d as GatedRelativeAttention1d
-    from convattn.layers import GatedRelativeAttention2d as GatedRelativeAttention2d
-    from convattn.layers import GatedRelativeAttention3d as GatedRelativeAttention3d
     from convattn.layers import RelativeAttention1d as RelativeAttention1d
     from convattn.layers import RelativeAttention2d as RelativeAttention2d
     from convattn.layers import RelativeAttention3d as RelativeAttention3d
-    from convattn.layers import fuse as fuse
     from convattn.models import AttentionNet as AttentionNet
     from convattn.models import ConvNet as ConvNet
     from convattn.models import resnet18 as resnet18
-    from convattn.networks import from_pretrained as from_pretrained
     from convattn.networks import load_network as load_network
     from convattn.networks import push_to_hub as push_to_hub
     from convattn.networks import save_network as save_network
-    from convattn.provenance import RunRecord as RunRecord
     from convattn.viewer import view as view
 
 _NAMES = {
     "convattn.__about__": "__version__",
     "convattn.convert": (
-        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention "
-        "network_to_conv save_layer"
+        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention network_to_conv save_layer"
     ),
-    "convattn.convert.certificate": "Certificate NetworkCertificate",
-    "convattn.convert.agreement": "AgreementCertificate",
     "convattn.encodings": (
         "AxialDistance AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable "
         "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
     "convattn.heads": "analyze convolutional_init random_heads replace_convolutional_heads",
-    "convattn.heads.head_report": "HeadReport",
-    "convattn.heads.initialise": "ConvolutionalInit",
-    "convattn.heads.replace": "HeadReplacement",
     "convattn.lab": "load_recipe train",
-    "convattn.layers": (
-        "Content GatedRelativeAttention1d GatedRelativeAttention2d GatedRelativeAttention3d "
-        "RelativeAttention1d RelativeAttention2d RelativeAttention3d fuse"
-    ),
+    "convattn.layers": "Content RelativeAttention1d RelativeAttention2d RelativeAttention3d",
     "convattn.models": "AttentionNet ConvNet resnet18",
-    "convattn.networks": "from_pretrained load_network push_to_hub save_network",
-    "convattn.provenance": "RunRecord",
+    "convattn.networks": "load_network push_to_hub save_network",
     "convattn.viewer": "view",
 }
 """The names that each module gives, separated by spaces."""

@@ -2,7 +2,8 @@
 
 import torch
 
-from convattn import GatedRelativeAttention2d, Shift
+from convattn import Shift
+from convattn.layers import GatedRelativeAttention2d
 
 
 def noise(images, *sizes, seed=1):

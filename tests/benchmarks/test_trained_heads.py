@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.trained_heads.__main__ import Subject, report_of
 from benchmarks.trained_heads.page import distance, page, summary, verdict
-from convattn import HeadReport
+from convattn.heads.head_report import HeadReport
 from convattn.models import AttentionNet
 
 

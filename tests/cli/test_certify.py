@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import AgreementCertificate, AttentionNet, load_network, save_network
+from convattn import AttentionNet, load_network, save_network
 from convattn.cli import main
+from convattn.convert.agreement import AgreementCertificate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"

@@ -14,13 +14,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from convattn import NetworkCertificate, convert, load_network, save_network
+from convattn import convert, load_network, save_network
 from convattn.cli import main
 from convattn.cli.network_options import read_value
-from convattn.convert.certificate import Certificate
+from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
-from convattn.models import AttentionNet, ResNet, pretrained_names
+from convattn.models import AttentionNet, ResNet
+from convattn.networks.pretrained import pretrained_names
 
 SHAPE = ["--shape", "3,32,32"]
 STEM = ["--include", "conv1.*"]

@@ -28,7 +28,7 @@ from convattn.lab.demonstration import (
 )
 from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention2d
-from convattn.models import pretrained_card
+from convattn.networks.pretrained import pretrained_card
 
 FILES = [
     "as-convolutions/README.md",

@@ -8,7 +8,7 @@ from convattn.cli import main
 from convattn.cli.info import Installation, _optional_packages, describe_installation
 from convattn.encodings import ENCODINGS
 from convattn.lab import recipe_names
-from convattn.models import pretrained_card, pretrained_names
+from convattn.networks.pretrained import pretrained_card, pretrained_names
 
 
 def test_info_prints_what_is_there(capsys):

@@ -17,7 +17,7 @@ from convattn.cli import main
 from convattn.cli.view import ServedPage, WrittenPage, _address
 from convattn.heads import analyze
 from convattn.models import AttentionNet
-from convattn.models.pretrained import network_folder
+from convattn.networks.pretrained import network_folder
 from convattn.viewer import Scene
 from convattn.viewer.server import listening
 

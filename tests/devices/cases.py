@@ -13,7 +13,6 @@ from tests.devices.elsewhere import Device, There, on_cpu, put_there, register
 from convattn import (
     AttentionNet,
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -25,6 +24,7 @@ from convattn import (
     network_to_conv,
     replace_convolutional_heads,
 )
+from convattn.layers import GatedRelativeAttention2d
 from convattn.viewer import Exhibit, build_scene
 
 IMAGES = torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(0))

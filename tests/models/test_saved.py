@@ -7,7 +7,8 @@ from tests.models.network_cases import SAVED, save_as_before, small_images
 
 from convattn import load_network, save_network
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
-from convattn.models import NETWORKS, AttentionNet, ConvNet, ResNet
+from convattn.models import AttentionNet, ConvNet, ResNet
+from convattn.networks.source import NETWORKS
 
 
 @pytest.mark.parametrize("save", [save_network, save_as_before])
@@ -22,17 +23,6 @@ def test_saved_network_comes_back_the_same(tmp_path, name, save, capsys):
     learning = [[p.requires_grad for p in net.parameters()] for net in (network, loaded)]
     assert learning[0] == learning[1]
     assert capsys.readouterr().out == ""
-
-
-def test_a_network_saves_itself_and_its_class_loads_it(tmp_path):
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        network = ResNet(1, width=8).eval()
-        network.save_pretrained(tmp_path / "saved")
-        loaded = ResNet.from_pretrained(tmp_path / "saved")
-        assert torch.equal(loaded(small_images()), network(small_images()))
-    with pytest.raises(CheckpointError, match="saved holds a ResNet, no ConvNet"):
-        ConvNet.from_pretrained(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("kind", [dict, MappingProxyType])
@@ -139,7 +129,7 @@ def test_unknown_network_is_named(tmp_path):
 
 
 def test_every_network_is_tested():
-    assert {type(create()) for create in SAVED.values()} == set(NETWORKS.values())
+    assert {type(create()).__name__ for create in SAVED.values()} == {*NETWORKS}
 
 
 @pytest.mark.parametrize("value", [0.0, -0.5, float("inf"), float("nan")])

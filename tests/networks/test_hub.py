@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import ModelCard
 from tests.networks.networks import images
 
-from convattn import from_pretrained, network_to_attention, push_to_hub, save_network
+from convattn import load_network, network_to_attention, push_to_hub, save_network
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import ResNet
@@ -63,7 +63,7 @@ def test_a_network_goes_to_the_hub_and_comes_back(hub, made, tmp_path):
     assert hub[1] == {"private": True, "exist_ok": True}
     assert hub[2]["revision"] == "a"
     assert hub[2]["repo_type"] == "model"
-    loaded = from_pretrained("someone/network", revision="a", local_files_only=True)
+    loaded = load_network("someone/network", revision="a", local_files_only=True)
     assert hub[3]["revision"] == "a"
     assert hub[3]["local_files_only"]
     assert torch.equal(loaded(images()), network(images()))
@@ -79,11 +79,9 @@ def test_a_folder_goes_to_the_hub_as_it_is(hub, made, tmp_path):
     folder = save_network(made[0], tmp_path / "made")
     assert "No certificate was saved with it." in (folder / "README.md").read_text()
     push_to_hub(folder, "someone/network")
-    assert torch.equal(
-        from_pretrained("someone/network")(images()), from_pretrained(folder)(images())
-    )
+    assert torch.equal(load_network("someone/network")(images()), load_network(folder)(images()))
     push_to_hub("convattn:cifar10-small", "someone/small")
-    assert type(from_pretrained("someone/small")) is SpeedNet
+    assert type(load_network("someone/small")) is SpeedNet
     with pytest.raises(ArgumentError, match="source, options and certificate must be left out"):
         push_to_hub(folder, "someone/network", certificate=made[1])
     with pytest.raises(CheckpointError, match="holds no saved network"):
@@ -94,4 +92,4 @@ def test_what_is_neither_folder_nor_repository_is_told(hub):
     with pytest.raises(
         CheckpointError, match="someone/else is not a folder, and cannot be fetched from the Hub"
     ):
-        from_pretrained("someone/else")
+        load_network("someone/else")

@@ -16,10 +16,10 @@ from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import analyze
 from convattn.heads.head_report import HeadReport
 from convattn.models import AttentionNet
-from convattn.models.pretrained import network_folder
 from convattn.networks import images as own_module
 from convattn.networks import load_network
 from convattn.networks.images import class_names, normalisation, preparation, require_own_images
+from convattn.networks.pretrained import network_folder
 from convattn.viewer.exhibition import gather
 
 

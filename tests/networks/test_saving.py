@@ -12,14 +12,9 @@ from tests.models.network_cases import save_as_before
 from tests.networks.networks import NAMED, OWN_ATTENTION, Tied, converted, images
 from torch import nn
 
-from convattn import (
-    NetworkCertificate,
-    load_network,
-    network_to_attention,
-    network_to_conv,
-    save_network,
-)
+from convattn import load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert import SamePaddedAttention, conv_to_attention, save_layer
+from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
 from convattn.models import ResNet

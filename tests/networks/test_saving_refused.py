@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from convattn import (
-    NetworkCertificate,
     analyze,
     attention_to_conv,
     conv_to_attention,
@@ -22,6 +21,7 @@ from convattn import (
     save_network,
 )
 from convattn.convert import save_layer
+from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.models import ConvNet
 from convattn.networks.tensors import describe_replaced, differences

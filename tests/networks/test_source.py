@@ -21,7 +21,6 @@ from convattn.errors import (
     UnknownNameError,
 )
 from convattn.models import AttentionNet, ConvNet
-from convattn.models.pretrained import network_folder
 from convattn.networks import create_network
 from convattn.networks.images import (
     draw_images,
@@ -30,6 +29,7 @@ from convattn.networks.images import (
     preparation,
     stack_images,
 )
+from convattn.networks.pretrained import network_folder
 from convattn.networks.tensors import load_weights
 
 

@@ -15,8 +15,8 @@ from convattn.errors import ArgumentError, CheckpointError
 from convattn.heads import read_heads
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet
-from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
+from convattn.networks.pretrained import network_folder
 from convattn.viewer import Exhibit, Scene, build_scene
 from convattn.viewer.scene import SceneSizeError, require_scene
 

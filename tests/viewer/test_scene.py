@@ -19,8 +19,8 @@ from convattn.heads import analyze, read_heads
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.models import AttentionNet
-from convattn.models.pretrained import network_folder
 from convattn.networks import load_network
+from convattn.networks.pretrained import network_folder
 from convattn.viewer import Exhibit, Scene, build_scene
 
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 12 * 10).view(2, 3, 12, 10)

@@ -33,7 +33,7 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
     require_packages("matplotlib", "jinja2", "sklearn", "PIL")
     from convattn.files import new_folder
     from convattn.lab.demonstration import demonstrate
-    from convattn.models.pretrained import network_folder
+    from convattn.networks.pretrained import network_folder
 
     folder = first_free(Path("demo")) if output is None else output
     with new_folder(folder, "--output") as temporary, one_thread():

@@ -80,7 +80,7 @@ def describe_installation() -> Installation:
 
     from convattn.encodings import ENCODINGS
     from convattn.lab import recipe_names
-    from convattn.models import pretrained_card, pretrained_names
+    from convattn.networks.pretrained import pretrained_card, pretrained_names
     from convattn.provenance import describe_hardware, describe_versions
 
     extras = _optional_packages()

@@ -52,7 +52,7 @@ class NetworkOptions:
         given = [name for name, value in self.given().items() if value]
         if Path(source).is_dir() or ":" not in source:
             return self._load_folder(source, given)
-        from convattn.models import pretrained_names
+        from convattn.networks.pretrained import pretrained_names
         from convattn.networks.source import NETWORKS, split_source
 
         home, name = split_source(source)
@@ -80,8 +80,8 @@ class NetworkOptions:
 
     def _load_folder(self, source: str, given: Sequence[str]) -> "LoadedNetwork":
         """Loads a saved network; options `given` for networks of other libraries are refused."""
-        from convattn.models.pretrained import network_folder
         from convattn.networks.loading import load_with_source
+        from convattn.networks.pretrained import network_folder
         from convattn.networks.source import is_timm_name
 
         folder = network_folder(source)
@@ -111,7 +111,7 @@ class NetworkOptions:
 
 def _is_saved(source: str) -> bool:
     """Whether a network comes with its weights: from a folder, or from this package."""
-    from convattn.models import pretrained_names
+    from convattn.networks.pretrained import pretrained_names
     from convattn.networks.source import HOMES
 
     home, _, name = source.partition(":")

@@ -23,7 +23,6 @@ from convattn.lab.figures import (
 )
 from convattn.lab.html_pages import write_html
 from convattn.layers import RelativeAttention
-from convattn.models.pretrained import CARD, PretrainedCard
 from convattn.networks import load_network, save_network
 from convattn.networks.datasets import (
     CIFAR10_MEAN,
@@ -32,6 +31,7 @@ from convattn.networks.datasets import (
     load_samples,
     normalise,
 )
+from convattn.networks.pretrained import CARD, PretrainedCard
 from convattn.record import Record
 from convattn.viewer import build_scene, write_page
 from convattn.viewer.exhibition import UNTRAINED, gather

@@ -2,7 +2,6 @@
 
 from convattn.models.attention_net import AttentionNet, ConvNet
 from convattn.models.classifier import FlopCount
-from convattn.models.pretrained import pretrained_card, pretrained_names
 from convattn.models.resnet import ResNet, resnet18
 
 __all__ = [
@@ -10,7 +9,5 @@ __all__ = [
     "ConvNet",
     "FlopCount",
     "ResNet",
-    "pretrained_card",
-    "pretrained_names",
     "resnet18",
 ]

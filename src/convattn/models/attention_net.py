@@ -289,7 +289,7 @@ class AttentionNet(MixingNet):
             A new network, in the same mode; this one is not changed.
 
         Raises:
-            ConversionError: The network has no such maps, or a block cannot be merged; see `convattn.fuse`.
+            ConversionError: The network has no such maps, or a block cannot be merged.
 
         Example:
             >>> import torch

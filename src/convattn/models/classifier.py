@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from convattn.encodings import Shift
-from convattn.errors import CheckpointError
 from convattn.layers import NormalisedConv, RelativeAttention
 
 
@@ -66,47 +64,6 @@ class ImageClassifier(nn.Module):
             scores; mixing and scores with N x N weights, that of a `NormalisedConv` too.
         """
         return _count_flops(self, image_size)
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
-        """Saves the network in a folder, in place of a network that is there; `convattn.save_network` has more options.
-
-        Args:
-            save_directory: The folder.
-
-        Raises:
-            ArgumentError: The folder holds other files, or is a file.
-            UnsupportedModelError: The network could not be loaded again, or holds NaN.
-        """
-        from convattn.networks import save_network
-
-        save_network(self, save_directory, overwrite=True)
-
-    @classmethod
-    def from_pretrained(
-        cls: type[_Model], pretrained_model_name_or_path: str | os.PathLike[str], **options: Any
-    ) -> _Model:
-        """Loads a network of this class; `convattn.from_pretrained` loads one of any class.
-
-        Args:
-            pretrained_model_name_or_path: Folder, "convattn:NAME" for a network that comes with the package, or
-                repository "owner/name" on the Hub.
-            **options: Options of `convattn.from_pretrained`.
-
-        Returns:
-            The network, in evaluation mode.
-
-        Raises:
-            CheckpointError: The files are missing or damaged, or hold a network of another class.
-        """
-        from convattn.networks import from_pretrained
-
-        network = from_pretrained(pretrained_model_name_or_path, **options)
-        if not isinstance(network, cls):
-            kind = type(network).__name__
-            raise CheckpointError(
-                f"{pretrained_model_name_or_path} holds a {kind}, no {cls.__name__}"
-            )
-        return network
 
     def _copy(self: _Model, **arguments: Any) -> _Model:
         """Copies the network and gives the copy new arguments; the caller adapts its modules."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convattn.convert import load_layer
 from convattn.convert.saved_layers import KINDS
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, must_be_a
-from convattn.models.pretrained import fetch, network_folder
+from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.source import NETWORKS, create_network, own_source, split_source
 from convattn.networks.tensors import load_tensors, put_layers
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
@@ -32,31 +32,44 @@ _FIELDS: dict[str, Any] = {
 
 
 def load_network(
-    folder: str | os.PathLike[str],
+    source: str | os.PathLike[str],
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     verify: bool = True,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    force_download: bool = False,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
 ) -> nn.Module:
-    """Loads a network from a folder that `save_network`, a run, `save_layer` or the command wrote.
+    """Loads a network: from a folder, by the name of one that comes with the package, or from the Hugging Face Hub.
 
     Args:
-        folder: The folder, or "convattn:NAME" for a trained network that comes with the package; `convattn info` lists
-            them.
+        source: Folder that `save_network`, a run, `save_layer` or the command wrote; "convattn:NAME" for a trained
+            network that comes with the package, which `convattn info` lists; or, where there is no such folder, the
+            repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
             changed, or a function that builds one. Its weights play no part.
         verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, or
             tensors hold NaN. False loads folders that were edited on purpose.
+        revision: Branch, tag or commit of the repository; None takes its main branch.
+        cache_dir: Folder for downloads; None takes the Hub's own cache.
+        force_download: Whether to download files again that are in the cache.
+        local_files_only: Whether to use the cache only, and download nothing.
+        token: Token for the Hub; None takes the one stored by `hf auth login`.
 
     Returns:
         The network on the CPU, in evaluation mode, with the tensors that were saved, bit for bit. Where `config.json`
         has "load_as", they are in that dtype, which holds every value of the file's.
 
     Raises:
-        CheckpointError: A file is missing, damaged or not what was saved, or the parts do not fit together.
-        ArgumentError: The folder is not a path; or `model` is missing, or given for a run or a single layer, which
+        CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or the
+            repository cannot be fetched.
+        ArgumentError: The source is not a path; or `model` is missing, or given for a run or a single layer, which
             describe their own network.
         UnknownNameError: The package has no network of that name.
-        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed.
+        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
+            huggingface-hub, for a repository.
 
     Warns:
         CertificateWarning: The certificate of the network says that its conversion failed.
@@ -67,7 +80,14 @@ def load_network(
         >>> network(torch.zeros(1, 3, 32, 32)).shape
         torch.Size([1, 10])
     """
-    folder = network_folder(folder)
+    folder = fetch(
+        source,
+        revision=revision,
+        cache_dir=cache_dir,
+        force_download=force_download,
+        local_files_only=local_files_only,
+        token=token,
+    )
     config = saved_config(folder)
     if config.get("kind") == "network":
         return _load_saved(folder, model, verify=verify)
@@ -78,59 +98,6 @@ def load_network(
     if config.get("kind") in [*KINDS]:
         return load_layer(folder, verify=verify).eval()
     return _load_saved(folder, None, verify=verify)
-
-
-def from_pretrained(
-    folder_or_repository: str | os.PathLike[str],
-    *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    revision: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    force_download: bool = False,
-    local_files_only: bool = False,
-    token: str | bool | None = None,
-    verify: bool = True,
-) -> nn.Module:
-    """Loads a network from a folder or, if there is no such folder, from the Hugging Face Hub.
-
-    Args:
-        folder_or_repository: Folder, "convattn:NAME" for a network that comes with the package, or repository
-            "owner/name" on the Hub.
-        model: As in `load_network`.
-        revision: Branch, tag or commit of the repository; None takes its main branch.
-        cache_dir: Folder for downloads; None takes the Hub's own cache.
-        force_download: Whether to download files again that are in the cache.
-        local_files_only: Whether to use the cache only, and download nothing.
-        token: Token for the Hub; None takes the one stored by `hf auth login`.
-        verify: As in `load_network`.
-
-    Returns:
-        The network on the CPU, in evaluation mode.
-
-    Raises:
-        CheckpointError: The repository cannot be fetched, or its files are not what was saved.
-        ArgumentError: As in `load_network`.
-        MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
-            huggingface-hub, for a repository.
-
-    Example:
-        >>> import tempfile
-        >>> from convattn import save_network
-        >>> from convattn.models import ResNet
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     folder = save_network(ResNet(1, width=8), os.path.join(place, "network"))
-        ...     type(from_pretrained(folder)).__name__
-        'ResNet'
-    """
-    folder = fetch(
-        folder_or_repository,
-        revision=revision,
-        cache_dir=cache_dir,
-        force_download=force_download,
-        local_files_only=local_files_only,
-        token=token,
-    )
-    return load_network(folder, model=model, verify=verify)
 
 
 def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:

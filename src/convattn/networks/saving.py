@@ -25,8 +25,8 @@ from convattn.errors import (
 )
 from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
-from convattn.models.pretrained import network_folder
 from convattn.networks.loading import SCHEMA, saved_config
+from convattn.networks.pretrained import network_folder
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import (
     describe_layers,
@@ -67,7 +67,7 @@ def network_card(
         proof = (
             f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
         )
-    use = 'load_network("FOLDER")  # from_pretrained("OWNER/NAME")'
+    use = 'load_network("FOLDER")  # or "OWNER/NAME" on the Hub'
     if not source and not any("" in layer["names"] for layer in config["layers"]):
         use = (
             f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'

@@ -9,7 +9,8 @@ import torch
 from tests.convert.certify.certify_cases import FAULTS, RIGHT, change_weight, classifier, damaged
 from torch import nn
 
-from convattn import AgreementCertificate, certify
+from convattn import certify
+from convattn.convert.agreement import AgreementCertificate
 from convattn.errors import ArgumentError, ConversionError
 
 

@@ -8,7 +8,8 @@ from tests.convert.network.network_cases import Functional, Results, converted, 
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn import NetworkCertificate, network_to_attention, network_to_conv
+from convattn import network_to_attention, network_to_conv
+from convattn.convert.certificate import NetworkCertificate
 from convattn.convert.surgery import tensors
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from convattn import from_pretrained, load_network
+from convattn import load_network
 from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
-from convattn.models import NETWORKS, pretrained, pretrained_card, pretrained_names
-from convattn.networks.loading import saved_config
+from convattn.networks import pretrained
+from convattn.networks.pretrained import network_folder, pretrained_card, pretrained_names
 
 NAMES = pretrained_names()
 
@@ -18,23 +18,21 @@ NAMES = pretrained_names()
 def test_every_way_of_loading_takes_the_name(name):
     source = f"convattn:{name}"
     network = load_network(source)
-    kind = NETWORKS[saved_config(source)["architecture"]]
-    for other in (from_pretrained(source), load_network(Path(source))):
-        assert type(other) is kind
-        assert not other.training
+    assert not network.training
+    for other in (load_network(Path(source)), load_network(network_folder(source))):
+        assert type(other) is type(network)
         assert all(
             torch.equal(tensor, network.state_dict()[key])
             for key, tensor in other.state_dict().items()
         )
 
 
-@pytest.mark.parametrize("load", [load_network, from_pretrained])
 @pytest.mark.parametrize("name", ["nothing-like-it", "", ".", "../models", "README.md"])
-def test_unknown_name_is_refused_with_the_known_ones(load, name):
+def test_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(
         UnknownNameError, match=rf"unknown trained network .*Known: {', '.join(NAMES)}$"
     ):
-        load(f"convattn:{name}")
+        load_network(f"convattn:{name}")
 
 
 def test_near_name_is_suggested():

@@ -1,6 +1,7 @@
 """Where saved networks are: trained ones that come with the package, and folders on the Hugging Face Hub."""
 
 import os
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,6 +14,8 @@ from convattn.record import Record
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
 
 _HOME = "convattn:"
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+"""A repository of the Hub, "owner/name"."""
 CARD = "card.json"
 """File of the folder of a trained network that holds its `PretrainedCard`."""
 
@@ -88,27 +91,27 @@ def _folder() -> Path:
 
 
 def fetch(
-    folder_or_repository: str | os.PathLike[str],
-    *,
-    cache_dir: str | os.PathLike[str] | None,
-    **options: Any,
+    source: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None, **options: Any
 ) -> Path:
-    """Returns the folder of a network, fetched from the Hub if it is not here; arguments as in `from_pretrained`."""
-    folder = network_folder(folder_or_repository, "folder_or_repository")
-    if folder.is_dir():
+    """Returns the folder of a network, fetched from the Hub where the source is "owner/name" and no folder here.
+
+    Arguments and errors are those of `load_network`.
+    """
+    folder = network_folder(source, "source")
+    if folder.is_dir() or not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
         return folder
-    repository = os.fspath(folder_or_repository)
+    cache = None if cache_dir is None else str(as_path(cache_dir, "cache_dir"))
     hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
     try:
         fetched = hub.snapshot_download(
-            repository,
-            cache_dir=None if cache_dir is None else str(as_path(cache_dir, "cache_dir")),
+            source,
+            cache_dir=cache,
             allow_patterns=[CONFIG, WEIGHTS, CERTIFICATE],
             library_name="convattn",
             **options,
         )
     except (OSError, ValueError) as error:  # the Hub's client raises no others
         raise CheckpointError(
-            f"{repository} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
+            f"{source} is not a folder, and cannot be fetched from the Hub ({type(error).__name__}: {error})"
         ) from None
     return Path(fetched)
