@@ -136,10 +136,6 @@ class RunRecord(Record):
     ]  # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
     seconds: float  # Wall time of training and evaluation
     peak_memory: int  # Of the process (CPU) or of the device (GPU), in bytes
-    memory_estimate: (
-        int | None
-    )  # Bytes expected on each device, in records of earlier versions; else None
-    energy: float | None  # Of the device in joules, in some records of earlier versions; else None
     resumed: int  # How often the run was resumed from a checkpoint
     hardware: dict[str, str]  # Processor or accelerator, cores, memory
     versions: dict[str, str]  # Versions of Python and of the packages that computed

@@ -22,9 +22,6 @@ class Record:
     schema_version: ClassVar[int] = (
         1  # Version of the record's fields; a file of another version is refused
     )
-    later: ClassVar[
-        tuple[str, ...]
-    ] = ()  # Fields that files of this version may lack, because they are older: None
 
     def to_json(self) -> str:
         """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""
@@ -51,23 +48,14 @@ class Record:
             if isinstance(content, dict)
             else None
         )
-        if head == (cls.__name__, cls.schema_version - 1):
-            content = cls._upgraded(content)
-        elif head != (cls.__name__, cls.schema_version):
-            content = None
-        if content is None:
+        if head != (cls.__name__, cls.schema_version):
             raise CheckpointError(
                 f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}"
             )
         try:
-            return read(cls, {**dict.fromkeys(cls.later), **content}, complete=True)
+            return read(cls, content, complete=True)
         except ArgumentError as error:
             raise CheckpointError(f"not a {cls.__name__}: {error}") from None
-
-    @classmethod
-    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG003 - for subclasses
-        """Returns the fields of a file of the version before as this version has them; None refuses such files."""
-        return None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the record as JSON, whole or not at all, and returns the path."""

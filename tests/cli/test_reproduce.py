@@ -122,8 +122,6 @@ def cifar10_run(tmp_path):
         results={},
         seconds=1.0,
         peak_memory=1,
-        memory_estimate=1,
-        energy=None,
         resumed=0,
         hardware={},
         versions={},

@@ -1,8 +1,5 @@
 """Conversions whose kind is known beforehand: each is told right, as exact, close, different or failed."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -13,9 +10,9 @@ from convattn.convert import (
     network_to_attention,
     network_to_conv,
 )
-from convattn.convert.certificate import Certificate, NetworkCertificate, certify_attention
+from convattn.convert.certificate import certify_attention
 from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, CheckpointError
+from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d
 
 IMAGES = torch.randn(16, 3, 9, 11, generator=torch.Generator().manual_seed(7))
@@ -273,59 +270,3 @@ def test_a_tolerance_is_a_share(convert, tolerance):
         ArgumentError, match=r"tolerance must be a share in \(0, 1\), or None, but is"
     ):
         convert(network(), images=IMAGES, tolerance=tolerance)
-
-
-def of_version_two(certificate, *, passed):
-    """Writes a certificate as it was written before there were verdicts."""
-    content = json.loads(certificate.to_json())
-    for one in (content, *content.get("layers", ())):
-        del one["verdict"]
-        one["passed"] = passed
-        for field in ("largest", "tolerance"):
-            if (
-                one is not content
-                or field == "tolerance"
-                or certificate.direction.startswith(("conv", "attention"))
-            ):
-                one.pop(field, None)
-    return json.dumps(content | {"schema_version": 2})
-
-
-@pytest.mark.parametrize("passed", [True, False])
-@pytest.mark.parametrize("sharpness", [None, 10.0])
-def test_certificates_of_before_are_read(sharpness, passed):
-    verdict = "failed" if not passed else "exact" if sharpness is None else "different"
-    layer = conv2d(sharpness=sharpness)
-    read = Certificate.from_json(of_version_two(layer, passed=passed))
-    assert read == replace(layer, verdict=verdict, largest=None)
-    assert read.summary().startswith(f"conv to attention: {verdict} (9 heads, float32)")
-    whole = to_attention(sharpness=sharpness)
-    again = NetworkCertificate.from_json(of_version_two(whole, passed=passed))
-    layers = tuple(replace(one, verdict=verdict, largest=None) for one in whole.layers)
-    assert again == replace(whole, verdict=verdict, tolerance=None, layers=layers)
-    assert f": {verdict} (" in again.summary()
-
-
-def test_a_network_of_before_that_differed_by_more_than_its_output_is_different():
-    content = json.loads(of_version_two(to_attention(sharpness=1.0), passed=True)) | {
-        "passed": False
-    }
-    assert NetworkCertificate.from_json(json.dumps(content)).verdict == "different"
-    assert (
-        NetworkCertificate.from_json(json.dumps(content | {"measured_error": "inf"})).verdict
-        == "failed"
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"passed": 1}, "unknown key 'passed'"),
-        ({"layers": 3}, "layers must be a list"),
-        ({"layers": [3]}, "must be a table"),
-    ],
-)
-def test_a_certificate_of_before_that_is_none_is_refused(changes, message):
-    content = json.loads(of_version_two(to_attention(sharpness=10.0), passed=False)) | changes
-    with pytest.raises(CheckpointError, match=message):
-        NetworkCertificate.from_json(json.dumps(content))

@@ -63,8 +63,6 @@ def fake_record(run, revision, digest):
         "parameters": 7,
         "seconds": 11.0,
         "peak_memory": 13,
-        "memory_estimate": 12,
-        "energy": None,
         "resumed": 0,
         "hardware": {"processor": "abacus"},
         "versions": {"python": "3"},

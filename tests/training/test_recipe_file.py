@@ -1,12 +1,11 @@
 import dataclasses
 import re
-import tomllib
 
 import pytest
 
 from convattn.errors import ArgumentError, RecipeError, UnknownNameError
 from convattn.lab import load_recipe, recipe_names, recipe_to_toml
-from convattn.lab.recipe import command_for, differing_keys
+from convattn.lab.recipe import command_for
 
 REFUSED = {
     "unknown key": (
@@ -87,17 +86,6 @@ def test_every_recipe_loads_and_survives_being_written(name, tmp_path):
     assert recipe.name == name
     (tmp_path / "again.toml").write_text(recipe_to_toml(recipe))
     assert load_recipe(tmp_path / "again.toml") == recipe
-
-
-def test_a_key_of_earlier_versions_is_left_out_where_it_had_no_effect(tmp_path):
-    recipe = load_recipe("digits-quadratic")
-    text = recipe_to_toml(recipe).replace("[training]\n", "[training]\nreinitialise = []\n")
-    (tmp_path / "old.toml").write_text(text)
-    assert load_recipe(tmp_path / "old.toml") == recipe
-    assert differing_keys(tomllib.loads(text), recipe.to_dict()) == []
-    (tmp_path / "old.toml").write_text(text.replace("[]", "[3]"))
-    with pytest.raises(RecipeError, match=r"unknown key 'training\.reinitialise'"):
-        load_recipe(tmp_path / "old.toml")
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -51,12 +51,6 @@ class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     schema_version: ClassVar[int] = 3
-    added: ClassVar[
-        tuple[str, ...]
-    ] = ()  # Fields that files of the version before lack; they are read as None
-    layer_kind: ClassVar["type[VerdictRecord] | None"] = (
-        None  # What the field `layers` holds, if there is one
-    )
 
     verdict: Verdict
 
@@ -65,27 +59,10 @@ class VerdictRecord(Record):
         """Whether the verdict is "exact" or "close"."""
         return self.verdict in ("exact", "close")
 
-    @classmethod
-    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Reads a file with `passed` in place of the verdict; it stated no limit, so nothing is close."""
-        if isinstance(content.get("passed"), bool):
-            passed = content.pop("passed")
-            content["verdict"] = (
-                "failed" if not passed else "exact" if content.get("exact") is True else "different"
-            )
-        if cls.layer_kind is not None and isinstance(content.get("layers"), list):
-            content["layers"] = [
-                cls.layer_kind._upgraded(one) if isinstance(one, dict) else one
-                for one in content["layers"]
-            ]
-        return {**dict.fromkeys(cls.added), **content}
-
 
 @dataclass(frozen=True)
 class LayerMeasurement(VerdictRecord):
     """What is promised for one layer, and what was measured of it on a random input."""
-
-    added: ClassVar[tuple[str, ...]] = ("largest",)
 
     source: str  # The converted module, as `print` shows it
     result: str  # The module that replaces it, as `print` shows it
@@ -127,8 +104,6 @@ class Certificate(LayerMeasurement):
         >>> certificate.verdict, certificate.heads, certificate.sharpness
         ('exact', 9, None)
     """
-
-    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     direction: str  # "conv_to_attention" or "attention_to_conv"
     dtype: str  # Dtype of the weights, for instance "float32"
@@ -291,10 +266,6 @@ class NetworkCertificate(VerdictRecord):
         ('exact', [('0', 9)])
     """
 
-    added: ClassVar[tuple[str, ...]] = ("tolerance",)
-    later: ClassVar[tuple[str, ...]] = ("weights",)
-    layer_kind: ClassVar[type[VerdictRecord]] = LayerCertificate
-
     direction: str  # "network_to_attention" or "network_to_conv"
     source: str  # Class of the network converted
     result: str  # Class of the network made
@@ -331,23 +302,6 @@ class NetworkCertificate(VerdictRecord):
     accuracy_after: float | None  # The same of the network made
     not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
     weights: str | None = None  # SHA-256 of the weights of the network made; None in older files
-
-    @classmethod
-    def _upgraded(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Reads a file without verdict; what differed by more than its output did not pass then, and is different."""
-        content = super()._upgraded(content)
-        layers, error = content.get("layers"), content.get("measured_error")
-        kept = isinstance(layers, list) and all(
-            isinstance(layer, dict) and layer.get("verdict") != "failed" for layer in layers
-        )
-        if (
-            kept
-            and content.get("verdict") == "failed"
-            and content.get("exact") is False
-            and isinstance(error, float)
-        ):
-            content["verdict"] = "different"
-        return content
 
     @property
     def difference(self) -> float | None:

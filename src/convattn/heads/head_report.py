@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from convattn.errors import CheckpointError, UnknownNameError, optional_module
 from convattn.files import write_atomically
@@ -183,8 +183,6 @@ class HeadReport(Record):
         >>> [head.convolutional for head in report.layers[0].heads]
         [True, True, True, True]
     """
-
-    later: ClassVar[tuple[str, ...]] = ("weights",)
 
     model: str
     images: int

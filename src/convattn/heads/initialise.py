@@ -67,7 +67,6 @@ class ConvolutionalInit(VerdictRecord):
     """
 
     schema_version: ClassVar[int] = 2
-    layer_kind: ClassVar[type[VerdictRecord]] = InitialisedLayer
 
     model: str  # Class of the network
     grid: tuple[int, int]  # Rows and columns of patches, for images of the network's own size

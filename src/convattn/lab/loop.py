@@ -319,8 +319,6 @@ def train(
             results=session.summary(),
             seconds=session.ledger.seconds,
             peak_memory=peak_memory(accelerator.device),
-            memory_estimate=None,
-            energy=None,
             resumed=session.ledger.resumed,
             hardware={
                 **describe_hardware(accelerator.device),

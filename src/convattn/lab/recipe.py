@@ -333,8 +333,6 @@ class Recipe(Section):
 SCALES = ("paper", "medium", "small", "tiny")
 """Every scale, the largest first."""
 
-_WITHOUT_EFFECT = ("training.reinitialise", [])
-
 
 def recipe_names() -> list[str]:
     """Returns the names of the recipes that come with the package, sorted."""
@@ -384,12 +382,6 @@ def load_recipe(
         raise RecipeError(
             f"{source}: scale cannot be set by an override: use scale=NAME (command: --scale NAME)"
         )
-    training = content.get("training")
-    if (
-        isinstance(training, dict)
-        and ("training.reinitialise", training.get("reinitialise")) == _WITHOUT_EFFECT
-    ):
-        del training["reinitialise"]
     own_scales = content.pop("scales", {})
     _require_scales(own_scales, source)
     if scale is not None and scale != content.get("scale", "paper"):
@@ -458,12 +450,8 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
 
 
 def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's values by dotted key, without the claim and a key of earlier versions, which had no effect."""
-    return {
-        key: value
-        for key, value in flatten(content).items()
-        if key != "claim" and (key, value) != _WITHOUT_EFFECT
-    }
+    """Returns a recipe's values by dotted key, without the claim."""
+    return {key: value for key, value in flatten(content).items() if key != "claim"}
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from convattn.errors import CheckpointError, UnknownNameError, optional_module
 from convattn.files import as_path
@@ -23,8 +23,6 @@ CARD = "card.json"
 @dataclass(frozen=True)
 class PretrainedCard(Record):
     """Describes a trained network that comes with the library: `card.json` in its folder."""
-
-    later: ClassVar[tuple[str, ...]] = ("settings",)
 
     name: str  # Its name, and that of its folder
     task: str  # What it was trained for, in a few words
