@@ -75,7 +75,7 @@ constraints:             ## Pin today's versions in constraints.txt (needs uv)
 
 clean:                   ## Remove the environment and everything that is written by tools
 	rm -rf $(VENV) node_modules build dist demo demo-* bench-layers* bench-networks* bench-sequences* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples benchmarks evidence -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says which extras the environment holds; newer requirements make it stale.
 $(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)

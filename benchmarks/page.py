@@ -95,7 +95,7 @@ def _environment(record: BenchmarkRecord) -> list[str]:
     }
     file = f"{find_suite(record.suite).file}.json"
     listed = _items(f"{name}: {value}" for name, value in lines.items())
-    link = f"All times are in [{file}]({file})."
+    link = f"All times are in `{file}`."
     return ["## How it was measured", "", f"    {record.command}", "", *listed, "", link, ""]
 
 

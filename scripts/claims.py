@@ -19,19 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.borders import page as borders_page
-from benchmarks.certify import Case
-from benchmarks.certify import page as certify_page
-from benchmarks.head_replacement.page import page as head_replacement_page
 from benchmarks.page import suite_page
-from benchmarks.pretrained.__main__ import padding
-from benchmarks.pretrained.__main__ import page as pretrained_page
-from benchmarks.real_weights.page import page as real_weights_page
-from benchmarks.real_weights.record import RealWeightsRecord
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
-from benchmarks.sharpness import SharpnessCurve
-from benchmarks.sharpness import page as sharpness_page
-from benchmarks.speedrun import (
+from convattn.heads import read_heads
+from convattn.lab.study_record import t_interval
+from evidence.borders.__main__ import page as borders_page
+from evidence.certify.__main__ import Case
+from evidence.certify.__main__ import page as certify_page
+from evidence.head_replacement.page import page as head_replacement_page
+from evidence.pretrained.__main__ import padding
+from evidence.pretrained.__main__ import page as pretrained_page
+from evidence.real_weights.page import page as real_weights_page
+from evidence.real_weights.record import RealWeightsRecord
+from evidence.sharpness.__main__ import SharpnessCurve
+from evidence.sharpness.__main__ import page as sharpness_page
+from evidence.speedrun.__main__ import (
     attention_on_taps,
     away_from_pixels,
     by_chance,
@@ -39,25 +41,21 @@ from benchmarks.speedrun import (
     taps_of_all,
     taps_with_a_centre,
 )
-from benchmarks.studies import spread
-from benchmarks.sweep.page import page as networks_page
-from benchmarks.sweep.record import families
-from benchmarks.sweep.record import read as read_sweep
-from benchmarks.trained.page import page as trained_page
-from benchmarks.trained_heads.page import distance
-from benchmarks.trained_heads.page import page as trained_heads_page
-from convattn.heads import read_heads
-from convattn.lab.study_record import t_interval
+from evidence.studies import spread
+from evidence.sweep.page import page as networks_page
+from evidence.sweep.record import families
+from evidence.sweep.record import read as read_sweep
+from evidence.trained_heads.page import distance
+from evidence.trained_heads.page import page as trained_heads_page
+from evidence.trained_networks.page import page as trained_page
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
-README = RESULTS.parents[1] / "README.md"
-EVIDENCE = RESULTS.parents[1] / "evidence"
+ROOT = Path(__file__).parents[1]
 SEEDS = (0, 1, 2)
 
 
-def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
+def claims(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Lists the claims: the name of a page, and what it must say."""
-    for made in (
+    subjects = (
         _encodings,
         _axes,
         _heads,
@@ -74,61 +72,56 @@ def claims(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
         _large_kernels,
         _certified,
         _others,
-    ):
-        yield from made(folder)
+    )
+    for subject in subjects:
+        yield from subject(root / "evidence")
 
 
-def tables(folder: Path = RESULTS) -> Iterator[tuple[str, str]]:
+def tables(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     """Lists the pages of a whole record: the name, and the page as it must be."""
+    evidence = root / "evidence"
     for name in ("layers", "networks-speed", "sequences"):
-        yield f"{name}-tables.md", suite_page(BenchmarkRecord.load(folder / f"{name}.json"))
-    words: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        record = BenchmarkRecord.load(evidence / "speed" / f"{name}.json")
+        yield f"{name}-tables.md", suite_page(record)
+    pages: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "trained-heads": trained_heads_page,
         "pretrained": pretrained_page,
         "trained-networks": trained_page,
         "head-replacement": head_replacement_page,
     }
-    for name, made in words.items():
-        yield f"{name}-tables.md", made(_json(folder / f"{name}.json"))
-    certified = _json(folder / "certify.json")
+    for name, page in pages.items():
+        yield f"{name}-tables.md", page(_json(evidence / name.replace("-", "_") / f"{name}.json"))
+    certified = _json(evidence / "certify" / "certify.json")
     yield "certify.md", certify_page(_cases(certified), certified)
-    sharpness = _json(folder / "sharpness.json")
+    sharpness = _json(evidence / "sharpness" / "sharpness.json")
     yield "sharpness.md", sharpness_page(_curves(sharpness), sharpness)
-    yield "borders.md", borders_page(_json(folder / "borders.json"))
-    yield (
-        "real-weights-tables.md",
-        real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")),
-    )
-    yield (
-        "networks-tables.md",
-        networks_page(read_sweep(folder / "networks.jsonl"), "networks.jsonl"),
-    )
+    yield "borders.md", borders_page(_json(evidence / "borders" / "borders.json"))
+    weights = RealWeightsRecord.load(evidence / "real_weights" / "real-weights.json")
+    yield "real-weights-tables.md", real_weights_page(weights)
+    yield "networks-tables.md", networks_page(read_sweep(evidence / "sweep" / "networks.jsonl"))
 
 
-def wrong(folder: Path = RESULTS) -> list[str]:
+def wrong(root: Path = ROOT) -> list[str]:
     """Lists what pages do not say although their records do, a line for each."""
-    found = [
-        f"{page} must say: {text}"
-        for page, text in claims(folder)
-        if _plain(text) not in _page(folder, page)
-    ]
-    made = (
-        (page, text)
-        for page, text in tables(folder)
-        if (folder / page).read_text(encoding="utf-8") != text
-    )
-    found += [f"{page} is not the page of its record" for page, _ in made]
-    readme = README.read_text(encoding="utf-8")
-    return found + [
+    lines = []
+    for page, text in claims(root):
+        if _plain(text) not in _page(root, page):
+            lines.append(f"{page} must say: {text}")
+    for page, text in tables(root):
+        if _file(root, page).read_text(encoding="utf-8") != text:
+            lines.append(f"{page} is not the page of its record")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    strange = [
         f"README.md says {number}, which is on no page of results"
-        for number in untold(readme, folder)
+        for number in untold(readme, root)
     ]
+    return lines + strange
 
 
-def untold(text: str, folder: Path = RESULTS) -> list[str]:
+def untold(text: str, root: Path = ROOT) -> list[str]:
     """Lists the times, ratios and percentages with two digits after the point that stand on no page of results."""
-    pages = (path.name for path in folder.glob("*.md") if not path.stem.endswith("-tables"))
-    said = " ".join(_page(folder, page) for page in pages)
+    pages = [path.name for path in (root / "docs" / "results").glob("*.md")]
+    said = " ".join(_page(root, page) for page in pages if not page.endswith("-tables.md"))
     numbers = re.findall(
         r"(?<![\d.,])(\d[\d,]*(?:\.\d+)? ms|\d+\.\d\d(?= (?:%|times|points|±|to)))", _plain(text)
     )
@@ -139,14 +132,14 @@ def untold(text: str, folder: Path = RESULTS) -> list[str]:
     ]
 
 
-def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
+def rest(root: Path = ROOT) -> dict[str, list[str]]:
     """Lists by page the numbers that no claim holds; those of links, code and headings are left out."""
     texts: dict[str, list[str]] = {}
-    for page, text in claims(folder):
+    for page, text in claims(root):
         texts.setdefault(page, []).append(_plain(text))
     left = {}
     for page, held in texts.items():
-        said = _page(folder, page)
+        said = _page(root, page)
         for text in sorted(held, key=len, reverse=True):
             said = said.replace(text, " ")
         said = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", said)
@@ -154,11 +147,11 @@ def rest(folder: Path = RESULTS) -> dict[str, list[str]]:
     return left
 
 
-def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
+def _encodings(evidence: Path) -> Iterator[tuple[str, str]]:
     """The networks of the study, and how they differ seed by seed."""
     runs = {
         path.parent.name: _json(path)
-        for path in (folder / "encodings" / "table").glob("*/record.json")
+        for path in (evidence / "encodings" / "table").glob("*/record.json")
     }
     labels = {name.rsplit("-", 1)[0] for name in runs}
     own = {
@@ -206,9 +199,9 @@ def _encodings(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"No gain is resolved. | {_points(content)}, n = 3"
 
 
-def _axes(folder: Path) -> Iterator[tuple[str, str]]:
+def _axes(evidence: Path) -> Iterator[tuple[str, str]]:
     """Tables and functions, of each axis and of the whole displacement: the seeds that all networks have finished."""
-    own = _finished(folder / "encodings" / "axes" / "table")
+    own = _finished(evidence / "encodings" / "axes" / "table")
     for label, values in own.items():
         yield "encodings.md", f"`{label}` | {spread(values)} |"
 
@@ -238,16 +231,16 @@ def _axes(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"table less function {sums} with sums, {whole} without; n = {count} |"
 
 
-def _heads(folder: Path) -> Iterator[tuple[str, str]]:
+def _heads(evidence: Path) -> Iterator[tuple[str, str]]:
     """4, 9 and 16 heads, and convolutions: the seeds that all networks have finished."""
-    own = _finished(folder / "encodings" / "heads" / "table")
+    own = _finished(evidence / "encodings" / "heads" / "table")
     gaps = {
         label: _less(values, own["heads-9"]) for label, values in own.items() if label != "heads-9"
     }
     for label, values in own.items():
         words = "" if label not in gaps or _resolved(gaps[label]) else ": not resolved"
         gap = f"{_interval(gaps[label])}{words}" if label in gaps else ""
-        seed = next((folder / "encodings" / "heads" / "table").glob(f"{label}-*/record.json"))
+        seed = next((evidence / "encodings" / "heads" / "table").glob(f"{label}-*/record.json"))
         yield (
             "encodings.md",
             f"| `{label}` | {spread(values)} | {gap} | {_json(seed)['parameters']:,} |",
@@ -285,14 +278,16 @@ def _moments(run: Path, epochs: Sequence[int]) -> list[list[np.ndarray]]:
     ]
 
 
-def _grid(folder: Path) -> Iterator[tuple[str, str]]:
+def _grid(evidence: Path) -> Iterator[tuple[str, str]]:
     """Taps that have a centre, and how far centres are from a pixel, over training and by chance."""
     taken: list[list[int]] = []
     expected: list[str] = []
     away: list[list[float]] = []
     count = 0
     for seed in SEEDS:
-        moments = _moments(folder / "encodings" / "table" / f"sa-quadratic-{seed}", (0, 5, 10, 20))
+        moments = _moments(
+            evidence / "encodings" / "table" / f"sa-quadratic-{seed}", (0, 5, 10, 20)
+        )
         count = 9 * len(moments[0])
         taken.append([int(taps_of_all(layers)) for layers in moments])
         away.append([float(away_from_pixels(layers)) for layers in moments])
@@ -320,10 +315,10 @@ def _chance(layers: Sequence[np.ndarray]) -> str:
     return f"{mean:.1f} ({low:.0f} to {high:.0f})"
 
 
-def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
+def _pixels(evidence: Path) -> Iterator[tuple[str, str]]:
     """Taps and distances to a pixel in speed runs that start from random places, over training and by chance."""
     ends, chances, away = list[str](), list[str](), list[list[float]]()
-    for run in sorted((folder / "speedrun" / "quarter" / "table").glob("random-*")):
+    for run in sorted((evidence / "speedrun" / "quarter" / "table").glob("random-*")):
         moments = _moments(run, (0, 3, 6, 12))
         taps, last = [str(taps_of_all(layers)) for layers in moments], moments[-1]
         away.append([float(away_from_pixels(layers)) for layers in moments])
@@ -343,7 +338,9 @@ def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
         f"{', '.join(ends)} of 54 taps at the end, {', '.join(chances)} by chance, n = {len(ends)}",
     )
     yield "index.md", fall
-    wide = [_moments(folder / "speedrun" / "controls" / f"random-{seed}", (0, 2)) for seed in SEEDS]
+    wide = [
+        _moments(evidence / "speedrun" / "controls" / f"random-{seed}", (0, 2)) for seed in SEEDS
+    ]
     means = [statistics.fmean(float(away_from_pixels(run[at])) for run in wide) for at in (0, -1)]
     yield (
         "speedrun.md",
@@ -351,10 +348,10 @@ def _pixels(folder: Path) -> Iterator[tuple[str, str]]:
     )
 
 
-def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
+def _speedrun(evidence: Path) -> Iterator[tuple[str, str]]:
     """The speed run, with one view and two, and its controls."""
     headline = [
-        _json(folder / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json")
+        _json(evidence / "speedrun" / "headline" / f"speedrun-{seed}" / "record.json")
         for seed in SEEDS
     ]
     one, two = (
@@ -374,7 +371,7 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
     yield "speedrun.md", f"the same network with convolutions {petaflops(with_taps):.3f}."
     yield "index.md", f"{one}, behind a frozen 2 × 2 convolution; {two} with two views."
     yield "index.md", f"n = {len(headline)}, {epochs} epochs, {count:.3f} PFLOP"
-    kept = read_heads(folder / "speedrun" / "headline" / "speedrun-0")
+    kept = read_heads(evidence / "speedrun" / "headline" / "speedrun-0")
     ends = [[item for item in kept if item.step == step] for step in (kept[0].step, kept[-1].step)]
     sides = {0: 31, 3: 7}
     near = {
@@ -387,7 +384,7 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
         "speedrun.md",
         f"by up to {moved:.2f} pixels (seed 0), and {100 * near[3]:.0f} % of its attention",
     )
-    controls = folder / "speedrun" / "controls"
+    controls = evidence / "speedrun" / "controls"
     own = {
         name: [
             _json(controls / f"{name}-{seed}" / "record.json")["results"]["test_accuracy"]
@@ -410,9 +407,9 @@ def _speedrun(folder: Path) -> Iterator[tuple[str, str]]:
             yield "index.md", f"{words}, n = {len(gap)}"
 
 
-def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
+def _quarter(evidence: Path) -> Iterator[tuple[str, str]]:
     """Controls over all epochs of the speed run, at a quarter of its width, and the taps that soft heads keep."""
-    table = folder / "speedrun" / "quarter" / "table"
+    table = evidence / "speedrun" / "quarter" / "table"
     own, counts = _finished(table), dict[str, float]()
     for label, values in own.items():
         gap = _less(values, own["attention"])
@@ -422,7 +419,7 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
             else _interval(gap) + ("" if _resolved(gap) else ": not resolved")
         )
         yield (
-            "speedrun/quarter/README.md",
+            "evidence/speedrun/quarter/README.md",
             f"| {' | '.join(f'{100 * value:.2f} %' for value in values)} |",
         )
         counts[label] = petaflops(_json(next(table.glob(f"{label}-*/record.json")))["recipe"])
@@ -452,10 +449,11 @@ def _quarter(folder: Path) -> Iterator[tuple[str, str]]:
     )
 
 
-def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
+def _trained_heads(evidence: Path) -> Iterator[tuple[str, str]]:
     """Heads that are convolutions, trained and shuffled, and what CutMix changes."""
     networks = {
-        network["network"]: network for network in _json(folder / "trained-heads.json")["networks"]
+        network["network"]: network
+        for network in _json(evidence / "trained_heads" / "trained-heads.json")["networks"]
     }
     shown = [name for name in networks if not re.search(r"-(plain|cutmix)-[12]$", name)]
 
@@ -511,11 +509,11 @@ def _trained_heads(folder: Path) -> Iterator[tuple[str, str]]:
     )
 
 
-def _pretrained(folder: Path) -> Iterator[tuple[str, str]]:
+def _pretrained(evidence: Path) -> Iterator[tuple[str, str]]:
     """Accuracies and times of conversions, the padding that they were made with named."""
     rows = {
         (row["run"].split(":")[-1], row["conversion"]): row
-        for row in _json(folder / "pretrained.json")["rows"]
+        for row in _json(evidence / "pretrained" / "pretrained.json")["rows"]
     }
     wide = "to convolutions, as wide as needed"
     for name in dict.fromkeys(name for name, _ in rows):
@@ -541,9 +539,11 @@ def _pretrained(folder: Path) -> Iterator[tuple[str, str]]:
     yield "pretrained.md", f"`speedrun` goes from {words[0]}"
 
 
-def _layers(folder: Path) -> Iterator[tuple[str, str]]:
+def _layers(evidence: Path) -> Iterator[tuple[str, str]]:
     """Times, ratios and memory of a layer at 64 × 64 pixels."""
-    cases = {case.name: case for case in BenchmarkRecord.load(folder / "layers.json").cases}
+    cases = {
+        case.name: case for case in BenchmarkRecord.load(evidence / "speed" / "layers.json").cases
+    }
     told = {
         "hard-64": "shift",
         "quadratic-64-forward": "separable",
@@ -575,10 +575,10 @@ def _layers(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"{both[0]} and {both[1]} times `nn.Conv2d`"
 
 
-def _networks_speed(folder: Path) -> Iterator[tuple[str, str]]:
+def _networks_speed(evidence: Path) -> Iterator[tuple[str, str]]:
     """How much longer converted networks take."""
     planned: list[float] = []
-    for case in BenchmarkRecord.load(folder / "networks-speed.json").cases:
+    for case in BenchmarkRecord.load(evidence / "speed" / "networks-speed.json").cases:
         names = ("planned", "planned, frozen", "separable", "separable, frozen")
         ratios = [case.ratio(name, "original") for name in names]
         planned += [ratio.median for ratio in ratios[:2] if ratio is not None]
@@ -588,10 +588,10 @@ def _networks_speed(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"{min(planned):.2f} to {max(planned):.2f} times, two threads"
 
 
-def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
+def _sequences(evidence: Path) -> Iterator[tuple[str, str]]:
     """Times and ratios over the length of a sequence, at inference."""
     ends = []
-    for case in BenchmarkRecord.load(folder / "sequences.json").cases:
+    for case in BenchmarkRecord.load(evidence / "speed" / "sequences.json").cases:
         if case.group == "sequences-forward":
             hard, soft = (_ratio(case.ratio(who, "conv")) for who in ("hard", "soft"))
             times = [_milliseconds(case, who) for who in ("conv", "hard", "soft")]
@@ -603,18 +603,19 @@ def _sequences(folder: Path) -> Iterator[tuple[str, str]]:
     yield "index.md", f"soft heads {ends[0]} to {ends[-1]} times `nn.Conv1d`"
 
 
-def _as_convolutions(folder: Path) -> Iterator[tuple[str, str]]:
+def _as_convolutions(evidence: Path) -> Iterator[tuple[str, str]]:
     """Exact borders."""
-    exact = [rows["exact"] for rows in _json(folder / "borders.json")["networks"].values()]
+    networks = _json(evidence / "borders" / "borders.json")["networks"]
+    exact = [rows["exact"] for rows in networks.values()]
     (tests,) = {row["tests"] for row in exact}
     changed = max(row["changed"] for row in exact)
     yield "index.md", f"{changed} of {tests:,} changed in each of {len(exact)} networks"
-    yield from _padded(_json(folder / "borders.json")["networks"])
+    yield from _padded(networks)
 
 
-def _large_kernels(_: Path) -> Iterator[tuple[str, str]]:
+def _large_kernels(evidence: Path) -> Iterator[tuple[str, str]]:
     """Times of depthwise convolutions in torch's two layouts."""
-    record = _json(EVIDENCE / "large-kernels" / "large-kernels.json")
+    record = _json(evidence / "large_kernels" / "large-kernels.json")
     before, after = "1 × 128 channels, 56 × 56, ", ", depthwise"
     ratio = 0.0
     for case in record["cases"]:
@@ -650,9 +651,9 @@ def _padded(networks: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "pretrained.md", f"{text}; with replicate {replicated} (the first {tests:,} images"
 
 
-def _certified(folder: Path) -> Iterator[tuple[str, str]]:
+def _certified(evidence: Path) -> Iterator[tuple[str, str]]:
     """Faults that certificates find, and how many errors of soft heads were measured."""
-    cases = _cases(_json(folder / "certify.json"))
+    cases = _cases(_json(evidence / "certify" / "certify.json"))
     planted = [case for case in cases if case.fault is not None]
     right = [case for case in cases if case.fault is None]
     exact = sum(case.verdict == "exact" for case in right)
@@ -664,14 +665,14 @@ def _certified(folder: Path) -> Iterator[tuple[str, str]]:
     found = f"{len(planted) - len(left)} of {len(planted)} faults in {len({case.network for case in cases})} networks"
     rest = f"{small} of the other {len(left)} change one weight by 1e-5 or less"
     yield "index.md", f"{found}; {rest}; allclose at 1e-5 finds {loose}"
-    curves = _curves(_json(folder / "sharpness.json"))
+    curves = _curves(_json(evidence / "sharpness" / "sharpness.json"))
     errors = sum(len(curve.measured) * curve.samples for curve in curves)
     yield "index.md", f"{errors} errors, all within the bound"
 
 
-def _others(folder: Path) -> Iterator[tuple[str, str]]:
+def _others(evidence: Path) -> Iterator[tuple[str, str]]:
     """Sums over networks, tasks and heads."""
-    lines = families(read_sweep(folder / "networks.jsonl"))
+    lines = families(read_sweep(evidence / "sweep" / "networks.jsonl"))
     passed = sum(line["outcome"] == "passed" for line in lines)
     yield "index.md", f"{passed} of {len(lines)} families"
     yield (
@@ -682,20 +683,20 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
         own = [line for line in lines if line["home"] == place]
         fine = sum(line["outcome"] == "passed" for line in own)
         yield "networks.md", f"| {place} | {len(own)} | {fine} |"
-    made = real_weights_page(RealWeightsRecord.load(folder / "real-weights.json")).partition(
-        "## Tasks"
-    )[0]
+    made = real_weights_page(
+        RealWeightsRecord.load(evidence / "real_weights" / "real-weights.json")
+    ).partition("## Tasks")[0]
     for line in [line for line in made.splitlines() if line.startswith("|")][2:]:
         cells = line.strip("| ").split(" | ")
         yield "real-weights.md", f" | {cells[2]} | {' | '.join(cells[7:10])} |"
-    found = _json(folder / "attention-adapters.json")["architectures"]
+    found = _json(evidence / "attention_adapters" / "attention-adapters.json")["architectures"]
     read = [one for one in found if one["refused"] is None]
     layers = sum(len(one["layers"]) for one in read)
     opening = f"{len(read)} of {len(found)} architectures of timm, transformers and torchvision, {layers} layers"
     yield "attention-adapters.md", opening
     network = next(
         one
-        for one in _json(folder / "head-replacement.json")["networks"]
+        for one in _json(evidence / "head_replacement" / "head-replacement.json")["networks"]
         if "convit" in one["network"]
     )
     for point in network["curve"]:
@@ -711,7 +712,7 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
                 opening = f"at a loss of {lost} points and {faster} times the speed"
                 yield "head-replacement.md", opening
                 yield "index.md", f"{lost} points for {point['replaced']} heads"
-    runs = _json(folder / "convolutional-init.json")["runs"]
+    runs = _json(evidence / "convolutional_init" / "convolutional-init.json")["runs"]
     early = [
         spread([run["accuracy"]["5"] for run in runs[name]], 1)
         for name in ("as it is", "gated, hard heads")
@@ -720,7 +721,7 @@ def _others(folder: Path) -> Iterator[tuple[str, str]]:
         "index.md",
         f"{early[0].removesuffix(' %')} to {early[1]} after 5 epochs, n = {len(runs['as it is'])}",
     )
-    rows = _json(folder / "trained-networks.json")
+    rows = _json(evidence / "trained_networks" / "trained-networks.json")
     told = {
         "to 5 × 5 convolutions": "attention to 5 × 5 convolutions",
         "to 11 × 11 convolutions": "attention to 11 × 11 convolutions",
@@ -755,8 +756,13 @@ def _json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _page(folder: Path, name: str) -> str:
-    return _plain((folder / name).read_text(encoding="utf-8"))
+def _file(root: Path, name: str) -> Path:
+    """Returns where a page is: in docs/results, unless its name begins with evidence."""
+    return root / name if name.startswith("evidence/") else root / "docs" / "results" / name
+
+
+def _page(root: Path, name: str) -> str:
+    return _plain(_file(root, name).read_text(encoding="utf-8"))
 
 
 def _plain(text: str) -> str:

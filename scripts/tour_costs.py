@@ -1,6 +1,6 @@
 """Writes the measured costs that the guided tour shows: python scripts/tour_costs.py.
 
-They are out of docs/results. The tour's sixth step draws them; a test holds the file against the records.
+They are out of evidence/speed. The tour's sixth step draws them; a test holds the file against the records.
 """
 
 import json
@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "evidence" / "speed"
 WRITTEN = ROOT / "src/convattn/viewer/static/costs.json"
 MIB = 2**20
 

@@ -68,8 +68,12 @@ def imported_modules(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def used() -> set[str]:
-    """Whatever the library, its benchmarks and the program of the export's test import, and trackers by name."""
-    files = [path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    """Whatever the library, its benchmarks, its evidence and the program of the export's test import, and trackers by name."""
+    files = [
+        path
+        for folder in ("src", "benchmarks", "evidence")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     modules = set().union(*(imported_modules(path.read_text(encoding="utf-8")) for path in files))
     site = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
     built = re.findall(r'^(?:    |html_theme = )"(\w+)",?$', site, flags=re.MULTILINE)

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from PIL import Image
 from tests.analysis.analyze_cases import gated, noise
 
-from benchmarks.trained_heads.figures import kernel_gallery
 from convattn.heads import analyze
 from convattn.heads.head_report import Estimate
 from convattn.lab import report_figures as figures
 from convattn.layers import RelativeAttention1d
+from evidence.trained_heads.figures import kernel_gallery
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from tests.convert.network.network_cases import (
 )
 from torch import nn
 
-from benchmarks.sweep.randomise import randomise
-from benchmarks.sweep.subjects import Built
 from convattn import load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert import SamePaddedAttention, conv_to_attention
 from convattn.errors import UnsupportedModelError
+from evidence.sweep.randomise import randomise
+from evidence.sweep.subjects import Built
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")

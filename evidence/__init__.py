@@ -1,0 +1,1 @@
+"""One question, one folder: the script that makes its records, the records, and the command (README.md)."""

@@ -1,0 +1,1 @@
+"""What does an analysis cost?"""

@@ -1,0 +1,1 @@
+"""Of which architectures does `analyze` read the attention?"""

@@ -1,0 +1,1 @@
+"""What do convolutions that are exact at borders change, and cost?"""

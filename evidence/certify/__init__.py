@@ -1,0 +1,1 @@
+"""Which faults does a certificate find?"""

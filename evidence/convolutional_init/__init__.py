@@ -1,0 +1,1 @@
+"""Does starting as a convolution help a vision transformer?"""

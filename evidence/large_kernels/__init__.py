@@ -1,0 +1,1 @@
+"""When are depthwise convolutions slow in torch, and which layout avoids it?"""

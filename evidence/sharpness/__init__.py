@@ -1,0 +1,1 @@
+"""How large is the error of attention of finite sharpness?"""

@@ -1,0 +1,353 @@
+"""How far attention of finite sharpness is from its convolution: measured errors against the a-priori bound.
+
+Converts random 3-wide convolutions of one, two and three axes at each sharpness α, runs each on an input of its own,
+and compares with the convolution in float64. Every single error must be within bound + rounding, or the script fails.
+Writes sharpness.json, sharpness.png and the page sharpness.md:
+
+    python -m evidence.sharpness
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn.convert import conv_to_attention, off_centre_mass
+from convattn.convert.taps import AnyConvolution
+from convattn.files import write_atomically
+from convattn.lab.figures import COLOURS, figure_files
+from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+from convattn.record import Record
+from convattn.testing.budget import budget, roundings
+
+SHARPNESS = (
+    1,
+    1.5,
+    2,
+    2.5,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    12,
+    14,
+    16,
+    18,
+    20,
+    23,
+    26,
+    30,
+    35,
+    40,
+    46,
+    60,
+    80,
+    100,
+    150,
+    200,
+)
+TABULATED = (1, 2, 3, 5, 10, 20, 46, 100, 200)
+SAMPLES = 10
+CHANNELS = (3, 5)
+SIZES = {1: (61,), 2: (13, 11), 3: (7, 5, 6)}
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+DTYPES = (torch.float32, torch.float64)
+
+PAGE = """\
+# Sharpness and error
+
+How far is an attention layer made by `conv_to_attention` from its convolution when its heads are only so sharp? A
+quadratic head with the score −α‖δ − Δ‖² gives at most the share ε(α) = θ(e^−α)ⁿ − 1 of its attention to pixels other
+than its own, where θ(x) = 1 + 2 Σ x^(m²) and n is the number of axes. So an output is off by at most 2ε(α) times the
+largest output that an input of that size can have, plus rounding.
+
+![Measured error and bound over sharpness](sharpness.png)
+
+Each point is the largest error of {samples} convolutions, each with inputs of its own, over all outputs, measured
+against the convolution in float64. Errors are in units of max|x| · max over outputs of Σ‖W‖₁, the largest output that
+is possible; in those units the bound is 2ε(α) for every convolution.
+
+## What is seen
+
+All {total} measured errors ({sharpnesses} sharpnesses, {samples} convolutions, 1 to 3 axes, two dtypes) are within
+bound + rounding; the script fails otherwise. There are three regimes:
+
+1. **Soft**: the bound is 1 or more and promises nothing; attention is a blur.
+2. **Exponential decay**: error and bound fall with e^−α (in 2-D, ε ≈ 4e^−α). The largest error is {least:.0%} to
+   {most:.0%} of the bound, which allows for the worst signs of input and weights.
+3. **Floor**: the bound is below what rounding alone does to a sum in that dtype. The error no longer falls; sharper
+   heads gain nothing but one-hot weights.
+
+| axes | dtype | bound below 1 from α = | bound below rounding from α = | rounding |
+|---|---|---|---|---|
+{regimes}
+
+The borders are the first of the measured sharpnesses at which it is so. Errors, each the largest over the
+convolutions; the last column is in units of the convolution's own largest output:
+
+{errors}
+
+## How it was measured
+
+    {command}
+
+Convolutions 3 wide, from {channels[0]} to {channels[1]} channels as PyTorch initialises them, zero padding of 1, seeds
+0 to {last_seed}. Each gets two standard normal inputs, of sizes {sizes} pixels. Rounding is the
+[error budget](../explanation/error-budget.md), with windows times weights as the second road in the same dtype.
+{hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, revision {revision}. All numbers are in
+[sharpness.json](../../evidence/sharpness/sharpness.json).
+
+Not covered: trained weights, other kernel widths, strides, dilations and padding modes, float16 and bfloat16.
+"""
+
+
+@dataclass(frozen=True)
+class SharpnessCurve(Record):
+    """Errors of converted convolutions over the sharpness of their heads, largest over convolutions and inputs.
+
+    All errors are in units of `max|x̃| · max_o Σ_h ‖W_h[o]‖₁`, the largest output that an input of that size can have;
+    so the a-priori bound is 2ε(α) for every convolution.
+    """
+
+    dims: int  # Number of axes
+    dtype: str  # "float32" or "float64"
+    samples: int  # Number of convolutions, each with an input of its own
+    sharpness: tuple[float, ...]  # α in 1/pixel², rising
+    bound: tuple[float, ...]  # 2ε(α)
+    measured: tuple[
+        float, ...
+    ]  # Largest difference to the convolution in float64, over samples and outputs
+    relative: tuple[float, ...]  # The same, in units of the convolution's own largest output
+    rounding: float  # Largest difference that rounding explains, by the error budget
+
+    def soft_until(self) -> float | None:
+        """α from which the bound is below 1: below, it promises nothing; None where that is never."""
+        return next(
+            (a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None
+        )
+
+    def floor_from(self) -> float | None:
+        """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
+        return next(
+            (
+                a
+                for a, bound in zip(self.sharpness, self.bound, strict=True)
+                if bound < self.rounding
+            ),
+            None,
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A convolution, an input, and what the convolution gives: in float64, and by a second road in its own dtype."""
+
+    conv: nn.Conv1d | nn.Conv2d | nn.Conv3d
+    x: Tensor
+    high: Tensor
+    lows: list[Tensor]
+
+    @property
+    def unit(self) -> float:
+        """The largest output that an input of this size can have, bias apart: max|x| · max_o Σ_t ‖W[t][o]‖₁."""
+        return (
+            self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()
+        ).item()
+
+
+def in_one_product(conv: AnyConvolution, x: Tensor) -> Tensor:
+    """Computes a zero-padded convolution of 3 taps along each axis as one product of matrices."""
+    dims = x.ndim - 2
+    taps = nn.functional.pad(x, (1, 1) * dims)
+    for axis in range(dims):
+        taps = taps.unfold(2 + axis, 3, 1)
+    windows = taps.movedim(1, 1 + dims).flatten(1 + dims)
+    return nn.functional.linear(windows, conv.weight.flatten(1), conv.bias).movedim(-1, 1)
+
+
+def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Draws convolutions as PyTorch initialises them, zero-padded, and standard normal inputs."""
+    for seed in range(SAMPLES):
+        torch.manual_seed(seed)
+        conv = CONVOLUTIONS[dims](*CHANNELS, kernel_size=3, padding=1).to(dtype)
+        x = torch.randn(2, CHANNELS[0], *SIZES[dims], dtype=dtype)
+        lows = roundings(in_one_product, conv, x)
+        high = getattr(nn.functional, f"conv{dims}d")(
+            x.double(), conv.weight.double(), conv.bias.double(), padding=1
+        )
+        yield Case(conv, x, high, lows)
+
+
+def measure(dims: int, dtype: torch.dtype) -> SharpnessCurve:
+    """Measures one curve, and checks every error against bound and rounding."""
+    drawn = list(cases(dims, dtype))
+    allowed_rounding = [budget(case.high, case.lows) for case in drawn]
+    measured, relative, bounds = [], [], []
+    for sharpness in SHARPNESS:
+        bound = 2 * off_centre_mass(sharpness, dims)
+        errors = []
+        for case, rounding in zip(drawn, allowed_rounding, strict=True):
+            layer, certificate = conv_to_attention(case.conv, sharpness=sharpness)
+            error = (layer(case.x).double() - case.high).abs().max().item()
+            assert certificate.verdict != "failed", certificate.summary()
+            assert error <= bound * case.unit + rounding, (
+                dims,
+                dtype,
+                sharpness,
+                error,
+                bound * case.unit,
+                rounding,
+            )
+            errors.append(error)
+        bounds.append(bound)
+        measured.append(max(error / case.unit for error, case in zip(errors, drawn, strict=True)))
+        relative.append(
+            max(
+                error / case.high.abs().max().item()
+                for error, case in zip(errors, drawn, strict=True)
+            )
+        )
+    rounding = max(
+        rounding / case.unit for rounding, case in zip(allowed_rounding, drawn, strict=True)
+    )
+    name = str(dtype).removeprefix("torch.")
+    return SharpnessCurve(
+        dims,
+        name,
+        SAMPLES,
+        tuple(map(float, SHARPNESS)),
+        tuple(bounds),
+        tuple(measured),
+        tuple(relative),
+        rounding,
+    )
+
+
+def sharpness_regimes(path: Path, curves: Sequence[SharpnessCurve]) -> None:
+    """Draws measured error and a-priori bound over sharpness, and marks the regimes: soft, exponential decay, floor.
+
+    There is a panel for each number of axes, and a line for each dtype.
+    """
+    dims = sorted({curve.dims for curve in curves})
+    with figure_files([path], (3.6 * len(dims) + 0.4, 4.4)) as figure:
+        axes = figure.subplots(1, len(dims), squeeze=False, sharey=True)[0]
+        for panel, number in zip(axes, dims, strict=True):
+            _draw_regimes(panel, [curve for curve in curves if curve.dims == number])
+            panel.set_title(f"{number}-D, {3**number} heads")
+            panel.set_xlabel("sharpness α (1/pixel²)")
+        axes[0].set_ylabel("largest error / largest possible output")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
+    """Draws the curves of one number of axes, and the borders of the regimes."""
+    first = curves[0]
+    panel.set(
+        xscale="log", yscale="log", ylim=(1e-18, 30), xlim=(first.sharpness[0], first.sharpness[-1])
+    )
+    panel.set_xticks([1, 3, 10, 30, 100], labels=["1", "3", "10", "30", "100"])
+    panel.plot(
+        first.sharpness, first.bound, color="black", linestyle="--", label="a-priori bound 2ε(α)"
+    )
+    start = first.soft_until()
+    if start is not None:
+        panel.axvspan(first.sharpness[0], start, color="0.9", linewidth=0)
+        panel.text(first.sharpness[0] * 1.05, 3e-18, "soft", rotation=90, va="bottom", fontsize=9)
+        panel.text(start * 1.1, 1e-14, "exponential\ndecay", va="bottom")
+    for curve, colour, size, height in zip(curves, COLOURS, (6, 3), (12, 4e-5), strict=False):
+        line = {"marker": "o", "markersize": size, "markerfacecolor": "white"}
+        panel.plot(
+            curve.sharpness, curve.measured, color=colour, label=f"measured, {curve.dtype}", **line
+        )
+        panel.axhline(curve.rounding, color=colour, linestyle=":", label=f"rounding, {curve.dtype}")
+        floor = curve.floor_from()
+        if floor is not None:
+            panel.axvline(floor, color=colour, linewidth=0.8)
+            panel.text(
+                floor * 1.08, height, f"{curve.dtype}\nfloor", color=colour, fontsize=8, va="top"
+            )
+
+
+def table(curves: list[SharpnessCurve]) -> str:
+    """Tabulates errors at some sharpnesses."""
+    by_kind = {(curve.dims, curve.dtype): curve for curve in curves}
+    planar = by_kind[2, "float32"]
+    columns = {
+        "bound 2ε(α), 2-D": planar.bound,
+        "1-D float32": by_kind[1, "float32"].measured,
+        "2-D float32": planar.measured,
+        "3-D float32": by_kind[3, "float32"].measured,
+        "2-D float64": by_kind[2, "float64"].measured,
+        "2-D float32, relative": planar.relative,
+    }
+    lines = [f"| α (1/pixel²) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for sharpness in TABULATED:
+        index = SHARPNESS.index(sharpness)
+        lines.append(
+            f"| {sharpness} | "
+            + " | ".join(f"{numbers[index]:.1e}" for numbers in columns.values())
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def page(curves: list[SharpnessCurve], setting: dict[str, Any]) -> str:
+    """Words the result; every number comes from the curves."""
+    decay = [
+        error / bound
+        for curve in curves
+        for error, bound in zip(curve.measured, curve.bound, strict=True)
+        if curve.rounding * 100 < bound < 1
+    ]
+    regimes = [
+        f"| {curve.dims} | {curve.dtype} | {curve.soft_until():g} | {curve.floor_from():g} | {curve.rounding:.1e} |"
+        for curve in curves
+    ]
+    return PAGE.format(
+        samples=SAMPLES,
+        last_seed=SAMPLES - 1,
+        total=len(curves) * SAMPLES * len(SHARPNESS),
+        sharpnesses=len(SHARPNESS),
+        least=min(decay),
+        most=max(decay),
+        regimes="\n".join(regimes),
+        errors=table(curves),
+        channels=CHANNELS,
+        sizes=", ".join(" × ".join(map(str, sizes)) for sizes in SIZES.values()),
+        **setting,
+    )
+
+
+def main() -> None:
+    """Measures all curves and writes the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    with torch.inference_mode():
+        curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
+    setting = {
+        "command": f"python -m evidence.sharpness --output {portable_path(folder)}",
+        "hardware": describe_hardware(torch.device("cpu")),
+        "versions": describe_versions(),
+        "revision": find_revision(),
+    }
+    content = {**setting, "curves": [json.loads(curve.to_json()) for curve in curves]}
+    write_atomically(folder / "sharpness.json", json.dumps(content, indent=2) + "\n")
+    sharpness_regimes(folder / "sharpness.png", curves)
+    write_atomically(folder / "sharpness.md", page(curves, setting))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How far does the speed run come, and what do its controls say?"""

@@ -1,0 +1,49 @@
+"""A control that must fail: the converted network with one weight turned about."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from convattn.convert.certificate import NetworkCertificate
+from convattn.layers import RelativeAttention
+from evidence.sweep.subjects import Built, run
+
+__all__ = ["turn_one_weight"]
+
+
+def turn_one_weight(
+    built: Built, made: nn.Module, certificate: NetworkCertificate
+) -> dict[str, Any]:
+    """Changes the sign of the largest weight of the middle layer with several taps; tells whether the budget sees it.
+
+    The changed network is at least max|changed − converted| − error away from the reference, where error is what the
+    converted one is away from it. Beyond the budget of rounding, the certificate would have failed.
+
+    Args:
+        built: The network that was converted, and its arguments.
+        made: The converted network; it is changed.
+        certificate: Its certificate.
+
+    Returns:
+        The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
+    """
+    reached = [layer for layer in certificate.layers if layer.path is not None]
+    spatial = [layer.name for layer in reached if layer.heads > 1] or [
+        layer.name for layer in reached
+    ]
+    name = spatial[len(spatial) // 2]
+    before = run(built._replace(network=made))
+    place = made.get_submodule(name)
+    layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))
+    weight = next(layer.values.parameters())
+    with torch.no_grad():
+        weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
+    after = run(built._replace(network=made))
+    moved = max(
+        (new.double() - old).abs().max().item() for new, old in zip(after, before, strict=True)
+    )
+    assert certificate.measured_error is not None
+    assert certificate.rounding is not None
+    share = (moved - certificate.measured_error) / certificate.rounding
+    return {"layer": name, "share_of_budget": share, "rejected": share > 1}

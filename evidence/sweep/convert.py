@@ -1,0 +1,91 @@
+"""Converting one network on both paths, in a process of its own."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+
+from convattn import ConvAttnError, network_to_attention
+from evidence.sweep.control import turn_one_weight
+from evidence.sweep.homes import home
+from evidence.sweep.randomise import randomise
+from evidence.sweep.subjects import Built, WithoutConvolutionError
+
+__all__ = ["IMPLS", "convert_family"]
+
+IMPLS = ("auto", "separable")
+"""The planned path, and softmax attention axis by axis."""
+
+_SEED = 0
+
+
+def convert_family(place: str, family: str) -> dict[str, Any]:
+    """Converts a family's network on both paths.
+
+    Args:
+        place: Name of the home.
+        family: Name of the family.
+
+    Returns:
+        What came of it: the model, and by path what the certificate says.
+    """
+    torch.manual_seed(_SEED)
+    line: dict[str, Any] = {"home": place, "family": family}
+    try:
+        subject = home(place).subject(family)
+    except WithoutConvolutionError as reason:
+        return {**line, "outcome": "no convolution", "reason": str(reason)}
+    torch.manual_seed(_SEED)
+    built = subject.build()
+    randomise(built)
+    parameters = sum(parameter.numel() for parameter in built.network.parameters())
+    paths = {impl: _convert(built, impl) for impl in IMPLS}
+    worst = next(
+        word
+        for word in ("refused", "failed", "passed")
+        if word in {p["outcome"] for p in paths.values()}
+    )
+    return {
+        **line,
+        "model": subject.name,
+        "remark": subject.remark,
+        "parameters": parameters,
+        "outcome": worst,
+        "paths": paths,
+    }
+
+
+def _convert(built: Built, impl: str) -> dict[str, Any]:
+    """Converts a network on one path."""
+    start = time.perf_counter()
+    try:
+        made, certificate = network_to_attention(built.network, impl=impl, images=built.arguments)
+    except ConvAttnError as error:
+        return {"outcome": "refused", "reason": str(error)}
+    seconds = time.perf_counter() - start
+    used = Counter(layer.path or "not reached" for layer in certificate.layers)
+    other = impl == "separable" and set(used) - {"separable", "not reached"}
+    result: dict[str, Any] = {
+        "outcome": "passed" if certificate.passed and not other else "failed",
+        "layers": len(certificate.layers),
+        "heads": sum(layer.heads for layer in certificate.layers),
+        "used": dict(sorted(used.items())),
+        "measured_error": certificate.measured_error,
+        "rounding": certificate.rounding,
+        "largest": certificate.largest,
+        "reference": certificate.reference,
+        "top1_total": certificate.top1_total,
+        "top1_changed": certificate.top1_changed,
+        "failed_layers": [layer.name for layer in certificate.layers if not layer.passed],
+        "left_alone": [
+            f"{item.name} ({item.kind}): {item.reason}" for item in certificate.left_alone
+        ],
+        "notes": sorted({note for layer in certificate.layers for note in layer.notes}),
+        "not_covered": list(certificate.not_covered),
+        "shapes": [list(shape) for shape in certificate.shapes],
+        "seconds": round(seconds, 1),
+    }
+    if impl == "auto":
+        result["control"] = turn_one_weight(built, made, certificate)
+    return result

@@ -1,0 +1,1 @@
+"""With which versions of Python and of packages does it work?"""

@@ -1,0 +1,1 @@
+"""How quick is the interactive page?"""

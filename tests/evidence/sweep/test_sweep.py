@@ -1,0 +1,207 @@
+"""The sweep over networks of other libraries: what it writes down, and how it goes on."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from convattn import network_to_attention
+from evidence.sweep import __main__ as sweep
+from evidence.sweep import convert
+from evidence.sweep.control import turn_one_weight
+from evidence.sweep.page import page
+from evidence.sweep.process import in_its_own_process
+from evidence.sweep.randomise import randomise
+from evidence.sweep.record import append, families, read
+from evidence.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
+
+RECORD = Path(__file__).parents[3] / "evidence" / "sweep" / "networks.jsonl"
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def build(network):
+    return Built(network(), (torch.randn(1, 3, 9, 11),))
+
+
+def small():
+    layers = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1),
+        nn.Flatten(),
+        nn.Linear(252, 5),
+    ]
+    return nn.Sequential(*layers)
+
+
+FAMILIES = {"small": small, "doubled": lambda: nn.Sequential(Doubled(3, 3, 1), small())}
+
+
+def subject(family):
+    if family == "linear":
+        raise WithoutConvolutionError("none of its 3 architectures holds one")
+    return Subject(f"{family}-1", partial(build, FAMILIES[family]), "made for this test")
+
+
+HOME = Home("here", ("torch",), lambda: ("small", "doubled", "linear"), subject)
+
+
+def in_this_process(home, family, seconds):
+    assert seconds > 0
+    return convert.convert_family(home, family)
+
+
+def nothing(homes):
+    assert homes == ["here"]
+
+
+def as_planned(network, *, impl, images):
+    assert impl in convert.IMPLS
+    return network_to_attention(network, images=images)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    for module in (convert, sweep):
+        monkeypatch.setattr(module, "home", {"here": HOME}.get)
+    monkeypatch.setattr(sweep, "HOMES", {"here": "not imported"})
+    monkeypatch.setattr(sweep, "import_once", nothing)
+    monkeypatch.setattr(sweep, "in_its_own_process", in_this_process)
+
+
+def test_a_line_says_what_both_paths_gave(here):
+    line = convert.convert_family("here", "small")
+    assert (line["outcome"], line["model"], line["remark"]) == (
+        "passed",
+        "small-1",
+        "made for this test",
+    )
+    assert line["parameters"] == sum(parameter.numel() for parameter in small().parameters())
+    for impl, used in (("auto", {"shift": 2}), ("separable", {"separable": 2})):
+        path = line["paths"][impl]
+        assert (path["outcome"], path["layers"], path["heads"], path["used"]) == (
+            "passed",
+            2,
+            10,
+            used,
+        )
+        assert 0 < path["measured_error"] <= path["rounding"] < path["largest"]
+        assert path["shapes"] == [[1, 3, 9, 11]]
+    assert line["paths"]["auto"]["control"]["rejected"]
+    assert json.loads(json.dumps(line)) == line
+
+
+def test_the_same_family_gives_the_same_line(here):
+    first, second = (convert.convert_family("here", "small") for _ in range(2))
+    for line in (first, second):
+        for path in line["paths"].values():
+            del path["seconds"]
+    assert first == second
+
+
+def test_refused_networks_and_those_without_convolution_have_a_line_too(here):
+    refused = convert.convert_family("here", "doubled")
+    assert refused["outcome"] == "refused"
+    assert "defines forward" in refused["paths"]["separable"]["reason"]
+    assert convert.convert_family("here", "linear") == {
+        "home": "here",
+        "family": "linear",
+        "outcome": "no convolution",
+        "reason": "none of its 3 architectures holds one",
+    }
+
+
+def test_a_layer_on_another_path_than_requested_fails(here, monkeypatch):
+    monkeypatch.setattr(convert, "network_to_attention", as_planned)
+    paths = convert.convert_family("here", "small")["paths"]
+    assert (paths["auto"]["outcome"], paths["separable"]["outcome"]) == ("passed", "failed")
+
+
+def test_a_stopped_sweep_goes_on(here, monkeypatch, tmp_path):
+    record = tmp_path / "record.jsonl"
+    append(record, {"home": "here", "family": "small", "outcome": "passed", "model": "kept"})
+    with record.open("a") as file:
+        file.write('{"home": "here", "fam')
+    monkeypatch.setattr("sys.argv", ["sweep", str(record), "--homes", "here"])
+    sweep.main()
+    lines = read(record)
+    assert [line.get("family", "start") for line in lines] == [
+        "small",
+        "start",
+        "doubled",
+        "linear",
+    ]
+    assert lines[0]["model"] == "kept"
+    assert torch.__version__.startswith(lines[1]["versions"]["torch"])
+    written = record.with_name(f"{record.stem}-tables.md").read_text()
+    assert written == page(lines, "record.jsonl")
+    sweep.main()
+    assert read(record) == lines
+
+
+def test_a_page_counts_and_lists(here, monkeypatch, tmp_path):
+    record = tmp_path / "record.jsonl"
+    monkeypatch.setattr("sys.argv", ["sweep", str(record)])
+    sweep.main()
+    text = record.with_name(f"{record.stem}-tables.md").read_text()
+    assert "| here | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 1 | 50.0% |" in text
+    assert "1 of 1 copies" in text
+    assert "- here doubled, doubled-1: refused. cannot convert 1 module of " in text
+
+
+@pytest.mark.slow
+def test_a_network_that_fails_or_takes_too_long_costs_no_other():
+    late = in_its_own_process("timm", "resnet", 0.0)
+    assert (late["outcome"], late["reason"]) == ("too slow", "over 0 seconds")
+    crashed = in_its_own_process("timm", "no such module", 100.0)
+    assert (crashed["outcome"], crashed["reason"]) == ("crashed", "KeyError: 'no such module'")
+
+
+def test_randomising_leaves_nothing_that_is_constant_and_keeps_the_signal():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(
+            layer
+            for _ in range(20)
+            for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        )
+    )
+    network.register_parameter("scale", nn.Parameter(torch.full((8,), 1e-6)))
+    nn.init.zeros_(network[-2].weight)
+    nn.init.zeros_(network[3].weight)
+    x = torch.randn(1, 8, 9, 11)
+    randomise(Built(network, (x,)))
+    assert not network.training
+    for name, tensor in network.state_dict().items():
+        assert name.endswith("num_batches_tracked") or tensor.unique().numel() > 1, name
+    assert 0.1 <= network.scale.min() <= network.scale.max() <= 0.3
+    assert 0.1 < network(x).std() < 10
+    assert (network(x) - network(-x)).abs().max() > 0.1
+
+
+def test_a_weight_turned_about_is_told():
+    torch.manual_seed(0)
+    built = build(small)
+    randomise(built)
+    made, certificate = network_to_attention(built.network, images=built.arguments)
+    control = turn_one_weight(built, made, certificate)
+    assert control["layer"] == "0"
+    assert control["rejected"]
+    assert control["share_of_budget"] > 100
+
+
+def test_the_committed_page_is_that_of_the_committed_record():
+    lines = read(RECORD)
+    assert RECORD.with_name("networks-tables.md").read_text(encoding="utf-8") == page(
+        lines, RECORD.name
+    )
+    assert {line["outcome"] for line in families(lines)} <= {"passed", "refused", "no convolution"}
+    assert "/home/" not in RECORD.read_text(encoding="utf-8")

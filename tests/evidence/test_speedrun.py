@@ -1,0 +1,73 @@
+"""The page of the speed run: what it computes from the records of runs."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from convattn.encodings import Quadratic
+from convattn.lab.speed_net import SpeedNet
+from convattn.layers import RelativeAttention2d
+from evidence.speedrun.__main__ import (
+    attention_on_taps,
+    away_from_pixels,
+    by_chance,
+    petaflops,
+    taps_of_all,
+)
+
+
+def test_share_on_the_taps_is_that_of_the_layer():
+    encoding = Quadratic(9, 2, centres=torch.randn(9, 2).tolist(), sharpness=0.7)
+    layer = RelativeAttention2d(1, 1, 9, encoding).double()
+    with torch.no_grad():
+        expected = layer.attention((7, 7))[:, 3, 3, 2:5, 2:5].sum((1, 2)).numpy()
+        centres, sharpness = encoding.centres.numpy(), encoding.sharpness.numpy()
+    found = attention_on_taps(centres, 2 * sharpness[:, None, None] * np.eye(2), 7)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_operations_are_those_of_the_products():
+    recipe = {"model": {"mixing": "conv", "widths": [4, 6]}, "training": {"epochs": 2}}
+    images = 3 * 50_000 * 2 / 1e15
+    assert petaflops(recipe) == pytest.approx(
+        images * SpeedNet("conv", widths=[4, 6]).flops().total
+    )
+    soft = {**recipe, "model": {"mixing": "attention", "widths": [4, 6]}}
+    inputs = {31: 24, 15: 4 + 4, 7: 6}
+    means = sum(2 * 2 * side**3 * 9 * channels for side, channels in inputs.items())
+    assert petaflops(soft) - petaflops(recipe) == pytest.approx(images * means)
+
+
+def test_taps_by_chance_of_centres_that_do_not_spread() -> None:
+    """Centres all alike are at one tap of each layer, or at none, in every draw."""
+    layers = [np.zeros((9, 2)), np.full((9, 2), 1.2), np.full((9, 2), 1.6)]
+    assert by_chance(layers, taps_of_all) == (2.0, 2, 2)
+    assert taps_of_all(layers) == 2
+    away = (0 + 0.2 + 0.4) * 2**0.5 / 3
+    assert by_chance(layers, away_from_pixels) == pytest.approx((away, away, away))
+
+
+def test_taps_by_chance_of_two_heads() -> None:
+    """Two heads of deviation 2 are at a tap as often as the normal distribution says."""
+    centres = np.array([[-2.0, -2.0], [2.0, 2.0]])
+    inside = (2 * norm.cdf(0.75) - 1) ** 2
+    mean, low, high = by_chance([centres], taps_of_all)
+    assert 0 <= low <= mean <= high <= 2
+    # At most both heads at a tap of their own; the sum less the chance that they share one of the nine.
+    each = np.diff(norm.cdf(np.array([-0.75, -0.25, 0.25, 0.75])))
+    shared = (np.outer(each, each) ** 2).sum()
+    assert mean == pytest.approx(
+        2 * inside - shared, abs=4 / np.sqrt(1000)
+    )  # A number from 0 to 2 deviates by 1 at most
+
+
+def test_spread_centres_are_as_far_from_pixels_as_random_places() -> None:
+    """The mean distance of a uniform place to the middle of its unit square is (√2 + arsinh 1) / 6."""
+    centres = np.random.default_rng(1).normal(0, 3, (9, 2))
+    mean, low, high = by_chance([centres] * 4, away_from_pixels)
+    expected = (2**0.5 + np.arcsinh(1)) / 6
+    assert low < expected < high
+    assert mean == pytest.approx(
+        expected, abs=4 * 0.5**0.5 / np.sqrt(1000 * 36)
+    )  # a distance is at most √½
