@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convattn.heads.head_report import CONVOLUTIONAL
+from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
 

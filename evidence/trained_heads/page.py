@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerStatistics
+from convattn.heads.head_report import HeadReport, LayerStatistics
+from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.lab.study_record import LEAST_SEEDS, t_interval
 from convattn.lab.tables import markdown_table
 

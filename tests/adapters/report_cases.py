@@ -137,7 +137,7 @@ def report_of(network, maps, grid=GRID, prefix=1, radius=None, **changes):
         "kernel_size": 3,
         "seed": 0,
     }
-    values = {**facts, "radius": radius or max(grid) - 1, "versions": {}, **changes}
+    values = {**facts, "radius": radius or max(grid) - 1, "versions": {}, "weights": {}, **changes}
     return HeadReport(model=type(network).__name__, layers=layers, **values)
 
 
@@ -163,7 +163,7 @@ def layer_report(name, kind, weights, grid, prefix, radius=None):
         displacements=tuple(tuple(map(float, shift)) for shift in shifts),
         measured=measured,
         controls=(),
-        sentence="",
+        kernel_size=3,
     )
 
 

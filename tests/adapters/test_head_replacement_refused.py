@@ -1,7 +1,6 @@
 """What `replace_convolutional_heads` refuses, and why heads and layers are left."""
 
 import copy
-import json
 from dataclasses import replace
 from math import nan
 
@@ -24,8 +23,9 @@ from torch.nn.utils import parametrizations
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
-from convattn.heads.head_report import Estimate, HeadReport
-from convattn.heads.replace import MeasuredGrid, replace_convolutional_heads
+from convattn.heads.head_report import Estimate
+from convattn.heads.patch_grid import PatchGrid
+from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
 
 
@@ -222,9 +222,7 @@ def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
     )
     hooks = {name: [*part._forward_pre_hooks.values()] for name, part in made.named_modules()}
     assert {
-        name
-        for name, found in hooks.items()
-        if any(isinstance(hook, MeasuredGrid) for hook in found)
+        name for name, found in hooks.items() if any(isinstance(hook, PatchGrid) for hook in found)
     } == bound
     if bound:
         with pytest.raises(ShapeError, match="images must be cut into 5 x 7 patches"):
@@ -413,18 +411,6 @@ def test_a_report_of_other_weights_is_refused_or_said_to_be_one(network, measure
     _, record = replace_convolutional_heads(network, measured, heads=heads, same_weights=False)
     assert record.not_covered[-1].startswith("weights that the report was not measured with")
     assert len(record.replaced) == 1
-
-
-def test_an_older_report_without_a_digest_is_read_and_said_to_have_none(network, measured):
-    content = json.loads(measured.to_json())
-    assert content.pop("weights").keys() == {"", "blocks.0.attn", "blocks.1.attn"}
-    old = HeadReport.from_json(json.dumps(content))
-    assert old.weights is None
-    _, record = replace_convolutional_heads(network, old, heads=[("blocks.0.attn", 0)])
-    assert (
-        record.not_covered[-1]
-        == "whether the report was measured with these weights: it holds no digest of them"
-    )
 
 
 def torch_layer(**options):

@@ -15,8 +15,7 @@ from torch import nn
 
 from convattn.errors import ShapeError
 from convattn.heads import convolutional_init
-from convattn.heads.patch_attention import PatchGrid
-from convattn.heads.replace import MeasuredGrid
+from convattn.heads.patch_grid import PatchGrid
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -177,5 +176,5 @@ def test_images_given_by_name_run_as_well():
     patches, images = nn.Conv2d(3, 4, 2, 2), torch.zeros(1, 3, 10, 14)
     expected = patches(images)
     patches.register_forward_pre_hook(PatchGrid((5, 7), lambda *_: (5, 7)))
-    patches.register_forward_pre_hook(MeasuredGrid((5, 7)))
+    patches.register_forward_pre_hook(PatchGrid((5, 7), lambda *_: (5, 7), fixed=True))
     assert torch.equal(patches(input=images), expected)

@@ -13,9 +13,10 @@ from torch import nn
 from convattn import AttentionNet
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError
 from convattn.heads import catalogue as registered
-from convattn.heads.analysis import analyze, can_shuffle, control_count, shuffled, untrained
+from convattn.heads.analysis import analyze
 from convattn.heads.catalogue import register_attention
-from convattn.heads.head_report import Estimate, HeadReport, layer_sentence
+from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled, untrained
+from convattn.heads.head_report import Estimate, HeadReport
 from convattn.heads.layout import global_layout
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
@@ -126,9 +127,22 @@ def test_a_report_is_read_back():
 def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, told):
     layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
     measured = replace(layer.measured, convolution_score=Estimate(0.37, error))
-    sentence = layer_sentence(layer.grid, measured, (), 3)
+    sentence = replace(layer, measured=measured, controls=()).sentence
     assert ("explains at least 37" in sentence) == told
     assert ("is not resolved on these images" in sentence) != told
+
+
+def test_rows_hold_every_head_in_every_condition():
+    report = analyze(gated(0.3), noise(3, 6, 5, 6), progress=False)
+    rows = report.rows()
+    assert len(rows) == 3 * len(report.layers[0].heads)
+    assert {row["condition"] for row in rows} == {"measured", *CONTROLS}
+    head = report.layers[0].heads[1]
+    assert rows[1]["layer"] == report.layers[0].name
+    assert (rows[1]["depth"], rows[1]["head"]) == (0, 1)
+    assert (rows[1]["spread"], rows[1]["spread_error"]) == (head.spread.value, head.spread.error)
+    assert rows[1]["shift"] == tuple(one.value for one in head.shift)
+    assert rows[1]["kernel"] == head.kernel
 
 
 def test_a_report_prints_its_answer_in_the_first_line():
@@ -288,20 +302,6 @@ def test_a_network_without_any_positions_is_refused(forgotten):
         UnsupportedModelError, match=r"^no attention of ModuleDict can be measured: no layer ran$"
     ):
         analyze(idle, images, progress=False)
-
-
-def test_what_a_registered_function_raises_is_told(forgotten):
-    network, images = masked()
-
-    def read(seen):
-        return seen.kwargs["grid"]
-
-    register_attention(Masked, read)
-    with pytest.raises(
-        ArgumentError,
-        match=r"^images must be what Sequential takes, but on a batch of shape \(2, 7, 5\) it raised KeyError: 'grid'$",
-    ):
-        analyze(network, images, progress=False)
 
 
 def test_a_head_whose_score_is_not_known_is_told():

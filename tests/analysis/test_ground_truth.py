@@ -10,7 +10,8 @@ from tests.analysis.reference_statistics import reference
 from torch import nn
 
 from convattn import network_to_attention
-from convattn.heads.analysis import SHUFFLED, UNTRAINED, analyze
+from convattn.heads.analysis import analyze
+from convattn.heads.controls import SHUFFLED, UNTRAINED
 from convattn.heads.reading import watch
 
 EPS = torch.finfo(torch.float32).eps

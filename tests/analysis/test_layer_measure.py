@@ -7,8 +7,8 @@ import torch
 from tests.analysis.statistics_cases import LAYOUTS, make_call
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads.analysis import LayerMeasure
 from convattn.heads.head_sums import make_pairs
+from convattn.heads.measure import LayerMeasure
 
 MEMBERS = torch.tensor([0, 0, 1, 1, 2, 2])
 

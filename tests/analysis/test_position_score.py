@@ -6,10 +6,11 @@ from tests.analysis.reference_statistics import reference_error
 from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
 
 from convattn.heads import kernel_fit as likelihood
-from convattn.heads.analysis import analyze, layer_statistics
+from convattn.heads.analysis import analyze
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit, fit_logs, shared_out
 from convattn.heads.layout import AttentionCall, global_layout
+from convattn.heads.measure import layer_statistics
 
 
 def by_position(layout, images=8, seed=0, dtype=torch.float64):

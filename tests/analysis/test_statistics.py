@@ -9,10 +9,10 @@ from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whol
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads import head_sums as sums
-from convattn.heads.analysis import covered, layer_statistics
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
+from convattn.heads.measure import covered, layer_statistics
 from convattn.layers import RelativeAttention2d
 
 NUMBERS = [

@@ -15,8 +15,6 @@ from pyarrow import parquet
 
 from convattn.cli import main
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
-from convattn.errors import CheckpointError
-from convattn.heads import read_table
 from convattn.heads.compare import ReportComparison
 from convattn.heads.head_report import Estimate, HeadReport
 from convattn.lab import report_figures as figures
@@ -36,7 +34,6 @@ FILES = [
     "head-map.png",
     "index.html",
     "report.json",
-    "report.parquet",
 ]
 
 
@@ -82,17 +79,6 @@ def test_folder_holds_numbers_figures_and_a_page(made):
     assert [item.name for item in report.layers[0].controls] == [
         "shuffled images"
     ]  # random weights have no other
-
-
-def test_table_holds_the_whole_report(made, tmp_path):
-    assert repr(read_table(made / "report.parquet")) == repr(HeadReport.load(made / "report.json"))
-    rows = parquet.read_table(made / "report.parquet").to_pylist()
-    assert len(rows) == 2 * 2 * 3
-    assert {row["condition"] for row in rows} == {"measured", "shuffled images"}
-    assert all(len(row["prefix_maps"][0]) == 5 for row in rows)
-    (tmp_path / "other.parquet").write_bytes(b"other")
-    with pytest.raises(CheckpointError, match=r"^cannot read a report from .*other\.parquet: "):
-        read_table(tmp_path / "other.parquet")
 
 
 def test_page_stands_alone_and_can_be_read_aloud(made):

@@ -2,7 +2,8 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 
-from convattn.lab.run_folder import HEAD_COLUMNS, HeadTrace
+from convattn.heads.head_snapshots import HEAD_COLUMNS
+from convattn.lab.run_folder import HeadTrace
 from convattn.models import AttentionNet, ConvNet
 
 SIZES = {"width": 8, "depth": 2, "heads": 3, "ffn": 8}

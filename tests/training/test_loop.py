@@ -14,9 +14,9 @@ from tests.training.tiny import tiny_data, tiny_recipe
 
 from convattn import load_network
 from convattn.errors import ArgumentError, RecipeError, TrainingError
+from convattn.heads.head_snapshots import HEAD_COLUMNS
 from convattn.lab import load_recipe, loop, train
 from convattn.lab import loop as session
-from convattn.lab.run_folder import HEAD_COLUMNS
 from convattn.lab.run_setup import build_network, build_optimizer
 from convattn.lab.trainer import EpochResult
 from convattn.models import AttentionNet

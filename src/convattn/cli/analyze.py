@@ -25,7 +25,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
 ) -> int:
     """Measure where the heads of a network look, and which of them are convolutions.
 
-    The folder gets report.json and report.parquet with every number and its standard error, figures, and the page
+    The folder gets report.json with every number and its standard error, figures, and the page
     index.html: the answer, and a verdict for each head. Beside every number stand two controls: the network with its
     weights shuffled, and images with their patches shuffled. A network of timm, torchvision or hf: needs
     --weights, --pretrained or --random-weights.
@@ -54,7 +54,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
         ArgumentError: The output folder holds something, or an option has a wrong value.
         MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    require_packages("matplotlib", "jinja2", "pyarrow")
+    require_packages("matplotlib", "jinja2")
     if limit < 1:
         raise ArgumentError(must_be("--limit", "at least 1", limit))
     require_images(images, source)

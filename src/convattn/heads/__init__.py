@@ -1,9 +1,9 @@
 """Heads of this library and of others: read, measured, reported, compared, replaced and initialised."""
 
-from convattn.heads.analysis import CONTROLS, analyze
+from convattn.heads.analysis import analyze
 from convattn.heads.compare import compare_reports
+from convattn.heads.controls import CONTROLS
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
-from convattn.heads.head_report import read_table, write_table
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
 from convattn.heads.initialise import convolutional_init
 from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention
@@ -22,7 +22,5 @@ __all__ = [
     "convolutional_init",
     "random_heads",
     "read_heads",
-    "read_table",
     "replace_convolutional_heads",
-    "write_table",
 ]

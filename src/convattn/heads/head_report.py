@@ -1,28 +1,23 @@
-"""What the heads of a network look at: the report of `analyze`, and the same as a parquet table.
+"""What the heads of a network look at: the report of `analyze`.
 
 Lengths are in cells of the layer's grid of queries (patches, pixels, positions), entropies in nats. Every number has
 the standard error of a jackknife over groups of images, which is nan for a single image. A number that the data do not
 determine, as the share explained where nothing varies, is nan.
 """
 
-import hashlib
-import io
-import json
 import math
-import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from convattn.errors import CheckpointError, UnknownNameError, optional_module
-from convattn.files import write_atomically
+from convattn.errors import UnknownNameError
+from convattn.heads.verdict import CONVOLUTIONAL, RULES, LayerVerdict
 from convattn.record import Record
 from convattn.wording import counted, some
 
-CONVOLUTIONAL = 0.9
-"""Position score from which a head counts as a convolution."""
+MEASURED = "measured"
+"""Name of the condition without a control."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +29,8 @@ class Estimate:
 
     def __str__(self) -> str:
         """Returns the number with its standard error."""
-        return (
-            f"{self.value:.3g} ± {self.error:.2g}"
-            if math.isfinite(self.error)
-            else f"{self.value:.3g}"
-        )
+        value = f"{self.value:.3g}"
+        return f"{value} ± {self.error:.2g}" if math.isfinite(self.error) else value
 
 
 @dataclass(frozen=True)
@@ -77,15 +69,29 @@ class HeadStatistics:
     position_kernel: tuple[float, ...]
     kernel_share: Estimate  # Share of the attention on positions that is at these displacements
 
+    def row(self) -> dict[str, Any]:
+        """Returns its numbers flat: each `Estimate` as the number and, by its name with "_error", the error."""
+        row: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Estimate):
+                row |= {item.name: value.value, f"{item.name}_error": value.error}
+            elif item.name == "shift":
+                row["shift"] = tuple(axis.value for axis in value)
+                row["shift_error"] = tuple(axis.error for axis in value)
+            else:
+                row[item.name] = value
+        return row
+
     @property
     def convolutional(self) -> bool:
         """Whether it attends by position alone, as a convolution does: a position score of at least 0.9."""
-        return self.position_score.value >= CONVOLUTIONAL
+        return RULES["convolutional"].holds(self)
 
     @property
     def hard(self) -> bool:
         """Whether more than half of its attention is at one displacement."""
-        return self.hard_share.value > 0.5
+        return RULES["hard"].holds(self)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ class LayerReport:
     ]  # Displacements of the kernels: all within the report's radius
     measured: LayerStatistics  # What was measured
     controls: tuple[Control, ...]  # The same without trained weights, or on shuffled images
-    sentence: str  # The layer in plain words
+    kernel_size: int  # Taps along each axis of the convolution that it is compared with
 
     @property
     def heads(self) -> tuple[HeadStatistics, ...]:
@@ -154,7 +160,46 @@ class LayerReport:
 
     def control(self, name: str) -> LayerStatistics | None:
         """Returns a control by its name; None if it was not measured."""
-        return next((item.measured for item in self.controls if item.name == name), None)
+        return self._conditions().get(name)
+
+    @property
+    def verdict(self) -> LayerVerdict:
+        """What its heads are together."""
+        measured, heads = self.measured, self.heads
+        scores = {item.name: item.measured.convolution_score.value for item in self.controls}
+        return LayerVerdict(
+            heads=len(heads),
+            hard=sum(head.hard for head in heads),
+            largest_share=max((head.hard_share.value for head in heads), default=math.nan),
+            kernel=(self.kernel_size,) * len(self.grid),
+            tap_coverage=measured.hard_tap_coverage.value,
+            convolutional=sum(head.convolutional for head in heads),
+            unknown=sum(math.isnan(head.position_score.value) for head in heads),
+            content_share=measured.mean("content_share"),
+            distance=measured.mean("distance"),
+            prefix_share=measured.mean("prefix_share"),
+            convolution=measured.convolution_score.value,
+            convolution_error=measured.convolution_score.error,
+            in_controls=scores,
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in plain words."""
+        return self.verdict.sentence()
+
+    def _conditions(self) -> dict[str, LayerStatistics]:
+        """Returns what was measured, by condition."""
+        controls = {item.name: item.measured for item in self.controls}
+        return {MEASURED: self.measured, **controls}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a flat row for each head in each condition."""
+        rows = []
+        for condition, statistics in self._conditions().items():
+            place = {"layer": self.name, "condition": condition}
+            rows += [{**place, **head.row()} for head in statistics.heads]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -172,8 +217,8 @@ class HeadReport(Record):
         seed: Seed of the order of the images and of the controls.
         layers: The layers, in the order in which they compute.
         versions: Versions of the packages that computed.
+        weights: SHA-256 of the weights of each layer and, by the name "", of the whole network.
         not_covered: What this says nothing about.
-        weights: SHA-256 of the weights of each layer and, by the name "", of the whole network; None in older files.
 
     Example:
         >>> import torch
@@ -194,29 +239,44 @@ class HeadReport(Record):
     seed: int
     layers: tuple[LayerReport, ...]
     versions: dict[str, str]
+    weights: dict[str, str]
     not_covered: tuple[str, ...] = ()
-    weights: dict[str, str] | None = None
 
     def layer(self, name: str) -> LayerReport:
         """Returns a layer by its name; UnknownNameError lists the names."""
-        found = {layer.name: layer for layer in self.layers}
-        if name not in found:
-            raise UnknownNameError("layer", name, found)
-        return found[name]
+        layers = {layer.name: layer for layer in self.layers}
+        if name not in layers:
+            raise UnknownNameError("layer", name, layers)
+        return layers[name]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns a flat row for each head of each layer, as measured and in each control, for `pandas.DataFrame`."""
+        rows = []
+        for depth, layer in enumerate(self.layers):
+            rows += [{"depth": depth, **row} for row in layer.rows()]
+        return rows
 
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
-        heads = [head for layer in self.layers for head in layer.heads]
-        many = {
-            layer.name: sum(head.convolutional for head in layer.heads) for layer in self.layers
-        }
-        told = f"{sum(many.values())} of {counted(len(heads), 'head')} convolutional (position score ≥ {CONVOLUTIONAL})"
-        hard, names = (
-            sum(head.hard for head in heads),
-            [f"{name} ({count})" for name, count in many.items() if count],
+        verdicts = {layer.name: layer.verdict for layer in self.layers}
+        total = Counter[str]()
+        for verdict in verdicts.values():
+            total.update(
+                heads=verdict.heads, hard=verdict.hard, convolutional=verdict.convolutional
+            )
+        convolutional = (
+            f"{total['convolutional']} of {counted(total['heads'], 'head')} convolutional"
         )
-        lines = [f"{self.model}: {told}, {hard} hard, on {counted(self.images, 'image')}"]
-        lines += [f"  convolutional   {some(names)}"] * bool(names)
+        images = counted(self.images, "image")
+        score = f"position score ≥ {CONVOLUTIONAL}"
+        lines = [f"{self.model}: {convolutional} ({score}), {total['hard']} hard, on {images}"]
+        layers = [
+            f"{name} ({verdict.convolutional})"
+            for name, verdict in verdicts.items()
+            if verdict.convolutional
+        ]
+        if layers:
+            lines.append(f"  convolutional   {some(layers)}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
@@ -227,189 +287,3 @@ def mean_of(estimates: Sequence[Estimate]) -> float:
     """Returns the mean of the values that are numbers; nan if none is."""
     known = [item.value for item in estimates if math.isfinite(item.value)]
     return sum(known) / len(known) if known else math.nan
-
-
-def layer_sentence(
-    grid: tuple[int, ...], measured: LayerStatistics, controls: Sequence[Control], kernel_size: int
-) -> str:
-    """Says of a layer what its heads do, how far they look, and what a convolution explains; with the controls."""
-    heads, hard = measured.heads, [head for head in measured.heads if head.hard]
-    kernel = " × ".join([str(kernel_size)] * len(grid)) if len(grid) > 1 else f"{kernel_size}-tap"
-    parts = []
-    if hard:
-        taps = round(measured.hard_tap_coverage.value * kernel_size ** len(grid))
-        look, cover = ("looks", "covers") if len(hard) == 1 else ("look", "together they cover")
-        parts.append(
-            f"{len(hard)} of {counted(len(heads), 'head')} {look} mostly at one fixed displacement, and {cover} {taps}"
-            f" of the {kernel_size ** len(grid)} taps of a {kernel} kernel"
-        )
-    else:
-        most = max(head.hard_share.value for head in heads)
-        none = (
-            f"None of {counted(len(heads), 'head')} looks"
-            if len(heads) > 1
-            else "The only head does not look"
-        )
-        parts.append(
-            f"{none} mostly at one fixed displacement (at most {_percent(most)} of its attention)"
-        )
-    content = _percent(mean_of([head.content_share for head in heads]))
-    parts.append(
-        f"{_by_position(heads)}, and {content} of the variance of the weights comes from the content"
-    )
-    parts.append(
-        f"A query looks {mean_of([head.distance for head in heads]):.1f} cells away on average"
-    )
-    prefix = mean_of([head.prefix_share for head in heads])
-    if prefix > 0.005:
-        parts[-1] += f", and pays {_percent(prefix)} of its attention to prefix tokens"
-    score = measured.convolution_score
-    if score.value < 2 * score.error:
-        parts.append(
-            f"How much of its output a {kernel} convolution explains is not resolved on these images"
-        )
-    elif math.isfinite(score.value):
-        lone = [
-            f"{_percent(item.measured.convolution_score.value)} with {item.name}"
-            for item in controls
-        ]
-        spread = f" ± {100 * score.error:.0f}" if math.isfinite(score.error) else ""
-        beside = f"{spread} % of its output" + (f" ({', '.join(lone)})" if lone else "")
-        parts.append(
-            f"The best {kernel} convolution explains at least {100 * max(score.value, 0):.0f}{beside}"
-        )
-    return ". ".join(parts) + "."
-
-
-def _by_position(heads: Sequence[HeadStatistics]) -> str:
-    unknown = sum(math.isnan(head.position_score.value) for head in heads)
-    if unknown == len(heads):
-        return "It is not known which heads attend by position alone"
-    count = _count(sum(head.convolutional for head in heads), len(heads))
-    besides = f", not known of {counted(unknown, 'head')}" if unknown else ""
-    return f"{count} by position alone (position score of at least 0.9{besides})"
-
-
-def _count(number: int, of: int) -> str:
-    if number == of:
-        return "All heads attend" if of > 1 else "It attends"
-    return "No head attends" if number == 0 else f"{number} attend{'s' if number == 1 else ''}"
-
-
-def _percent(share: float) -> str:
-    return "an unknown share" if math.isnan(share) else f"{100 * min(max(share, 0), 1):.0f} %"
-
-
-_REPORT = b"convattn.report"
-"""Key of the table's metadata under which everything that is not of one head stands, as JSON."""
-
-_DIGEST = b"convattn.sha256"
-"""Key of the SHA-256 of that JSON; pages of the table have checksums of their own."""
-
-_MEASURED = "measured"
-_LIST_NAMES = ("hard_shift", "prefix_weights", "prefix_maps", "kernel", "position_kernel")
-
-
-def _schema(pa: ModuleType) -> Any:
-    """Returns the columns of the table."""
-    lists = pa.list_(pa.float64())
-    return pa.schema(
-        [
-            ("layer", pa.string()),
-            ("depth", pa.int64()),
-            ("condition", pa.string()),
-            ("head", pa.int64()),
-            *(
-                (name, pa.float64())
-                for number in HEAD_NUMBERS
-                for name in (number, f"{number}_error")
-            ),
-            ("shift", lists),
-            ("shift_error", lists),
-            *((name, pa.list_(lists) if name == "prefix_maps" else lists) for name in _LIST_NAMES),
-        ]
-    )
-
-
-def write_table(report: HeadReport, path: str | os.PathLike[str]) -> Path:
-    """Writes a report as a parquet file: a row for each head, the rest in the metadata."""
-    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
-    rows = []
-    for depth, layer in enumerate(report.layers):
-        parts = {_MEASURED: layer.measured, **{item.name: item.measured for item in layer.controls}}
-        for condition, part in parts.items():
-            place = {"layer": layer.name, "depth": depth, "condition": condition}
-            rows += [{**place, **_row(head)} for head in part.heads]
-    rest = _map_statistics(json.loads(report.to_json()), lambda part, *_: {**part, "heads": []})
-    text = json.dumps(rest).encode()
-    table = pa.Table.from_pylist(rows, schema=_schema(pa))
-    table = table.replace_schema_metadata(
-        {_REPORT: text, _DIGEST: hashlib.sha256(text).hexdigest()}
-    )
-    buffer = io.BytesIO()
-    pa.parquet.write_table(table, buffer, write_page_checksum=True)
-    return write_atomically(path, buffer.getvalue())
-
-
-def read_table(path: str | os.PathLike[str]) -> HeadReport:
-    """Reads a report from a parquet file that `write_table` wrote; another file raises CheckpointError."""
-    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
-    try:
-        table = pa.parquet.read_table(path, page_checksum_verification=True)
-        known = table.schema.metadata or {}
-        digest = hashlib.sha256(known[_REPORT]).hexdigest().encode()
-        if known.get(_DIGEST, digest) != digest:  # older tables have none
-            raise ValueError("its metadata are not what was written")
-        rest = json.loads(known[_REPORT])
-        heads: dict[tuple[int, str], list[Any]] = {}
-        for row in table.to_pylist():
-            heads.setdefault((row["depth"], row["condition"]), []).append(_head(row))
-        whole = _map_statistics(rest, lambda part, *place: {**part, "heads": heads[place]})
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"cannot read a report from {path}: {type(error).__name__}: {error}"
-        ) from None
-    return HeadReport.from_json(json.dumps(whole))
-
-
-def _row(head: HeadStatistics) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "head": head.head,
-        "shift": [one.value for one in head.shift],
-        "shift_error": [one.error for one in head.shift],
-    }
-    for name in HEAD_NUMBERS:
-        found: Estimate = getattr(head, name)
-        row |= {name: found.value, f"{name}_error": found.error}
-    return row | {name: getattr(head, name) for name in _LIST_NAMES}
-
-
-def _head(row: dict[str, Any]) -> dict[str, Any]:
-    """Makes the plain values of a head, as its JSON has them."""
-    shift = [_estimate(*pair) for pair in zip(row["shift"], row["shift_error"], strict=True)]
-    numbers = {name: _estimate(row[name], row[f"{name}_error"]) for name in HEAD_NUMBERS}
-    lists = {name: row[name] for name in _LIST_NAMES}
-    made = {"head": row["head"], "shift": shift, **numbers, **lists}
-    return {item.name: made[item.name] for item in fields(HeadStatistics)}
-
-
-def _estimate(value: float, error: float) -> dict[str, Any]:
-    return {"value": _plain(value), "error": _plain(error)}
-
-
-def _plain(value: float) -> float | str:
-    return value if value - value == 0 else repr(value)
-
-
-def _map_statistics(report: dict[str, Any], change: Any) -> dict[str, Any]:
-    """Changes the statistics of every layer and every control of a report in plain values."""
-    layers = []
-    for depth, layer in enumerate(report["layers"]):
-        controls = [
-            {**item, "measured": change(item["measured"], depth, item["name"])}
-            for item in layer["controls"]
-        ]
-        layers.append(
-            {**layer, "measured": change(layer["measured"], depth, _MEASURED), "controls": controls}
-        )
-    return {**report, "layers": layers}

@@ -13,12 +13,12 @@ from convattn.errors import CheckpointError, optional_module
 HEADS = "heads.parquet"
 """The file in the folder of a run of quadratic heads."""
 
-_PRECISION = ("precision_row_row", "precision_row_col", "precision_row_col", "precision_col_col")
-_WHOLE, _REAL = (
-    ("step", "epoch", "layer", "head"),
-    ("centre_row", "centre_col", *dict.fromkeys(_PRECISION)),
-)
-"""Columns of whole and of real numbers."""
+HEAD_COLUMNS = {
+    **dict.fromkeys(("step", "epoch", "layer", "head"), "int64"),
+    **dict.fromkeys(("centre_row", "centre_col", "sharpness"), "float64"),
+    **dict.fromkeys(("precision_row_row", "precision_row_col", "precision_col_col"), "float64"),
+}
+"""Columns of that file: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,36 +56,36 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
     """
     path = Path(run) / HEADS
     pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
-    columns = pa.schema(
-        [(name, pa.int64()) for name in _WHOLE] + [(name, pa.float64()) for name in _REAL]
-    )
     try:
         table = pa.parquet.read_table(path, page_checksum_verification=True)
-        rows = table.select(columns.names).cast(columns).to_pylist()
+        rows = table.select([*HEAD_COLUMNS]).cast(pa.schema(HEAD_COLUMNS)).to_pylist()
         rows.sort(key=lambda row: (row["step"], row["layer"], row["head"]))
         moments = groupby(rows, key=lambda row: (row["epoch"], row["step"], row["layer"]))
         return [_snapshot(*moment, list(heads)) for moment, heads in moments]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot read heads from {path}: {type(error).__name__}: {error}"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"cannot read heads from {path}: {reason}") from None
 
 
 def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
     """Makes a snapshot of rows in the order of the heads; ValueError says what is wrong with them."""
     place = f"step {step}, layer {layer}"
-    centres = np.array([[row["centre_row"], row["centre_col"]] for row in rows], dtype=float)
-    precisions = np.array(
-        [[row[name] for name in _PRECISION] for row in rows], dtype=float
-    ).reshape(-1, 2, 2)
-    if min(epoch, step, layer) < 0 or not (
-        np.isfinite(centres).all() and np.isfinite(precisions).all()
-    ):
+    centres, precisions = [], []
+    for row in rows:
+        row_col = row["precision_row_col"]
+        centres.append([row["centre_row"], row["centre_col"]])
+        precisions.append(
+            [[row["precision_row_row"], row_col], [row_col, row["precision_col_col"]]]
+        )
+    snapshot = HeadSnapshot(
+        epoch, step, layer, np.array(centres, float), np.array(precisions, float)
+    )
+    finite = np.isfinite(snapshot.centres).all() and np.isfinite(snapshot.precisions).all()
+    if min(epoch, step, layer) < 0 or not finite:
         raise ValueError(
             f"{place}: numbers must be finite, and steps, epochs and layers count from 0"
         )
-    if [row["head"] for row in rows] != list(range(len(rows))):
-        raise ValueError(
-            f"{place} must have each head once, but has {[row['head'] for row in rows]}"
-        )
-    return HeadSnapshot(epoch, step, layer, centres, precisions)
+    heads = [row["head"] for row in rows]
+    if heads != list(range(len(rows))):
+        raise ValueError(f"{place} must have each head once, but has {heads}")
+    return snapshot

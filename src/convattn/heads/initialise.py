@@ -26,9 +26,9 @@ from convattn.heads.families.attention_class import PatchNetwork, TokenAttention
 from convattn.heads.patch_attention import (
     GatedPatchAttention,
     PatchAttention,
-    PatchGrid,
     layer_by_position,
 )
+from convattn.heads.patch_grid import PatchGrid
 from convattn.layers import RelativeAttention2d
 from convattn.wording import counted
 

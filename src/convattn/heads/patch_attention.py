@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from einops import einsum, rearrange
@@ -11,51 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.encodings import Quadratic
-from convattn.errors import ShapeError
 from convattn.functional import attention_weights, displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
-from convattn.heads.families.attention_class import PatchCounter, TokenAttention
+from convattn.heads.families.attention_class import TokenAttention
+from convattn.heads.patch_grid import PatchGrid
 from convattn.layers import FactoredValues, RelativeAttention2d
-
-
-@final
-class PatchGrid:
-    """Rows and columns of the patches of the last image batch.
-
-    An attention layer receives a sequence of tokens, whose number does not tell 2 × 8 from 4 × 4 patches. So the grid
-    is a forward pre-hook of the module that cuts images into patches, and reads the sizes from its input.
-
-    Attributes:
-        sizes: Rows and columns.
-        count: Returns rows and columns, given that module and the height and width of an image.
-    """
-
-    def __init__(self, sizes: tuple[int, int], count: PatchCounter) -> None:
-        """Starts with the sizes for the network's own images."""
-        self.sizes, self.count = sizes, count
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Reads the sizes from an image, as a forward pre-hook."""
-        if not arguments:
-            return
-        height, width = arguments[0].shape[-2:]
-        sizes = self.count(module, (int(height), int(width)))
-        if sizes != self.sizes:
-            self.sizes = sizes
-
-    def require(self, tokens: int, prefix: int) -> tuple[int, int]:
-        """Returns rows and columns; raises ShapeError if the tokens are not `prefix` tokens and as many patches."""
-        rows, cols = self.sizes
-        if tokens != prefix + rows * cols:
-            raise ShapeError(
-                f"tokens must be {prefix + rows * cols} ({prefix} prefix and {rows} x {cols} patches), but are {tokens}"
-            )
-        return rows, cols
-
-    def __repr__(self) -> str:
-        """Returns the sizes, for printing."""
-        return "{} x {} patches".format(*self.sizes)
 
 
 @final

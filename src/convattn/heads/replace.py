@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar
 
 from torch import nn
 
@@ -15,21 +15,22 @@ from convattn.convert.surgery import (
 )
 from convattn.errors import (
     ArgumentError,
-    ShapeError,
     UnsupportedModelError,
     must_be,
     must_be_a,
 )
-from convattn.heads.catalogue import PATCH_COUNTERS, is_own, read_matrices
+from convattn.heads.catalogue import is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
-from convattn.heads.head_report import CONVOLUTIONAL, HeadReport, LayerReport
+from convattn.heads.head_report import HeadReport, LayerReport
+from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import (
     check_heads,
     measured_heads,
     why_not_head,
     why_not_layer,
 )
+from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
 from convattn.sealed import weights_digest
 from convattn.wording import counted, some
@@ -182,7 +183,7 @@ def replace_convolutional_heads(
                     old, matrices.wrap(ConvolvedAttention(matrices, groups, grid))
                 )
                 if len(layer.grid) == 2:
-                    bind_to_grid(made, layer.name, layer.grid)
+                    fix_grid(made, layer.name, layer.grid)
                 boxes = {
                     head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads
                 }
@@ -251,8 +252,6 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
 
 def _weights_limit(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
     """Says if the weights of the network are not known to be those measured; with `same_weights`, others raise."""
-    if report.weights is None:
-        return ["whether the report was measured with these weights: it holds no digest of them"]
     modules = dict(model.named_modules(remove_duplicate=False))
     digests = {name: weights_digest(modules[name]) for name in report.weights if name in modules}
     other = [name for name, digest in digests.items() if digest != report.weights[name]]
@@ -280,48 +279,3 @@ def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
             f"report must be of this network, but {layer.name} has {matrices.heads} heads"
         )
     return matrices
-
-
-@final
-class MeasuredGrid:
-    """Refuses images that are not cut into the rows and columns of the report, as a forward pre-hook.
-
-    The number of tokens is ambiguous: 4 × 4 patches are as many as 2 × 8, but have other neighbours.
-
-    Attributes:
-        sizes: Rows and columns of the report.
-    """
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        """Takes the grid of a layer's report."""
-        self.sizes = sizes
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Counts the patches of an image, given to one of `PATCH_COUNTERS`; another grid raises ShapeError."""
-        if not arguments:
-            return
-        height, width = arguments[0].shape[-2:]
-        sizes = PATCH_COUNTERS[full_name(type(module))](module, (int(height), int(width)))
-        if sizes != self.sizes:
-            grid, other = (" x ".join(map(str, each)) for each in (self.sizes, sizes))
-            raise ShapeError(
-                f"images must be cut into {grid} patches, on which the heads were measured, but these are cut into"
-                f" {other}"
-            )
-
-
-def bind_to_grid(network: nn.Module, layer: str, sizes: tuple[int, ...]) -> None:
-    """Lets the module that cuts the images of a layer refuse other grids.
-
-    This is done if the innermost module around the layer that holds any of `PATCH_COUNTERS` holds only one.
-    """
-    names = layer.split(".")
-    for depth in reversed(range(len(names))):
-        parts = network.get_submodule(".".join(names[:depth])).modules()
-        cutters = [part for part in parts if full_name(type(part)) in PATCH_COUNTERS]
-        if cutters:
-            hooks = cutters[0]._forward_pre_hooks.values()
-            bound = any(isinstance(hook, MeasuredGrid) and hook.sizes == sizes for hook in hooks)
-            if len(cutters) == 1 and not bound:
-                cutters[0].register_forward_pre_hook(MeasuredGrid(sizes))
-            return

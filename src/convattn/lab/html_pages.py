@@ -7,7 +7,6 @@ from typing import Any
 
 from convattn.errors import optional_module
 from convattn.files import write_atomically
-from convattn.heads import write_table
 from convattn.heads.head_report import HeadReport
 from convattn.lab import report_figures as figures
 
@@ -36,12 +35,11 @@ def write_html(template: str, folder: Path, **shown: Any) -> Path:
 
 
 def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
-    """Writes report.json, report.parquet, the figures and the page into an existing folder, and returns the page.
+    """Writes report.json, the figures and the page into an existing folder, and returns the page.
 
     The page shows `source`, what the network was built from, and `images`, the name of their folder, file or test set.
     """
     report.save(folder / "report.json")
-    write_table(report, folder / "report.parquet")
     figures.head_map(folder / "head-map.png", report)
     figures.distance_by_depth(folder / "distance.png", report)
     name = Path(source.partition(":")[2] or source).resolve().name

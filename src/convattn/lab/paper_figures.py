@@ -14,13 +14,12 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
-from convattn.heads.head_snapshots import HEADS, HeadSnapshot, read_heads
+from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, HeadSnapshot, read_heads
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.recipe import DataRecipe, load_recipe
-from convattn.lab.run_folder import HEAD_COLUMNS
 from convattn.lab.run_setup import load_data
 from convattn.lab.runs import Run, RunGroup, read_metrics
 from convattn.lab.tables import write_parquet

@@ -32,6 +32,7 @@ from convattn.files import (
     sole_use,
     write_atomically,
 )
+from convattn.heads.head_snapshots import HEAD_COLUMNS
 from convattn.lab.recipe import Recipe, differing_keys, flatten, load_recipe, recipe_to_toml
 from convattn.lab.run_setup import Network, quadratic_encodings
 from convattn.lab.tables import markdown_table, write_parquet
@@ -158,14 +159,6 @@ def _computation(record: RunRecord) -> dict[str, str]:
 
 def _table(title: str, rows: Mapping[str, str]) -> str:
     return f"## {title}\n\n{markdown_table(['', ''], list(rows.items()))}"
-
-
-HEAD_COLUMNS = {
-    **dict.fromkeys(("step", "epoch", "layer", "head"), "int64"),
-    **dict.fromkeys(("centre_row", "centre_col", "sharpness"), "float64"),
-    **dict.fromkeys(("precision_row_row", "precision_row_col", "precision_col_col"), "float64"),
-}
-"""Columns of ``heads.parquet``: centres in pixels; sharpness α = tr Σ⁻¹ / 4 and the entries of Σ⁻¹ in 1/pixel²."""
 
 
 class HeadTrace:

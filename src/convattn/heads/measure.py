@@ -1,0 +1,267 @@
+"""What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
+
+from collections.abc import Mapping
+from itertools import product
+from math import nan, prod
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads.head_report import Estimate, HeadStatistics, LayerStatistics, mean_of
+from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, jackknife, make_pairs, sum_heads
+from convattn.heads.kernel_fit import ConvolutionFit, KernelFit
+from convattn.heads.layout import AttentionCall
+from convattn.heads.verdict import RULES
+from convattn.wording import ITSELF
+
+GROUPS = 10
+"""Groups of images for the standard errors."""
+
+_FLAT = 1e-14
+"""Variance, as a share of the squared mean, below which weights are the same everywhere but for rounding in float32."""
+
+_ROUNDING = 2.0**-20
+"""Share of a sum of squares that rounding of its parts in float32 may be, a few last places of each."""
+
+
+class LayerMeasure:
+    """Sums of one layer over images, and what its calls say about it.
+
+    Attributes:
+        kind: Full name of its class.
+        bytes: Memory of the weights of one image.
+        pairs: Its pairs of queries and keys.
+        sums: Sums over the images.
+        kernels: Weights by displacement.
+        convolution: The best convolution; None if inputs or outputs do not lie on the grid of the queries.
+        normalised: Whether the rows of all calls sum to 1.
+        masked: Whether masks differed between images.
+        error: Largest difference of weights × values to the module's own result.
+        budget: What rounding explains there.
+    """
+
+    def __init__(self, call: AttentionCall, kernel_size: int) -> None:
+        """Starts without images for a layer of which this is the first call, which `add` then adds."""
+        grid = call.layout.grid
+        self.kind = call.kind
+        self.bytes = call.weights[0].numel() * 4
+        self.pairs = make_pairs(call.layout, call.name or ITSELF)
+        self.sums = empty_sums(call, self.pairs, GROUPS)
+        self.kernels = KernelFit()
+        on_grid = all(
+            x is not None and x.shape[1] == prod(grid) for x in (call.inputs, call.outputs)
+        )
+        self.convolution = ConvolutionFit(grid, kernel_size) if on_grid else None
+        self.normalised, self.masked = True, False
+        self.error, self.budget = call.error, call.budget
+
+    def add(
+        self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool
+    ) -> None:
+        """Adds a batch; `members` are the groups of its images, held out from the fits or not."""
+        name = call.name or ITSELF
+        if not self.pairs.fits(call.layout):
+            raise UnsupportedModelError(
+                f"{name}: queries or keys lie elsewhere than for the images before"
+            )
+        if call.weights.shape[2] != self.sums.squares.shape[1]:
+            raise UnsupportedModelError(
+                f"{name}: it has another number of heads than for the images before"
+            )
+        if held_out:
+            self.kernels.score(call, self.pairs, self.sums)
+        added = sum_heads(call, self.pairs, members, GROUPS)
+        if not bool(torch.isfinite(added.squares).all()):
+            raise ArgumentError(
+                f"images must give finite attention, but weights of {name} are not finite"
+            )
+        self.sums = self.sums.plus(added)
+        if self.convolution is not None:
+            assert call.inputs is not None
+            assert call.outputs is not None
+            take = self.convolution.score if held_out else self.convolution.fit
+            take(call.inputs, call.outputs)
+        if call.error - call.budget > self.error - self.budget:
+            self.error, self.budget = call.error, call.budget
+        self.normalised &= call.normalised
+        mask_before = self.pairs.layout.allowed is not None
+        mask_now = call.layout.allowed is not None
+        self.masked |= call.allowed is not None or mask_now != mask_before
+
+    def statistics(self, kernel_size: int, radius: int | None) -> LayerStatistics:
+        """Computes the statistics of the layer, as `layer_statistics` does."""
+        return layer_statistics(
+            self.sums,
+            self.pairs,
+            self.kernels,
+            self.convolution,
+            kernel_size=kernel_size,
+            radius=radius,
+        )
+
+
+def layer_statistics(
+    sums: HeadSums,
+    pairs: Pairs,
+    kernels: KernelFit,
+    convolution: ConvolutionFit | None,
+    *,
+    kernel_size: int,
+    radius: int | None,
+) -> LayerStatistics:
+    """Computes the statistics of a layer in one run from sums over images (docs/explanation/theory.md §7).
+
+    The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
+    group j. Where a statistic is biased by more than that, the jackknife takes the bias away.
+
+    Args:
+        sums: Sums over images.
+        pairs: The layer's pairs.
+        kernels: Weights by displacement, fitted and scored.
+        convolution: The best convolution, fitted and scored; None if inputs or outputs do not lie on the grid.
+        kernel_size: Taps along each axis of the kernel whose taps are counted.
+        radius: Largest displacement of the kernels along each axis; None leaves kernels out.
+
+    Returns:
+        The statistics.
+    """
+    total = sums.map(lambda part: part.sum(dim=0))
+    hard = _hardest(total, pairs)
+    hard_shifts = pairs.displacements[hard]
+    inside = pairs.within(0 if radius is None else radius)
+    samples = [
+        _head_numbers(sample, pairs, hard, inside) for sample in (total, *_without_each_group(sums))
+    ]
+    weights = total.by_displacement[:, inside] / (total.images * pairs.counts[inside])
+    prefix_weights = total.prefix / (total.images * pairs.queries)
+    prefix_maps = total.prefix_maps / total.images
+    heads = []
+    for head in range(len(weights)):
+        numbers = {}
+        for name in samples[0].keys() - {"shift"}:
+            numbers[name] = _estimate([sample[name][head] for sample in samples])
+        invariance = [sample["shift_invariance"][head] for sample in samples]
+        numbers["shift_invariance"] = _without_bias(invariance)
+        shifts = torch.stack([sample["shift"][head] for sample in samples])
+        has_kernel = radius is not None
+        heads.append(
+            HeadStatistics(
+                head=head,
+                shift=tuple(_estimate([*axis]) for axis in shifts.T),
+                hard_shift=tuple(hard_shifts[head].tolist()),
+                prefix_weights=tuple(prefix_weights[head].tolist()),
+                prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
+                kernel=tuple(weights[head].tolist()) if has_kernel else (),
+                position_kernel=kernels.kernel(head, inside) if has_kernel else (),
+                position_score=kernels.estimate(head, GROUPS),
+                **numbers,
+            )
+        )
+    coverage, hard_coverage = [], []
+    for sample in samples:
+        coverage.append(covered(sample["shift"], kernel_size))
+        hard_coverage.append(
+            covered(hard_shifts[sample["hard_share"] > RULES["hard"].limit], kernel_size)
+        )
+    explained, components, images = Estimate(nan, nan), 0, (0, 0)
+    if convolution is not None:
+        explained = convolution.estimate(GROUPS)
+        components, images = convolution.components, convolution.images
+    # The heads of a layer see the same images, so that their errors do not average out.
+    errors = [Estimate(head.non_locality.error, nan) for head in heads]
+    return LayerStatistics(
+        images=int(total.images),
+        heads=tuple(heads),
+        tap_coverage=_estimate(coverage),
+        hard_tap_coverage=_estimate(hard_coverage),
+        non_locality=Estimate(mean_of([head.non_locality for head in heads]), mean_of(errors)),
+        convolution_score=explained,
+        convolution_components=components,
+        convolution_images=images,
+    )
+
+
+def _head_numbers(
+    sums: HeadSums,
+    pairs: Pairs,
+    hard: Int64[Tensor, " heads"],
+    inside: Int64[Tensor, " kernel"],
+) -> Mapping[str, Float64[Tensor, "heads ..."]]:
+    """Computes the numbers of all heads from sums over one set of images.
+
+    `hard` is the displacement of each head, `inside` are those of the kernels.
+    """
+    size, mass = sums.absolute, sums.absolute.sum(dim=1)
+    shift = size @ pairs.displacements / mass[:, None]
+    squared = torch.stack([(pairs.displacements - centre).square().sum(dim=1) for centre in shift])
+    entropy = (sums.entropies / mass).clamp_min(0)
+    away = size @ pairs.lengths
+    at_hard = sums.by_displacement.gather(1, hard[:, None])[:, 0]
+    count = sums.images * pairs.counts.sum()
+    variation = sums.squares - sums.centred.sum(dim=1).square() / count
+    by_displacement = (sums.centred.square() / (sums.images * pairs.counts)).sum(dim=1)
+    over_images = sums.over_images / sums.compared * sums.images
+    level = sums.by_displacement.sum(dim=1) / count
+    varies = variation > _FLAT * count * level.square() + _ROUNDING * sums.squares
+    invariance = 1 - (sums.squares - by_displacement) / variation
+    return {
+        "shift": shift,
+        "spread": ((size * squared).sum(dim=1) / mass).sqrt(),
+        "entropy": entropy,
+        "effective_positions": entropy.exp(),
+        "hard_share": at_hard / (sums.images * pairs.counts[hard]),
+        "shift_invariance": torch.where(varies, invariance, nan),
+        "content_share": torch.where(varies, over_images / variation, nan),
+        "distance": away / mass,
+        "non_locality": away / (sums.images * pairs.queries),
+        "prefix_share": sums.prefix_size / (mass + sums.prefix_size),
+        "kernel_share": size[:, inside].sum(dim=1) / mass,
+    }
+
+
+def covered(shifts: Float64[Tensor, "heads axes"], kernel_size: int) -> Float64[Tensor, ""]:
+    """Returns the share of the taps of a kernel that a head's shift matches within half a cell, one head for each tap.
+
+    A shift counts for the tap nearest to it, half-way between two for the first, so that no head counts twice.
+    """
+    reach = (kernel_size - 1) / 2
+    steps = [step - reach for step in range(kernel_size)]
+    taps = torch.tensor([*product(steps, repeat=shifts.shape[1])], dtype=torch.float64)
+    distance, nearest = torch.cdist(taps, shifts).min(dim=0)
+    matched = nearest[distance <= 0.5].unique()
+    return torch.tensor(len(matched) / len(taps), dtype=torch.float64)
+
+
+def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:
+    """Returns the displacement with the largest mean weight, of those that are frequent enough."""
+    mean = sums.by_displacement / (sums.images * pairs.counts)
+    return mean.masked_fill(~pairs.common, -torch.inf).argmax(dim=1)
+
+
+def _without_each_group(sums: HeadSums) -> list[HeadSums]:
+    """Returns the sums over all groups but one, for each that has images; none if there is only one."""
+    present = (sums.images > 0).nonzero()[:, 0].tolist()
+    if len(present) < 2:
+        return []
+    return [sums.map(lambda part, left=left: part.sum(dim=0) - part[left]) for left in present]
+
+
+def _estimate(values: list[Tensor]) -> Estimate:
+    """Makes an estimate of a statistic of all images, followed by those without each group."""
+    whole, *others = torch.stack(values).tolist()
+    return Estimate(whole, jackknife(others))
+
+
+def _without_bias(values: list[Tensor]) -> Estimate:
+    """Makes an estimate as `_estimate` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
+
+    Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
+    a share of about displacements / (pairs × images), which is larger than the standard error.
+    """
+    estimate, groups = _estimate(values), len(values) - 1
+    if groups < 2:
+        return estimate
+    mean = float(torch.stack(values[1:]).mean())
+    return Estimate(groups * estimate.value - (groups - 1) * mean, estimate.error)
