@@ -1,8 +1,7 @@
-"""Takes the pictures of the interactive page: every view at three widths, light and dark, into docs/viewer.
+"""Takes pictures of the interactive page.
 
-    python scripts/screenshots.py [--only WORD] [FOLDER]
-
-Look at them after a change of the page.
+python scripts/screenshots.py               # the picture of README.md, into docs/viewer
+python scripts/screenshots.py --all FOLDER  # every view at three widths, light and dark, to look at after a change
 """
 
 import argparse
@@ -10,6 +9,7 @@ import io
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,50 +19,41 @@ from PIL import Image
 from convattn.cli import main as convattn
 
 ROOT = Path(__file__).parents[1]
-WIDTHS = {360: 740, 800: 900, 1400: 900}
-VIEWS = {
-    "explore": "layer=2&head=1",
-    **{f"learn-{n}": f"view=learn&step={n - 1}" for n in range(1, 7)},
-}
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+HEIGHTS = {360: 740, 800: 900, 1400: 900}
+"""Heights of windows, by their widths."""
+
+VIEWS = {"explore": "layer=2&head=1"}
+for step in range(6):
+    VIEWS[f"learn-{step + 1}"] = f"view=learn&step={step}"
+
+SHOWN = ("learn-1", 800, "light")
+"""View, width and theme of the picture in README.md."""
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars")
 QUALITY = 80
 """Of WebP, in percent: text stays sharp, and the files small."""
 
 
-def shoot(browser: Any, address: str, folder: Path, only: str) -> None:
-    """Takes every picture whose name has the word."""
-    for view, fragment in VIEWS.items():
-        for width, height in WIDTHS.items():
-            for theme in ("light", "dark"):
-                name = f"{view}-{width}-{theme}.webp"
-                if only not in name:
-                    continue
-                page = browser.new_page(
-                    viewport={"width": width, "height": height},
-                    color_scheme=theme,
-                    reduced_motion="reduce",
-                )
-                page.goto(f"{address}#{fragment}")
-                page.locator(".stage").wait_for()
-                page.wait_for_timeout(
-                    2000
-                )  # what is computed after the first picture: class scores, the curve of step 2
-                content = page.screenshot(full_page=True)
-                page.close()
-                save(content, folder / name)
-                sys.stdout.write(f"{name}\n")
+def shoot(browser: Any, address: str, view: str, width: int, theme: str) -> bytes:
+    """Takes a picture of a view."""
+    page = browser.new_page(
+        viewport={"width": width, "height": HEIGHTS[width]},
+        color_scheme=theme,
+        reduced_motion="reduce",
+    )
+    page.goto(f"{address}#{VIEWS[view]}")
+    page.locator(".stage").wait_for()
+    page.wait_for_timeout(2000)  # class scores and curves are computed after the first picture
+    content = page.screenshot(full_page=True)
+    page.close()
+    return content
 
 
 def save(content: bytes, path: Path) -> None:
     """Writes a picture as a small file."""
     with Image.open(io.BytesIO(content)) as picture:
         picture.convert("RGB").save(path, quality=QUALITY, method=6)
+    sys.stdout.write(f"{path}\n")
 
 
 def main() -> None:
@@ -70,21 +61,23 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs/viewer")
-    parser.add_argument("--only", default="", help="word in the names of the pictures to take")
-    options = parser.parse_args()
+    parser.add_argument("--all", type=Path, metavar="FOLDER", help="take every view into a folder")
+    folder = parser.parse_args().all
+    if folder is None:
+        folder, pictures = ROOT / "docs/viewer", [SHOWN]
+    else:
+        pictures = list(product(VIEWS, HEIGHTS, ("light", "dark")))
+    folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
-    path = subprocess.run(
-        [ROOT / "scripts/browser"], capture_output=True, text=True, check=True, env=environment
-    ).stdout.strip()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = Path(folder, "page")
-        assert not convattn(
-            ["view", "convattn:cifar10-small", "--compare", "untrained", "-o", str(page)]
-        )
+    path = subprocess.check_output([ROOT / "scripts/browser"], text=True, env=environment).strip()
+    with TemporaryDirectory() as place, sync_playwright() as playwright:
+        file = Path(place, "page.html")
+        options = ["--compare", "untrained", "-o", str(file), "--json"]
+        assert not convattn(["view", "convattn:cifar10-small", *options])
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        shoot(browser, (page / "index.html").as_uri(), options.folder, options.only)
+        for view, width, theme in pictures:
+            content = shoot(browser, file.as_uri(), view, width, theme)
+            save(content, folder / f"{view}-{width}-{theme}.webp")
 
 
 if __name__ == "__main__":
