@@ -40,7 +40,7 @@ endif
 help:                    ## List the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-demo: $(VENV)/.demo      ## Convert and certify on embedded data, and write a page
+demo: $(VENV)/.demo      ## Convert, certify and measure on embedded data, and open a page
 	$(VENV)/bin/convattn demo
 
 test: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but the slow ones
@@ -79,7 +79,7 @@ clean:                   ## Remove the environment and everything that is writte
 
 # A stamp says which extras the environment holds; newer requirements make it stale.
 $(VENV)/.dev $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
-	$(INSTALL) --editable ".[$(if $(filter %.dev,$@),dev,train)]"
+	$(INSTALL) --editable ".[$(if $(filter %.dev,$@),dev,view)]"
 	touch $@
 
 $(VENV)/.browser: scripts/browser | $(VENV)/.dev

@@ -10,11 +10,7 @@ from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.heads import HeadSnapshot
 from convattn.lab.figures import (
     FORMATS,
-    Comparison,
-    classified_images,
-    convolution_and_attention,
     head_layers,
-    head_moves,
     head_paths,
 )
 from convattn.lab.paper_figures import QueryMaps, accuracy_curves, attention_grid
@@ -33,20 +29,6 @@ def snapshots():
         for epoch in (0, 7)
         for layer in (0, 1)
     ]
-
-
-def comparison():
-    convolution = RANDOM.normal(size=(2, 11, 17))
-    return Comparison(
-        photograph=RANDOM.random((11, 17, 3)),
-        names=("edges", "blur"),
-        kernels=RANDOM.normal(size=(2, 3, 3)),
-        convolution=convolution,
-        attention=convolution.astype(np.float32),
-        heads=np.full((9, 7, 7), 1 / 49),
-        sharpness=128.0,
-        unit=1e-7,
-    )
 
 
 def several_moments():
@@ -69,14 +51,7 @@ def query_maps():
     return [QueryMaps("middle", (2, 3), [RANDOM.random((heads, 5, 7)) for heads in (3, 2)])]
 
 
-def classified(count=12):
-    images = RANDOM.integers(256, size=(count, 7, 5, 3), dtype=np.uint8)
-    return images, ["cat"] * count, ["cat", *["dog"] * (count - 1)]
-
-
 DRAWINGS = {
-    "classified_images": lambda path: classified_images(path, *classified()),
-    "head_moves": lambda path: head_moves(path, snapshots()),
     "head_layers": lambda path: head_layers([path], snapshots()[:2], title="heads"),
     "head_paths": lambda path: head_paths(
         [path], several_moments(), several_moments()[1:], title="ways"
@@ -85,7 +60,6 @@ DRAWINGS = {
     "attention_grid": lambda path: attention_grid(
         [path], query_maps(), title="maps", image=RANDOM.random((10, 14, 3))
     ),
-    "convolution_and_attention": lambda path: convolution_and_attention(path, comparison()),
     "moments": lambda path: head_layers([path], snapshots(), title="moments", columns=2),
 }
 
@@ -111,7 +85,7 @@ def test_same_figure_has_same_bytes(tmp_path, form):
 
 def test_matplotlib_is_left_as_it_was(tmp_path):
     before = dict(mpl.rcParams)
-    head_moves(tmp_path / "figure.png", snapshots())
+    head_layers([tmp_path / "figure.png"], snapshots(), title="heads")
     assert dict(mpl.rcParams) == before
     assert (
         "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
@@ -163,18 +137,6 @@ def test_nothing_to_draw_is_refused(tmp_path):
         head_layers([tmp_path / "figure.png"], [], title="")
     with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
         head_paths([tmp_path / "figure.png"], [], [], title="")
-    with pytest.raises(ArgumentError, match="snapshots must hold at least one layer"):
-        head_moves(tmp_path / "figure.png", [])
-    images, classes, predictions = classified()
-    with pytest.raises(
-        ArgumentError,
-        match=r"at least one image, and two names for each, but there are 0 images, 0",
-    ):
-        classified_images(tmp_path / "figure.png", images[:0], [], [])
-    with pytest.raises(
-        ArgumentError, match=r"but there are 12 images, 11 classes and 12 predictions"
-    ):
-        classified_images(tmp_path / "figure.png", images, classes[1:], predictions)
     with pytest.raises(ArgumentError, match="panels must hold at least one curve"):
         accuracy_curves([tmp_path / "figure.png"], {"none": {}}, title="")
     with pytest.raises(ArgumentError, match="maps must hold at least one query"):
@@ -186,39 +148,6 @@ def test_moments_are_named_by_epochs_or_steps(tmp_path):
     drawn = (tmp_path / "figure.svg").read_text()
     for name in ("start", "step 5 of 20", "step 10 of 20", "step 15 of 20", "epoch 2"):
         assert f"<!-- {name} -->" in drawn
-
-
-def test_ways_start_and_end_where_the_heads_are(monkeypatch, tmp_path):
-    drawn = []
-    from matplotlib.axes import Axes
-
-    plot = Axes.plot
-
-    def spy(self, x, y, **style):
-        drawn.append((np.atleast_1d(x).tolist(), np.atleast_1d(y).tolist()))
-        return plot(self, x, y, **style)
-
-    monkeypatch.setattr(Axes, "plot", spy)
-    first = snapshots()[0]
-    last = dataclasses.replace(
-        first, step=70, epoch=7, centres=first.centres + 1, precisions=3 * first.precisions
-    )
-    head_moves(tmp_path / "figure.svg", [last, first])
-    for (row, col), (line, ring) in zip(
-        first.centres, zip(drawn[::2], drawn[1::2], strict=True), strict=True
-    ):
-        assert line == ([col, col + 1], [row, row + 1])
-        assert ring == ([col], [row])
-    assert "<!-- layer 1: α 0–1 → 0–3 per pixel² -->" in (tmp_path / "figure.svg").read_text(
-        encoding="utf-8"
-    )
-
-
-def test_each_image_has_its_class_above_and_what_is_seen_below(tmp_path):
-    classified_images(tmp_path / "figure.svg", *classified(3))
-    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    counts = {name: drawn.count(f"<!-- {name} -->") for name in ("cat", "✓ cat", "✗ dog")}
-    assert counts == {"cat": 3, "✓ cat": 1, "✗ dog": 2}
 
 
 def test_mean_is_over_the_epochs_that_all_seeds_have(monkeypatch, tmp_path):

@@ -14,16 +14,13 @@ def reproduce(
     output: OutputOrDefault = None,
     scale: str = "paper",
     data: Path | None = None,
-    no_view: bool = False,
     json: bool = False,
 ) -> int:
     """Make a table or a figure of the paper from training runs.
 
     A table is written as Markdown and JSON; a figure as PNG and SVG, with its numbers as parquet.
-    reproduction.json says what each shows. index.html shows all of it, with links to the interactive pages of the
-    networks in the folder view, each at the layer, the query and the epoch that a figure shows. If a run is missing,
-    the command that makes it is printed; unfinished and unreadable runs are listed; everything that needs none of them
-    is made.
+    reproduction.json says what each shows. `convattn view` shows the network of a run. If a run is missing, the command
+    that makes it is printed; unfinished and unreadable runs are listed; everything that needs none of them is made.
 
     Args:
         target: table1, fig2 to fig10, fig12, fig13, fig14, or all.
@@ -33,7 +30,6 @@ def reproduce(
         scale: Scale of the recipes: paper, medium, small or tiny.
         data: Folder with the files of CIFAR-10, for figures 6 to 10. Default: the folder that the run was trained on,
             or the Hub.
-        no_view: Write no interactive pages and no index.html.
         json: Print the result as JSON.
 
     Returns:
@@ -47,7 +43,7 @@ def reproduce(
         raise ArgumentError(
             "--runs must be given: the folder in which convattn train has made its runs, for instance runs"
         )
-    require_packages("matplotlib", "pyarrow", "jinja2")
+    require_packages("matplotlib", "pyarrow")
     from convattn.lab.reproduction import TARGETS
     from convattn.lab.reproduction import reproduce as make
 
@@ -55,11 +51,6 @@ def reproduce(
     names = list(TARGETS) if target == "all" else [target]
     result = make(names, runs, folder, scale=scale, data=data)
     files = [folder / file for item in result.targets for file in item.files]
-    if not no_view:
-        from convattn.lab.network_pages import write_views
-
-        index = write_views(result, folder)
-        files += [] if index is None else [index]
     wrote = "\n".join(f"wrote {file}" for file in files) if files else "nothing was made"
     print_record(result, f"{result.summary()}\n{wrote}", json=json)
     return 0 if result.complete else 1

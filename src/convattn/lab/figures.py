@@ -1,15 +1,14 @@
-"""Figures of conversions and of trained heads; every figure is written whole or not at all."""
+"""Figures of trained heads; every figure is written whole or not at all."""
 
 import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64, UInt8
+from jaxtyping import Float
 
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.files import write_atomically
@@ -89,151 +88,11 @@ def add_ellipse(
     panel.add_patch(Ellipse(centre, *axes, **style))
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """A convolution and the attention layer made from it, on one photograph."""
-
-    photograph: Float[np.ndarray, "rows cols 3"]  # Red, green, blue in [0, 1]
-    names: Sequence[str]  # What each output shows
-    kernels: Float[
-        np.ndarray, "outputs kernel_rows kernel_cols"
-    ]  # On grey pixels: summed over the input's channels
-    convolution: Float64[np.ndarray, "outputs rows cols"]  # The convolution's outputs
-    attention: Float[np.ndarray, "outputs rows cols"]  # The attention layer's outputs
-    heads: Float[
-        np.ndarray, "heads key_rows key_cols"
-    ]  # Attention of one query in the middle; keys around it
-    sharpness: float | None  # α of the heads, in 1/pixel²; None of hard heads
-    unit: float  # What rounding changes an output by, in units of the outputs
-
-
-def convolution_and_attention(path: str | os.PathLike[str], comparison: Comparison) -> Path:
-    """Draws photograph, attention of one pixel, and for each output kernel, convolution, attention and difference."""
-    outputs = len(comparison.names)
-    heights = (2.6, 1.65 * outputs + 0.2)
-    with figure_files([path], (11, sum(heights))) as figure:
-        top, below = figure.subfigures(2, 1, height_ratios=heights)
-        _draw_photograph(top, comparison)
-        axes = below.subplots(outputs, 4, squeeze=False, width_ratios=[0.66, 1, 1, 1])
-        for panel, title in zip(
-            axes[0], ("kernel", "convolution", "attention", "attention − convolution"), strict=True
-        ):
-            panel.set_title(title)
-        differences = comparison.attention - comparison.convolution
-        limit = max(float(np.abs(differences).max()), comparison.unit)
-        scale = {"cmap": "PuOr", "vmin": -limit, "vmax": limit, "interpolation": "nearest"}
-        for output, (*row, last) in enumerate(axes):
-            _draw_output(row, comparison, output)
-            last.imshow(differences[output], **scale)
-            last.set_axis_off()
-        bar = below.colorbar(axes[0, 3].images[0], ax=axes[:, 3], aspect=40)
-        bar.set_label(f"difference (one rounding: {comparison.unit:.7f})")
-    return Path(path)
-
-
-def _draw_photograph(figure: Any, comparison: Comparison) -> None:
-    """Draws the photograph, and where the query in the middle attends: its first head, and all heads together."""
-    photograph, one, mean = figure.subplots(1, 3, width_ratios=[1.55, 1, 1])
-    photograph.imshow(comparison.photograph)
-    photograph.set_title("photograph")
-    photograph.set_axis_off()
-    heads, rows, cols = comparison.heads.shape
-    extent = (-cols / 2, cols / 2, rows / 2, -rows / 2)
-    kind = "hard" if comparison.sharpness is None else f"α = {comparison.sharpness:g}"
-    titles = (f"head 1 of {heads}, {kind}", f"mean of {heads} heads")
-    for panel, weights, title in zip(
-        (one, mean), (comparison.heads[0], comparison.heads.mean(0)), titles, strict=True
-    ):
-        shown = panel.imshow(weights, cmap="cividis", vmin=0, extent=extent)
-        panel.set(title=title, xlabel="column shift (pixels)", ylabel="row shift (pixels)")
-        ticks = range(-(min(rows, cols) // 4) * 2, min(rows, cols) // 2 + 1, 2)
-        panel.set(xticks=ticks, yticks=ticks)
-        figure.colorbar(shown, ax=panel, label="attention of one pixel", shrink=0.9)
-
-
-def _draw_output(panels: Sequence[Any], comparison: Comparison, output: int) -> None:
-    """Draws kernel, convolution and attention of one output; the last two share their grey scale."""
-    kernel, left, right = panels
-    weights, convolution = comparison.kernels[output], comparison.convolution[output]
-    limit = float(np.abs(weights).max())
-    kernel.imshow(weights, cmap="RdBu_r", vmin=-1.6 * limit, vmax=1.6 * limit)
-    for (row, col), weight in np.ndenumerate(weights):
-        kernel.text(
-            col, row, f"{weight:.3g}".replace("-", "−"), ha="center", va="center", fontsize=8
-        )
-    kernel.set(xticks=[], yticks=[], ylabel=comparison.names[output])
-    kernel.spines[:].set_visible(False)
-    low, high = np.quantile(convolution, [0.005, 0.995])
-    for panel, image in ((left, convolution), (right, comparison.attention[output])):
-        panel.imshow(image, cmap="gray", vmin=low, vmax=high)
-        panel.set_axis_off()
-
-
-_COLUMNS = 10
-_PANEL_OF_IMAGE = (1.1, 1.55)
-"""Width and height of an image with its words, in inches."""
-
-
-def classified_images(
-    path: str | os.PathLike[str],
-    images: UInt8[np.ndarray, "images rows cols 3"],
-    classes: Sequence[str],
-    predictions: Sequence[str],
-) -> Path:
-    """Draws images, each with the name of its class above it and of the class that a network predicts below.
-
-    Raises ArgumentError without images, or without both names for each.
-    """
-    count = len(images)
-    if not count == len(classes) == len(predictions) > 0:
-        numbers = f"{count} images, {len(classes)} classes and {len(predictions)} predictions"
-        raise ArgumentError(
-            f"there must be at least one image, and two names for each, but there are {numbers}"
-        )
-    across, down = min(count, _COLUMNS), -(-count // _COLUMNS)
-    with figure_files([path], (_PANEL_OF_IMAGE[0] * across, _PANEL_OF_IMAGE[1] * down)) as figure:
-        panels = list(figure.subplots(down, across, squeeze=False).flat)
-        for panel in panels:
-            panel.set(xticks=[], yticks=[])
-            panel.spines[:].set_visible(False)
-        for panel, image, own, predicted in zip(panels, images, classes, predictions, strict=False):
-            panel.imshow(image, interpolation="nearest")
-            panel.set_title(own)
-            right = predicted == own
-            colour, weight = (COLOURS[2], "normal") if right else (COLOURS[1], "bold")
-            panel.set_xlabel(f"{'✓' if right else '✗'} {predicted}", color=colour, weight=weight)
-    return Path(path)
-
-
 _FLATTEST = 1e-4
 """Smallest eigenvalue of Σ⁻¹ that is drawn, in 1/pixel²: its 50 % ellipse is 118 pixels long, out of sight."""
 
 _PANEL, _FRAME = 3.3, 0.4
 """Side of a panel, and what the labels of a row or column of panels take, in inches."""
-
-
-def head_moves(
-    path: str | os.PathLike[str], snapshots: Sequence[HeadSnapshot], *, columns: int = 3
-) -> Path:
-    """Draws where the heads of each layer attend at the last moment, and the moves of their centres since the first.
-
-    Around each centre are the ellipses that hold 50 % and 90 % of the attention. The mass p of the attention
-    exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) in the plane lies within (δ − Δ)ᵀ Σ⁻¹ (δ − Δ) = −2 ln(1 − p).
-    """
-    layers = sorted({snapshot.layer for snapshot in snapshots})
-    title = "heads at the end of the training, and the way of their centres from its start (○)"
-    with _sheet([path], snapshots, len(layers), columns, title) as panels:
-        for panel, layer in zip(panels, layers, strict=True):
-            moments = sorted(
-                (item for item in snapshots if item.layer == layer), key=lambda item: item.step
-            )
-            first, last = moments[0], moments[-1]
-            _draw_heads(panel, last)
-            _draw_moves(panel, first, last)
-            panel.set_title(
-                f"layer {layer + 1}: α {_sharpness_range(first)} → {_sharpness_range(last)} per pixel²"
-            )
-    return Path(path)
 
 
 def head_layers(
@@ -382,29 +241,6 @@ def _draw_paths(panel: Any, centres: Float[np.ndarray, "moments heads 2"]) -> No
             "color": colour,
         }
         panel.annotate(str(head + 1), (cols[-1], rows[-1]), **place)
-
-
-def _draw_moves(panel: Any, first: HeadSnapshot, last: HeadSnapshot) -> None:
-    """Draws a straight line from each centre at one moment, marked by a ring, to the same centre at another."""
-    for head, (start, end) in enumerate(zip(first.centres, last.centres, strict=True)):
-        colour = COLOURS[head % len(COLOURS)]
-        panel.plot([start[1], end[1]], [start[0], end[0]], color=colour, linewidth=1.5)
-        panel.plot(
-            start[1],
-            start[0],
-            color=colour,
-            marker="o",
-            markersize=6,
-            markerfacecolor="white",
-            zorder=4,
-        )
-
-
-def _sharpness_range(snapshot: HeadSnapshot) -> str:
-    """Formats the smallest and the largest sharpness of heads, α = tr Σ⁻¹ / 4."""
-    sharpness = np.trace(snapshot.precisions, axis1=1, axis2=2) / 4
-    low, high = f"{sharpness.min():.2g}", f"{sharpness.max():.2g}"
-    return low if low == high else f"{low}–{high}"
 
 
 def _legend() -> list[Any]:

@@ -1,29 +1,23 @@
-"""The pages of `demo` and `analyze` in a browser: on a phone, and in the dark."""
+"""The page of `analyze` in a browser: on a phone, and in the dark."""
 
 import pytest
 from playwright.sync_api import expect
-from tests.pretrained_cases import made_by_script
 
 from convattn.cli import main
-from convattn.lab.demonstration import demonstrate
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """The addresses of both pages, by name."""
-    place = tmp_path_factory.mktemp("written")
-    made_by_script(place)
-    (place / "demo").mkdir()
-    demonstrate(place / "demo", place / "short", tell=lambda _: None)
-    options = ["--limit", "2", "--no-controls"]
-    assert main(["analyze", "convattn:cifar10-small", "-o", str(place / "report"), *options]) == 0
-    return {name: (place / name / "index.html").as_uri() for name in ("demo", "report")}
+def report(tmp_path_factory):
+    """The address of the page."""
+    folder = tmp_path_factory.mktemp("written") / "report"
+    options = ["--limit", "2", "--no-controls", "-o", str(folder)]
+    assert main(["analyze", "convattn:cifar10-small", *options]) == 0
+    return (folder / "index.html").as_uri()
 
 
-@pytest.mark.parametrize("name", ["demo", "report"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_page_is_as_wide_as_the_screen(opened, pages, name, width):
-    page = opened(pages[name], width=width, height=844)
+def test_a_page_is_as_wide_as_the_screen(opened, report, width):
+    page = opened(report, width=width, height=844)
     for details in page.locator("details").all():
         details.locator("summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -35,15 +29,14 @@ def lightness(page, name):
     return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(","))) / 3
 
 
-@pytest.mark.parametrize("name", ["demo", "report"])
-def test_a_page_is_dark_where_the_system_is(opened, pages, name):
-    light, dark = (opened(pages[name], dark=dark) for dark in (False, True))
+def test_a_page_is_dark_where_the_system_is(opened, report):
+    light, dark = (opened(report, dark=dark) for dark in (False, True))
     assert lightness(light, "color") + 140 < lightness(light, "backgroundColor")
     assert lightness(dark, "backgroundColor") + 140 < lightness(dark, "color")
 
 
-def test_the_report_answers_first_and_folds_the_rest(opened, pages):
-    page = opened(pages["report"], width=390, height=844)
+def test_the_report_answers_first_and_folds_the_rest(opened, report):
+    page = opened(report, width=390, height=844)
     answer = page.locator(".answer")
     expect(answer).to_have_text(
         "54 of 54 heads are convolutions, on 2 images (the test set of CIFAR-10)."
