@@ -3,7 +3,7 @@
     RECIPES="sa-quadratic sa-learned sa-sinusoidal sa-distance sa-distance-table-start sa-learned-content convnet"
     convattn study $RECIPES --scale medium --set data.held_out=5000 --set training.epochs=3 --seeds 0 -o search \
         --grid optim.learning_rate=3e-4,1e-3,3e-3
-    convattn study $RECIPES --scale medium --chosen search --seeds 0,1,2 -o RUNS
+    convattn study $RECIPES --scale medium --set optim.learning_rate=1e-3 --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m evidence.encodings --runs RUNS
 
 Writes encodings-tables.md, the curves of accuracy, encodings.png, and into the folder encodings the paper's figures.

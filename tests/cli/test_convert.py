@@ -125,10 +125,7 @@ def test_attention_is_not_converted_again(tmp_path, capsys):
     assert main(["convert", str(convolution(tmp_path)), "-o", str(made)]) == 0
     capsys.readouterr()
     assert main(["convert", str(made), "-o", str(tmp_path / "again")]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"convattn: {made} holds a RelativeAttention2d, which is not a convolution of torch\n"
-    )
+    assert capsys.readouterr().err == "convattn: XXX\n"
     assert not (tmp_path / "again").exists()
 
 

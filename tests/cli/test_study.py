@@ -8,7 +8,6 @@ import pytest
 
 from convattn import load_network
 from convattn.cli import main
-from convattn.cli.study import _make_engine
 from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_record import StudyRecord
 from convattn.provenance import RunRecord
@@ -108,12 +107,20 @@ def test_mistakes_are_told_before_anything_runs(capsys, words, message):
     assert not Path("study").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "address", "kind"), [("ray", "auto", RayEngine), ("local", None, LocalEngine)]
-)
-def test_engine_has_what_was_asked_for_and_reports_on_standard_error(capsys, name, address, kind):
-    engine = _make_engine(name, 3, 5, address)
-    assert type(engine) is kind
-    assert (engine.workers, engine.threads, getattr(engine, "address", None)) == (3, 5, address)
-    engine.tell("started")
-    assert capsys.readouterr() == ("", "started\n")
+def test_the_engine_has_what_was_given_and_reports_on_standard_error(monkeypatch, capsys):
+    engines = []
+
+    def note(*_, engine, **__):
+        engines.append(engine)
+        engine.tell("started")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convattn.lab.study", note)
+    words = ["study", "convnet", "--workers", "3", "--threads", "5"]
+    assert main(words) == 130
+    assert main([*words, "--engine", "ray", "--address", "auto"]) == 130
+    local, ray = engines
+    assert (type(local), type(ray), ray.address) == (LocalEngine, RayEngine, "auto")
+    assert [(engine.workers, engine.threads) for engine in engines] == [(3, 5), (3, 5)]
+    out, err = capsys.readouterr()
+    assert (out, err.count("started\n")) == ("", 2)

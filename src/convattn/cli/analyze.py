@@ -3,8 +3,9 @@
 from functools import partial
 from pathlib import Path
 
+from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record, require_images
+from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be, require_packages
 

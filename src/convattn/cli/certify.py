@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.convert import EXIT_CODES, read_images, require_measured
+from convattn.cli.convert import EXIT_CODES
+from convattn.cli.image_options import DEFAULT_IMAGES, ImageOptions
 from convattn.cli.network_options import DEFAULTS, NetworkOptions, read_value
-from convattn.cli.output import WholeNumber, key_values, print_record
+from convattn.cli.output import key_values, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
 
@@ -19,9 +20,7 @@ def certify(  # noqa: PLR0913 - the options of the command
     /,
     *,
     network: NetworkOptions = DEFAULTS,
-    images: Path | None = None,
-    limit: WholeNumber | None = None,
-    shape: str | None = None,
+    images: ImageOptions = DEFAULT_IMAGES,
     runtime: Literal["onnxruntime", "openvino"] | None = None,
     option: Annotated[tuple[str, ...], Parameter(name="--option")] = (),
     tolerance: float | None = None,
@@ -38,11 +37,7 @@ def certify(  # noqa: PLR0913 - the options of the command
         original: timm:NAME, torchvision:NAME, hf:OWNER/MODEL, convattn:NAME, or the folder of a network or a run.
         other: An .onnx file, an .xml file of OpenVINO, or the folder of a network.
         network: Which weights the original has.
-        images: Images on which to compare: a folder of pictures, a .parquet or a .npy file, as for `convattn analyze`.
-            Without it networks that were trained on CIFAR-10 or digits are compared on test images, and others on one
-            image of random numbers, where nothing is called close.
-        limit: How many of the images to take, in the order of their names or rows. Default: 16.
-        shape: Shape of an image of random numbers, to compare them on one, for instance 3,224,224.
+        images: On which images they are compared.
         runtime: What runs a file. Default: onnxruntime for .onnx, openvino for .xml.
         option: KEY=VALUE, a property for OpenVINO, for instance INFERENCE_PRECISION_HINT=bf16, or an argument of ONNX
             Runtime's session; the value is JSON or text. May be given more than once. Default: on the CPU, in float32.
@@ -61,29 +56,30 @@ def certify(  # noqa: PLR0913 - the options of the command
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1), without --exact", tolerance))
     if not Path(other).exists():
         raise ArgumentError(f"there is no file or folder {other!r} to compare")
-    sizes = require_measured(images, limit, shape)
+    images.check()
+    options = {key: read_value(text) for key, text in key_values(option, "--option").items()}
     from convattn.convert import certify as compare
     from convattn.convert.certificate import CLOSE
 
-    given: dict[str, Any] = {
-        key: read_value(text) for key, text in key_values(option, "--option").items()
-    }
-    with one_thread(images is None):
+    with one_thread(images.path is None):
         loaded = network.load(original)
-        second: Any = (
-            NetworkOptions(no_verify=network.no_verify).load(other).network
-            if Path(other).is_dir()
-            else other
-        )
-        pixels, words, random = read_images(loaded, images, limit, sizes)
-        if random and tolerance is not None:
+        second: Any = other
+        if Path(other).is_dir():
+            second = NetworkOptions(no_verify=network.no_verify).load(other).network
+        on = images.read(loaded)
+        if on.random and tolerance is not None:
             raise ArgumentError(
                 "--tolerance needs images: nothing is called close on random numbers"
             )
-        close = None if exact or random else tolerance or CLOSE
+        largest = None if exact or on.random else tolerance or CLOSE
         certificate = compare(
-            loaded.network, second, pixels, runtime=runtime, options=given or None, tolerance=close
+            loaded.network,
+            second,
+            on.prepared,
+            runtime=runtime,
+            options=options or None,
+            tolerance=largest,
         )
-    certificate = replace(certificate, images=words)
+    certificate = replace(certificate, images=on.words)
     print_record(certificate, certificate.summary(), json=json)
     return EXIT_CODES[certificate.verdict]

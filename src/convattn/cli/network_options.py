@@ -37,64 +37,55 @@ class NetworkOptions:
     arguments: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
     no_verify: bool = False
 
-    def given(self) -> dict[str, object]:
-        """Returns the options of a network of another library, by their names."""
-        choices = {
+    def by_name(self) -> dict[str, object]:
+        """Returns the options of a network that is built, by their names."""
+        return {
             "--weights": self.weights,
             "--pretrained": self.pretrained,
             "--random-weights": self.random_weights,
+            "--set": self.arguments,
         }
-        return {**choices, "--set": self.arguments}
 
     def load(self, source: str) -> "LoadedNetwork":
-        """Builds or loads a network."""
-        arguments = key_values(self.arguments, "--set")
-        given = [name for name, value in self.given().items() if value]
-        if Path(source).is_dir() or ":" not in source:
-            return self._load_folder(source, given)
-        from convattn.networks.pretrained import pretrained_names
-        from convattn.networks.source import NETWORKS, split_source
-
-        home, name = split_source(source)
-        if home == "convattn" and name not in NETWORKS:
-            if name not in pretrained_names():
-                raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
-            return self._load_folder(source, given)
-        chosen = [name for name in given if name != "--set"]
-        if len(chosen) != 1:
-            found = f"{' and '.join(chosen)} are given" if chosen else "none is given"
-            raise ArgumentError(
-                f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
-                f" --random-weights, but {found}"
-            )
-        return self._build(source, {key: read_value(text) for key, text in arguments.items()})
+        """Loads a saved network, or builds one of another library."""
+        if _is_saved(source):
+            return self._load_folder(source)
+        return self._build(source)
 
     def loader(self, sources: Sequence[str]) -> "Callable[[str], LoadedNetwork]":
         """Returns what loads each of several networks.
 
         The options of weights are for those that are built; if none is, they are refused.
         """
+        saved = [source for source in sources if _is_saved(source)]
+        if len(saved) == len(sources):
+            return self.load
         bare = NetworkOptions(no_verify=self.no_verify)
-        built = [source for source in sources if not _is_saved(source)]
-        return lambda source: (bare if built and source not in built else self).load(source)
 
-    def _load_folder(self, source: str, given: Sequence[str]) -> "LoadedNetwork":
-        """Loads a saved network; options `given` for networks of other libraries are refused."""
-        from convattn.networks.loading import load_with_source
+        def load(source: str) -> "LoadedNetwork":
+            options = bare if source in saved else self
+            return options.load(source)
+
+        return load
+
+    def _load_folder(self, source: str) -> "LoadedNetwork":
+        """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.pretrained import network_folder
+        from convattn.networks.loading import load_with_source
         from convattn.networks.source import is_timm_name
 
         folder = network_folder(source)
         if not folder.is_dir():
             hint = f"; did you mean timm:{source}?" if is_timm_name(source) else ""
             raise ArgumentError(f"there is no folder {source!r}{hint}")
-        if given:
-            raise ArgumentError(
-                f"{given[0]} is for a network of another library; {source} has its own"
-            )
+        for name, value in self.by_name().items():
+            if value:
+                raise ArgumentError(
+                    f"{name} is for a network of another library; {source} has its own"
+                )
         return load_with_source(folder, verify=not self.no_verify)
 
-    def _build(self, source: str, options: dict[str, Any]) -> "LoadedNetwork":
+    def _build(self, source: str) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn."""
         import torch
 
@@ -102,20 +93,43 @@ class NetworkOptions:
         from convattn.networks.loading import LoadedNetwork
         from convattn.networks.tensors import load_weights
 
+        arguments = key_values(self.arguments, "--set")
+        options = {key: read_value(text) for key, text in arguments.items()}
+        self._require_one_origin(source)
         torch.manual_seed(0)
         network = create_network(source, options, pretrained=self.pretrained).eval()
         if self.weights is not None:
             load_weights(network, self.weights)
         return LoadedNetwork(network, source, options, None, self.random_weights)
 
+    def _require_one_origin(self, source: str) -> None:
+        """Raises ArgumentError unless exactly one option says which weights a network has."""
+        given = [name for name, value in self.by_name().items() if value and name != "--set"]
+        if len(given) == 1:
+            return
+        words = f"{' and '.join(given)} are given" if given else "none is given"
+        raise ArgumentError(
+            f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
+            f" --random-weights, but {words}"
+        )
+
 
 def _is_saved(source: str) -> bool:
-    """Whether a network comes with its weights: from a folder, or from this package."""
-    from convattn.networks.pretrained import pretrained_names
-    from convattn.networks.source import HOMES
+    """Tells whether a network comes with its weights: from a folder, or from this package.
 
-    home, _, name = source.partition(":")
-    return home not in HOMES or (home == "convattn" and name in pretrained_names())
+    Raises UnknownNameError if this package has none of that name.
+    """
+    from convattn.networks.pretrained import pretrained_names
+    from convattn.networks.source import NETWORKS
+
+    home, colon, name = source.partition(":")
+    if Path(source).is_dir() or not colon:
+        return True
+    if home != "convattn" or name in NETWORKS:
+        return False
+    if name not in pretrained_names():
+        raise UnknownNameError("network", name, [*pretrained_names(), *NETWORKS])
+    return True
 
 
 def read_value(text: str) -> Any:

@@ -1,7 +1,6 @@
 """What commands share: options and printing."""
 
 from collections.abc import Iterable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,35 +23,25 @@ OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
 
 
-def first_free(folder: Path) -> Path:
-    """Returns the path, or the first of PATH-2, PATH-3, … that does not exist or is an empty folder.
+def first_free(path: Path, ending: str = "") -> Path:
+    """Returns the path with an ending, or the first of PATH-2, PATH-3, … that does not exist or is an empty folder.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place:
-        ...     _ = (Path(place) / "demo").write_text("taken")
-        ...     first_free(Path(place) / "demo").name
-        'demo-2'
+        ...     _ = (Path(place) / "demo.html").write_text("taken")
+        ...     first_free(Path(place) / "demo", ".html").name
+        'demo-2.html'
     """
-    names = (
-        folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        for number in count(1)
-    )
-    return next(
-        path for path in names if not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    )
+    free, number = path.with_name(f"{path.name}{ending}"), 1
+    while free.exists() and not _is_empty_folder(free):
+        number += 1
+        free = path.with_name(f"{path.name}-{number}{ending}")
+    return free
 
 
-def require_images(path: Path | None, source: str = "") -> None:
-    """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
-
-    What a network of timm, torchvision or hf: was trained on does not come with it; the source is named to find that
-    out before weights are fetched.
-    """
-    if path is not None and not path.exists():
-        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
-    if path is None and source.startswith(("timm:", "torchvision:", "hf:")):
-        raise ArgumentError(f"--images must be given for {source}")
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def key_values(texts: Iterable[str], option: str) -> dict[str, str]:

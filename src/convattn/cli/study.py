@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from convattn.cli.output import OutputOrDefault, WholeNumber, key_values, print_record
 from convattn.errors import ArgumentError, must_be
-
-if TYPE_CHECKING:
-    from convattn.lab.study_engines import Engine
 
 
 def study(  # noqa: PLR0913  (each is an option of the command)
@@ -22,7 +19,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     overrides: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
     grid: tuple[str, ...] = (),
     baseline: str | None = None,
-    chosen: Path | None = None,
     output: OutputOrDefault = None,
     workers: WholeNumber | None = None,
     threads: WholeNumber | None = None,
@@ -45,8 +41,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
         baseline: Recipe or variant with which the others are compared. Default: the first.
-        chosen: Folder of an earlier study with --set data.held_out=N and a --grid; each recipe takes the values of its
-            best variant there.
         output: Folder of the study. Default: study. With --engine ray every node must see it under the same path.
         workers: Runs at a time. Default: 1; with --engine ray as many as the cluster has room for.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
@@ -59,32 +53,29 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     Returns:
         0, or 1 if a run failed.
     """
-    keys = [text.partition("=")[0] for text in grid]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ArgumentError(
-                f"--grid {key} is given more than once: give all of its values at once"
-            )
-    numbers, changes, variants = (
-        _read_seeds(seeds),
-        key_values(overrides, "--set"),
-        key_values(grid, "--grid"),
-    )
+    if address is not None and engine != "ray":
+        raise ArgumentError("--address needs --engine ray")
+    seed_numbers = _read_seeds(seeds)
+    changes = key_values(overrides, "--set")
+    variants = _read_grid(grid)
     folder = Path("study") if output is None else output
-    made = _make_engine(engine, workers, threads, address)
     from convattn.lab import study as run_study
+    from convattn.lab.study_engines import LocalEngine, RayEngine
 
+    if engine == "ray":
+        runner = RayEngine(workers=workers, threads=threads, tell=_say, address=address)
+    else:
+        runner = LocalEngine(workers=workers, threads=threads, tell=_say)
     try:
         record = run_study(
             recipes,
             output=folder,
-            seeds=numbers,
+            seeds=seed_numbers,
             scale=scale,
             overrides=changes,
-            grid={key: value.split(",") for key, value in variants.items()},
+            grid=variants,
             baseline=baseline,
-            chosen=chosen,
-            engine=made,
+            engine=runner,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -96,21 +87,8 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     return 1 if record.failures else 0
 
 
-def _make_engine(
-    name: str, workers: int | None, threads: int | None, address: str | None
-) -> "Engine":
-    """Makes the engine that carries out the runs; it reports on standard error."""
-
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    if address is not None and name != "ray":
-        raise ArgumentError("--address needs --engine ray")
-    from convattn.lab.study_engines import LocalEngine, RayEngine
-
-    if name == "ray":
-        return RayEngine(workers=workers, threads=threads, tell=tell, address=address)
-    return LocalEngine(workers=workers, threads=threads, tell=tell)
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _read_seeds(text: str) -> list[int]:
@@ -118,3 +96,16 @@ def _read_seeds(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise ArgumentError(must_be("--seeds", "whole numbers separated by commas", text)) from None
+
+
+def _read_grid(texts: tuple[str, ...]) -> dict[str, list[str]]:
+    """Reads the values of each key that varies."""
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        for key, values in key_values([text], "--grid").items():
+            if key in grid:
+                raise ArgumentError(
+                    f"--grid {key} is given more than once: give all of its values at once"
+                )
+            grid[key] = values.split(",")
+    return grid

@@ -1,0 +1,127 @@
+"""The options that say on which images networks are compared."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from cyclopts import Parameter
+
+from convattn.cli.output import WholeNumber
+from convattn.errors import ArgumentError, MissingDependencyError, must_be
+from convattn.wording import counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from convattn.networks.loading import LoadedNetwork
+
+_COUNT = 16
+"""Default number of images."""
+
+
+class ComparisonImages(NamedTuple):
+    """Images on which networks are compared."""
+
+    prepared: "Tensor"  # (images, channels, rows, cols)
+    words: str  # What they are
+    random: bool  # Whether they are random numbers
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ImageOptions:
+    """On which images networks are compared.
+
+    Attributes:
+        path: Images on which to compare the networks: a folder of pictures, a .parquet or a .npy file, as for
+            `convattn analyze`. Without it networks that were trained on CIFAR-10 or digits are compared on test
+            images, and others on one image of random numbers, where nothing is called close.
+        limit: How many of the images to take, in the order of their names or rows. Default: 16.
+        shape: Shape of an image of random numbers, to compare them on one, for instance 3,224,224. Default, where there
+            are no other images: the network's own.
+    """
+
+    path: Annotated[Path | None, Parameter(name="--images")] = None
+    limit: WholeNumber | None = None
+    shape: str | None = None
+
+    def by_name(self) -> dict[str, object]:
+        """Returns the options by their names."""
+        return {"--images": self.path, "--limit": self.limit, "--shape": self.shape}
+
+    def check(self) -> None:
+        """Raises ArgumentError on a mistake in the options."""
+        require_images(self.path)
+        if self.path is not None and self.shape is not None:
+            raise ArgumentError(
+                "--shape cannot be given with --images: it is the shape of an image of random numbers"
+            )
+        if self.limit is not None and self.shape is not None:
+            raise ArgumentError(
+                "--limit cannot be given with --shape, which asks for one image of random numbers"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise ArgumentError(must_be("--limit", "at least 1", self.limit))
+        self._sizes()
+
+    def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
+        """Reads the images, takes those of the network's own test set, or draws one."""
+        from convattn.networks.images import draw_images, own_images
+
+        count, reason = self.limit or _COUNT, ""
+        if self.path is not None:
+            return self._read_files(self.path, loaded, count)
+        if self.shape is None:
+            try:
+                own = own_images(loaded.folder, count)
+            except MissingDependencyError as missing:
+                own, reason = None, f", in place of test images: {missing}"
+            if own is not None:
+                prepared = own.prepared.to(next(loaded.network.parameters()))
+                return ComparisonImages(prepared, f"{_images(prepared)} of {own.what}", False)
+        if self.limit is not None:
+            raise ArgumentError(
+                "--limit needs --images: it is the number of images to take from there"
+            )
+        drawn = draw_images(loaded.network, self._sizes())
+        words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
+        return ComparisonImages(drawn, words, True)
+
+    def _read_files(self, path: Path, loaded: "LoadedNetwork", count: int) -> ComparisonImages:
+        from convattn.networks.images import open_images, preparation, stack_images
+
+        prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
+        images = stack_images(open_images(path, prepare, limit=count), path)
+        prepared = images.to(next(loaded.network.parameters()))
+        return ComparisonImages(prepared, f"{_images(prepared)} of {path.resolve().name}", False)
+
+    def _sizes(self) -> tuple[int, ...] | None:
+        """Returns the sizes in `shape`."""
+        if self.shape is None:
+            return None
+        parts = self.shape.split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            expected = "whole numbers separated by commas, for instance 3,224,224"
+            raise ArgumentError(must_be("--shape", expected, self.shape))
+        return tuple(map(int, parts))
+
+
+def _images(prepared: "Tensor") -> str:
+    return counted(len(prepared), "image")
+
+
+DEFAULT_IMAGES = ImageOptions()
+"""The options when none is given."""
+
+
+def require_images(path: Path | None, source: str = "") -> None:
+    """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
+
+    What a network of timm, torchvision or hf: was trained on does not come with it; the source is named to find that
+    out before weights are fetched.
+    """
+    if path is not None and not path.exists():
+        raise ArgumentError(must_be("--images", "a folder or a file that exists", str(path)))
+    if path is None and source.startswith(("timm:", "torchvision:", "hf:")):
+        raise ArgumentError(f"--images must be given for {source}")
