@@ -64,10 +64,11 @@ def find_error(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: Ele
 
 def write_live_page(app: Sphinx, error: Exception | None) -> None:
     """Writes the interactive page that the front page shows, unless it is there."""
-    folder = Path(app.outdir) / "live"
-    if error is None and app.builder.format == "html" and not (folder / "index.html").exists():
+    page = Path(app.outdir) / "live" / "index.html"
+    if error is None and app.builder.format == "html" and not page.exists():
+        page.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "convattn", "view", "convattn:cifar10-small", "--limit", "6"]
-        subprocess.run([*command, "--output", str(folder)], check=True)
+        subprocess.run([*command, "--output", str(page), "--json"], check=True)
 
 
 def setup(app: Sphinx) -> None:

@@ -152,7 +152,8 @@ def drag_nothing(page: Any) -> list[Frame]:
 def measure(browser: Any, folder: Path) -> tuple[dict[str, Any], float]:
     """Measures everything; returns the times by name, and the size of the trained network's page in MB."""
     pages = {
-        name: write_page(scene, folder / f"{n}") for n, (name, scene) in enumerate(scenes().items())
+        name: write_page(scene, folder / f"{n}.html")
+        for n, (name, scene) in enumerate(scenes().items())
     }
     first, second, trained = pages
     pages["empty"] = folder / "empty.html"

@@ -156,7 +156,7 @@ def layer(tmp_path):
 
 
 def test_what_nothing_builds_anew_has_no_untrained_copy(layer, images):
-    told = "--compare untrained builds the network anew, and nothing says what builds a RelativeAttention2d"
+    told = "untrained builds the network anew, and nothing says what builds a RelativeAttention2d"
     with pytest.raises(ArgumentError, match=told):
         _gather(layer, images=images, limit=1, compare=["untrained"])
 

@@ -23,8 +23,7 @@ def _exhibit(name="network"):
 
 
 def _page(*exhibits, **options):
-    scene = build_scene(exhibits, **options)
-    return page_html(scene.header["title"], scene=scene.to_bytes())
+    return page_html(build_scene(exhibits, **options))
 
 
 def test_a_network_without_images_is_refused():

@@ -12,7 +12,7 @@ from tests.viewer.node import run_node
 
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d
-from convattn.viewer import Exhibit, build_scene, write_page
+from convattn.viewer import Exhibit, Scene, build_scene, write_page
 from convattn.viewer import page as module_file
 from convattn.viewer.page import _stripped, joined_module, page_html
 
@@ -124,12 +124,8 @@ def test_the_page_asks_for_nothing(tmp_path):
         Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)),
         title="<b>{{style}}",
     )
-    page = write_page(scene, tmp_path / "page")
+    page = write_page(scene, tmp_path / "page.html")
     text = page.read_text(encoding="utf-8")
-    assert sorted(file.name for file in page.parent.iterdir()) == [
-        "index.html",
-        "scene.safetensors",
-    ]
     asking = ("src", "srcset", "action", "data", "poster")
     for tag, attributes in _Tags(text).found:
         assert not set(asking) & set(attributes), tag
@@ -140,22 +136,19 @@ def test_the_page_asks_for_nothing(tmp_path):
     assert "url(" not in text.replace("url(#", "")
     inside = re.search(r'id="convattn-scene">([^<]*)<', text)
     assert inside
-    assert base64.b64decode(inside[1]) == (page.parent / "scene.safetensors").read_bytes()
+    assert base64.b64decode(inside[1]) == scene.to_bytes()
     assert "default-src 'none'" in text
 
 
-def test_a_page_replaces_nothing(tmp_path):
-    scene = build_scene(Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)))
-    (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ArgumentError, match="folder must be new or empty"):
-        write_page(scene, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+def test_a_page_is_written_into_a_folder_that_is_there(tmp_path):
+    with pytest.raises(ArgumentError, match="path must be a file in a folder that exists"):
+        write_page(Scene({"title": "none"}, {}), tmp_path / "none" / "page.html")
 
 
 def test_every_step_of_the_tour_has_texts():
     names = [
         attributes["data-tour"]
-        for tag, attributes in _Tags(page_html("tour")).found
+        for tag, attributes in _Tags(page_html(Scene({"title": "tour"}, {}))).found
         if tag == "template" and attributes["data-name"]
     ]
     assert names[-1] == "end"
@@ -164,9 +157,5 @@ def test_every_step_of_the_tour_has_texts():
     }
 
 
-def test_a_page_without_a_scene_has_none():
-    assert 'convattn-scene">' not in page_html("empty")
-
-
 def test_a_title_that_is_no_text_is_written():
-    assert "<title>runs/?</title>" in page_html("runs/\udcff")
+    assert "<title>runs/?</title>" in page_html(Scene({"title": "runs/\udcff"}, {}))

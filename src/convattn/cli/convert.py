@@ -10,7 +10,7 @@ from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOp
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
 from convattn.cli.output import Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 
 if TYPE_CHECKING:
     from convattn.convert.certificate import Certificate, NetworkCertificate
@@ -193,15 +193,25 @@ def _convert_layer(
     source: Path, to: str, options: dict[str, Any], target: _Target, *, verify: bool
 ) -> int:
     """Converts a layer, writes it if its verdict allows that, and returns the exit code."""
-    from convattn.convert import attention_to_conv, conv_to_attention, load_layer, save_layer
+    from convattn.convert import (
+        SUPPORTED_CONVOLUTIONS,
+        attention_to_conv,
+        conv_to_attention,
+        load_layer,
+        save_layer,
+    )
     from convattn.files import require_new_folder
 
     require_new_folder(target.output, "--output")
     layer = load_layer(source, verify=verify)
     if to == "conv":
         converted, certificate = attention_to_conv(layer, **options)
+    elif type(layer) in SUPPORTED_CONVOLUTIONS:
+        converted, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]
     else:
-        converted, certificate = conv_to_attention(layer, **options)  # type: ignore[arg-type]  # it names what it refuses
+        raise UnsupportedModelError(
+            f"{source} holds a {type(layer).__name__}, which is not a convolution of torch"
+        )
     if target.accepts(certificate):
         save_layer(converted, target.output, certificate=certificate)
     return target.finish(certificate)

@@ -93,9 +93,7 @@ def _run(folder: Path) -> "tuple[NetworkCertificate, HeadReport]":
 
     loaded = DEFAULTS.load(NETWORK)
     images = require_own_images(loaded.folder, NETWORK, 20).prepared
-    convolutions, certificate = network_to_conv(
-        loaded.network, images=images, borders="exact"
-    )
+    convolutions, certificate = network_to_conv(loaded.network, images=images, borders="exact")
     save_network(convolutions, folder / "convolutions", certificate=certificate)
     report = analyze(loaded.network, images, controls=(), progress=False)
     report.save(folder / "report.json")

@@ -70,8 +70,8 @@ class NetworkOptions:
 
     def _load_folder(self, source: str) -> "LoadedNetwork":
         """Loads a saved network; options for networks of other libraries are refused."""
-        from convattn.networks.pretrained import network_folder
         from convattn.networks.loading import load_with_source
+        from convattn.networks.pretrained import network_folder
         from convattn.networks.source import is_timm_name
 
         folder = network_folder(source)

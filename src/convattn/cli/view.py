@@ -1,22 +1,15 @@
 """`convattn view`: the interactive page of a network."""
 
 import webbrowser
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
+from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import OutputOrDefault, WholeNumber, print_record, require_images
+from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
-
-if TYPE_CHECKING:
-    from convattn.viewer.exhibition import Exhibition
 
 
 @dataclass(frozen=True)
@@ -27,14 +20,6 @@ class WrittenPage(Record):
     bytes: int  # Its size
     images: int  # Number of images
     networks: tuple[str, ...]  # Titles of the networks
-
-
-@dataclass(frozen=True)
-class ServedPage(Record):
-    """A page that is served."""
-
-    title: str  # Its title
-    address: str  # Where it is
 
 
 def view(  # noqa: PLR0913 - the options of the command
@@ -49,19 +34,14 @@ def view(  # noqa: PLR0913 - the options of the command
     compare: tuple[str, ...] = (),
     kernel_size: WholeNumber | None = None,
     report: Path | None = None,
-    host: str | None = None,
-    port: WholeNumber | None = None,
-    open_: Annotated[bool, Parameter(name="--open")] = False,
     json: bool = False,
 ) -> int:
-    """Look at the attention of a network: an interactive page, which needs no network connection.
+    """Look at the attention of a network: write an interactive page, and open it in the browser.
 
-    Without --output a server on this machine shows the page until Ctrl-C. With --output the page is written: the
-    folder gets index.html, which opens from the disk with everything inside, and scene.safetensors, the same as
-    numbers. Heads that attend by displacement alone are computed in the page, and networks of this library that are
-    made of them run in it, also on an image that you drop on the page. The maps of other networks are stored, so
-    that a page of many images is large. A network of timm, torchvision or hf: needs --weights, --pretrained or
-    --random-weights.
+    The page is one file with everything inside, and needs no network connection. Heads that attend by displacement
+    alone are computed in the page, and networks of this library that are made of them run in it, also on an image that
+    you drop on the page. The maps of other networks are stored, so that a page of many images is large. A network of
+    timm, torchvision or hf: needs --weights, --pretrained or --random-weights.
 
     Args:
         source: timm:NAME, torchvision:NAME, hf:NAME for OWNER/MODEL on the Hugging Face Hub or a folder that
@@ -72,7 +52,8 @@ def view(  # noqa: PLR0913 - the options of the command
             configuration says. Networks that were trained on CIFAR-10 or digits need none: test images come with the
             packages, twenty of CIFAR-10.
         network: Which weights the network has.
-        output: Folder to make; it must be new or empty. Default: none, but a server.
+        output: File to write; it must not exist. Default: view.html, or the first of view-2.html, view-3.html, … that
+            is free.
         limit: How many of the images to take, in the order of their names. Default: 8, or 20 without
             --images.
         layer: Name of a layer to show; may be given more than once. Default: all.
@@ -81,16 +62,13 @@ def view(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps along each axis of the convolutions that --compare converted makes. Default: 3; heads that are
             taps already keep their kernel.
         report: Folder or report.json of `convattn analyze` on this network, whose numbers the page shows.
-        host: Address at which the server listens; 0.0.0.0 lets other machines in. Default: 127.0.0.1, this machine.
-        port: Port at which the server listens; 0 takes any that is free. Default: 8017.
-        open_: Open the page in the browser.
-        json: Print where the page is as JSON.
+        json: Print where the page is as JSON, and do not open it.
 
     Returns:
         0.
 
     Raises:
-        ArgumentError: The output folder holds something, or an option has a wrong value.
+        ArgumentError: The output file exists, or an option has a wrong value.
     """
     for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
         if value is not None and value < 1:
@@ -99,66 +77,42 @@ def view(  # noqa: PLR0913 - the options of the command
         raise ArgumentError(
             "--kernel-size needs --compare converted: it is of the convolutions made for that"
         )
-    if output is not None and (host, port) != (None, None):
-        raise ArgumentError(
-            "--host and --port are of the server, which --output does without: leave them or it out"
-        )
+    if output is not None:
+        _require_new_file(output)
+    page = output or first_free(Path("view"), ".html")
     require_images(images, source)
-    from convattn.files import require_new_folder
+    from convattn.viewer import build_scene, write_page
     from convattn.viewer.exhibition import gather
 
-    load = network.loader([source, *compare])
-    collect = partial(gather, source, images, load=load, limit=limit, layers=layer, compare=compare)
-    collect = partial(collect, kernel_size=kernel_size, report=report)
-    if output is None:
-        return _serve(collect, host, port, open_=open_, json=json)
-    from convattn.viewer import build_scene, write_page
-
-    require_new_folder(output, "--output")
     with one_thread():
-        shown = collect()
-        scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels)
-        page = write_page(scene, output)
-    if open_:
-        webbrowser.open(page.absolute().as_uri())
-    networks = tuple(network["title"] for network in scene.header["networks"])
-    written = WrittenPage(str(page), page.stat().st_size, len(scene.header["images"]), networks)
-    print_record(written, f"wrote {output} ({written.bytes / 1e6:.1f} MB); open {page}", json=json)
-    return 0
-
-
-def _serve(
-    collect: Callable[[], "Exhibition"],
-    host: str | None,
-    port: int | None,
-    *,
-    open_: bool,
-    json: bool,
-) -> int:
-    """Shows networks from a server until Ctrl-C."""
-    from convattn.viewer import build_scene
-    from convattn.viewer.server import LARGEST, listening, serve
-
-    with (
-        listening("127.0.0.1" if host is None else host, 8017 if port is None else port) as opened,
-        one_thread(),
-    ):
-        shown = collect()
-        scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels, largest=LARGEST)
-        title, address = (
-            scene.header["title"],
-            _address(*opened.getsockname()[:2]),
-        )  # names of hosts are refused
-        print_record(ServedPage(title, address), f"{title} at {address} (Ctrl-C stops)", json=json)
-        if open_:
-            webbrowser.open(address)
-        serve(scene, opened)
+        exhibition = gather(
+            source,
+            images,
+            load=network.loader([source, *compare]),
+            limit=limit,
+            layers=layer,
+            compare=compare,
+            kernel_size=kernel_size,
+            report=report,
+        )
+        scene = build_scene(exhibition.exhibits, names=exhibition.names, labels=exhibition.labels)
+        write_page(scene, page)
+    titles = tuple(network["title"] for network in scene.header["networks"])
+    written = WrittenPage(str(page), page.stat().st_size, len(scene.header["images"]), titles)
+    print_record(written, f"wrote {page} ({written.bytes / 1e6:.1f} MB)", json=json)
     if not json:
-        print("stopped")
+        open_page(page)
     return 0
 
 
-def _address(host: str, port: int) -> str:
-    """Returns the address of the page; a host that stands for all of this machine's is reached at this machine."""
-    near = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
-    return f"http://[{near}]:{port}/" if ":" in near else f"http://{near}:{port}/"
+def _require_new_file(path: Path) -> None:
+    """Raises ArgumentError if a file that is to be written exists, or its folder does not."""
+    if path.exists():
+        raise ArgumentError(must_be("--output", "a file that does not exist", str(path)))
+    if not path.parent.is_dir():
+        raise ArgumentError(must_be("--output", "in a folder that exists", str(path)))
+
+
+def open_page(page: Path) -> None:
+    """Opens a page in the browser; where there is none, nothing happens."""
+    webbrowser.open(page.absolute().as_uri())

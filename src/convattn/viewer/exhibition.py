@@ -93,13 +93,13 @@ def gather(
             exhibits.append(converted(first, kernel_size))
         elif ":" not in what and not Path(what).is_dir():
             raise ArgumentError(
-                must_be("--compare", "untrained, converted, or a network such as a folder", what)
+                must_be("compare", "untrained, converted, or a network such as a folder", what)
             )
         else:
             other = load(what)
             if images is None and trained_on(other.folder) != trained_on(loaded.folder):
                 told = f"nothing says that {_title(what)} and {first.title} were trained on the same data"
-                raise ArgumentError(f"--images must be given: {told}")
+                raise ArgumentError(f"images must be given: {told}")
             name = f"{_title(what)} {len(exhibits) + 1}"
             made = _exhibit(what, other, _open(what, other, images, limit), name)
             exhibits.append(_beside(first, made))
@@ -164,7 +164,7 @@ def _draw(loaded: LoadedNetwork) -> nn.Module:
     if loaded.source is None:
         kind = type(loaded.network).__name__
         raise ArgumentError(
-            f"--compare untrained builds the network anew, and nothing says what builds a {kind}"
+            f"untrained builds the network anew, and nothing says what builds a {kind}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -178,12 +178,12 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
     except CheckpointError as error:
         reason = re.sub(r"(a )?HeadReport", "a head report", str(error))
         raise CheckpointError(
-            f"--report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
+            f"report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
         ) from None
     measured, there = [layer.name for layer in report.layers], dict(first.network.named_modules())
     if not there.keys() & set(measured):
         raise ArgumentError(
-            f"--report is of another network: {first.title} has no layer {some(measured)}"
+            f"report is of another network: {first.title} has no layer {some(measured)}"
         )
     digests = {
         name: one for name, one in (report.weights or {}).items() if name and name in there
@@ -191,7 +191,7 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
     other = [name for name, digest in digests.items() if weights_digest(there[name]) != digest]
     if other:
         raise ArgumentError(
-            f"--report was measured with other weights than {first.title} has, of {some(other)}"
+            f"report was measured with other weights than {first.title} has, of {some(other)}"
         )
     return report
 

@@ -206,6 +206,5 @@ class LayerMaps:
             if allowed is None
             else collected.add(f"{key}/allowed", allowed.to(torch.uint8)),
             "signed": signed,
-            "stored": True,
             "images": images,
         }

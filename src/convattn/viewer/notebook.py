@@ -87,5 +87,4 @@ def view(
             "images, mean, std and layers must be left out, because exhibits bring theirs"
         )
     scene = build_scene(model, title=title, largest=LARGEST)
-    shown = scene.header["title"]
-    return NotebookPage(shown, page_html(shown, scene=scene.to_bytes()))
+    return NotebookPage(scene.header["title"], page_html(scene))

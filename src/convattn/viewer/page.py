@@ -7,50 +7,42 @@ import re
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from convattn.files import new_folder, write_atomically
+from convattn.files import as_path, write_atomically
 from convattn.viewer.scene import Scene
-
-PAGE, SCENE = "index.html", "scene.safetensors"
-"""Files of a folder with a page."""
 
 STYLES = ("page", "explore", "learn")
 """Files of static/css, in the order in which their rules apply."""
 
 
-def write_page(scene: Scene, folder: str | os.PathLike[str]) -> Path:
-    """Writes the interactive page of a scene, which opens from the disk and asks nothing of any server.
-
-    The folder holds `index.html`, with everything inside, and the scene by itself, for other programs.
+def write_page(scene: Scene, path: str | os.PathLike[str]) -> Path:
+    """Writes the interactive page of a scene: one file, which opens from the disk and asks nothing of any server.
 
     Args:
         scene: The scene.
-        folder: Folder to make; it must be new or empty. It is there whole or not at all.
+        path: File to write, such as page.html; its folder must exist. An older file is replaced. The new one is there
+            whole or not at all.
 
     Returns:
-        The page.
+        The path.
 
     Raises:
-        ArgumentError: The folder holds something, or is a file.
+        ArgumentError: The folder does not exist, or the path is a folder.
         WriteError: It cannot be written.
     """
-    content = scene.to_bytes()
-    with new_folder(folder) as temporary:
-        write_atomically(temporary / SCENE, content)
-        write_atomically(temporary / PAGE, page_html(scene.header["title"], scene=content))
-    return Path(folder) / PAGE
+    return write_atomically(as_path(path, "path"), page_html(scene))
 
 
-def page_html(title: str, scene: bytes | None = None) -> str:
-    """Returns the HTML of the page, with the content of a scene's file inside; with None it fetches "scene"."""
-    data = "" if scene is None else base64.b64encode(scene).decode()
-    costs = f'<script type="application/json" id="convattn-costs">{_static("costs.json")}</script>'
+def page_html(scene: Scene) -> str:
+    """Returns the HTML of the page."""
+    title = (
+        scene.header["title"].encode(errors="replace").decode()
+    )  # a folder's name may be no text
     parts = {
-        "title": html.escape(
-            title.encode(errors="replace").decode()
-        ),  # of a folder whose name is no text
+        "title": html.escape(title),
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
-        "tour": _static("tour.html") + costs,
-        "scene": f'<script type="text/plain" id="convattn-scene">{data}</script>' if data else "",
+        "tour": _static("tour.html"),
+        "costs": _static("costs.json"),
+        "scene": base64.b64encode(scene.to_bytes()).decode(),
         "script": f"{joined_module()}\nopenPage();",
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _static("page.html"))
@@ -60,10 +52,10 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "(\.{1,2}/[\w./-]+\.js)";\n', re.M
 _EXPORT = re.compile(r"^export (?=(async function|function|const|let|class)\b)", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|//[^\n]*)\n", re.MULTILINE)
 _CAST = re.compile(r"/\*\* @type (?:[^*]|\*(?!/))*\*/ ?")
-_LAST_COMMENT = re.compile(
-    r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE
-)  # no text ends after it, so none begins before it
+# No text ends after the last comment of a line, so none begins before it.
+_LAST_COMMENT = re.compile(r"""[ \t]+// [^\n"'`]*$""", re.MULTILINE)
 _INDENTATION = re.compile(r"^\s+", re.MULTILINE)
+_REMOVED = (_IMPORT, _EXPORT, _COMMENT, _CAST, _LAST_COMMENT, _INDENTATION)
 
 
 def joined_module(entry: str = "page.js") -> str:
@@ -82,16 +74,18 @@ def _gather(name: str, files: dict[str, str], above: tuple[str, ...]) -> None:
     if name in files or name in above:  # functions may use each other in a circle
         return
     text = _static(f"js/{name}")
+    folder = PurePosixPath(name).parent
     for path in _IMPORT.findall(text):
-        _gather(os.path.normpath(PurePosixPath(name).parent / path), files, (*above, name))
+        _gather(os.path.normpath(folder / path), files, (*above, name))
     files[name] = text
 
 
 def _stripped(text: str) -> str:
-    for pattern in (_IMPORT, _EXPORT, _COMMENT, _CAST, _LAST_COMMENT, _INDENTATION):
+    for pattern in _REMOVED:
         text = pattern.sub("", text)
     return text.strip() + "\n"
 
 
 def _static(name: str) -> str:
-    return (resources.files("convattn.viewer") / "static" / name).read_text(encoding="utf-8")
+    file = resources.files("convattn.viewer") / "static" / name
+    return file.read_text(encoding="utf-8")

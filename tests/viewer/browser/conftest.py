@@ -13,7 +13,6 @@ import torch
 from playwright.sync_api import Error, expect, sync_playwright
 from tests.machine import do_without
 from tests.viewer.browser.reading import PATIENCE
-from tests.viewer.hosts import served
 
 from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
@@ -162,13 +161,6 @@ def shown(exhibits):
 
 
 @pytest.fixture(scope="session")
-def folder_page(shown, tmp_path_factory):
-    """The address of a static page."""
-    return write_page(shown.scene, tmp_path_factory.mktemp("pages") / "page").as_uri()
-
-
-@pytest.fixture(scope="session")
-def server_page(shown):
-    """The address of a server."""
-    with served(shown.scene) as client:
-        yield str(client.base_url)
+def address(shown, tmp_path_factory):
+    """The address of the page."""
+    return write_page(shown.scene, tmp_path_factory.mktemp("pages") / "page.html").as_uri()

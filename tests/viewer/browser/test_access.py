@@ -25,23 +25,23 @@ def complaints(page):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1400])
-def test_explore_has_no_serious_fault(opened, folder_page, dark, width):
-    page = opened(f"{folder_page}#network=1&layer=1&head=1", dark=dark, width=width)
+def test_explore_has_no_serious_fault(opened, address, dark, width):
+    page = opened(f"{address}#network=1&layer=1&head=1", dark=dark, width=width)
     expect(page.locator("button.map").first).to_be_visible()
     assert complaints(page) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_tour_has_no_serious_fault(opened, folder_page, dark):
+def test_the_tour_has_no_serious_fault(opened, address, dark):
     for number, step in enumerate(TOUR):
-        page = opened(f"{folder_page}#{step}", dark=dark, width=800)
+        page = opened(f"{address}#{step}", dark=dark, width=800)
         expect(page.locator(f'[data-step="{number + 1}"]')).to_be_visible()
         assert complaints(page) == []
         page.close()  # or it goes on painting beside the next
 
 
-def test_the_check_finds_planted_faults(opened, folder_page):
-    page = opened(f"{folder_page}#view=explore")
+def test_the_check_finds_planted_faults(opened, address):
+    page = opened(f"{address}#view=explore")
     expect(page.locator("button.map").first).to_be_visible()
     page.evaluate(
         "document.querySelector('main').append(...['button', 'img'].map((tag) => document.createElement(tag)))"

@@ -1,4 +1,4 @@
-"""The Explore view in a browser, from a folder and from a server: what is seen, pressed and saved."""
+"""The Explore view in a browser, what is seen, pressed and saved."""
 
 import html
 import io
@@ -19,13 +19,6 @@ from tests.viewer.browser.reading import (
 
 from convattn.viewer.notebook import NotebookPage
 from convattn.viewer.page import page_html
-
-HOSTS = ["folder_page", "server_page"]
-
-
-@pytest.fixture(params=HOSTS)
-def address(request):
-    return request.getfixturevalue(request.param)
 
 
 def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
@@ -77,9 +70,9 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
 @pytest.mark.parametrize(
     "key", ["Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"]
 )
-def test_keys_of_the_browser_are_left_to_it(opened, folder_page, key):
+def test_keys_of_the_browser_are_left_to_it(opened, address, key):
     """Alt and an arrow go back."""
-    page = opened(f"{folder_page}#view=explore")
+    page = opened(f"{address}#view=explore")
     page.evaluate(
         "addEventListener('keydown', (event) => { left = !event.defaultPrevented; event.preventDefault(); })"
     )
@@ -139,8 +132,8 @@ def test_the_map_is_saved_as_a_picture(opened, address):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_theme_is_the_systems(opened, folder_page, dark):
-    page = opened(f"{folder_page}#view=explore", dark=dark)
+def test_the_theme_is_the_systems(opened, address, dark):
+    page = opened(f"{address}#view=explore", dark=dark)
     paper, ramp = (
         "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')",
         page.locator(".ramp"),
@@ -157,10 +150,8 @@ def test_the_theme_is_the_systems(opened, folder_page, dark):
         )
 
 
-def test_it_fits_a_phone(opened, folder_page):
-    page = opened(
-        f"{folder_page}#view=explore", width=360, height=740, has_touch=True, is_mobile=True
-    )
+def test_it_fits_a_phone(opened, address):
+    page = opened(f"{address}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
     expect(page.locator("button.map").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.evaluate(
@@ -184,9 +175,9 @@ def test_an_own_image_is_taken(opened, address, tmp_path):
     expect(thumbs.last.locator("img")).to_have_css("object-fit", "contain")
 
 
-def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, folder_page, tmp_path):
+def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, address, tmp_path):
     Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{folder_page}#view=explore")
+    page = opened(f"{address}#view=explore")
     page.get_by_test_id("handle").press("ArrowRight")
     expect(page.locator(".classes")).to_contain_text("With the heads as they are now")
     before = page.locator(".class-list").text_content()
@@ -195,9 +186,9 @@ def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, fol
     expect(page.locator(".class-list")).not_to_have_text(before)
 
 
-def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, folder_page, tmp_path):
+def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, address, tmp_path):
     Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{folder_page}#compare=1&head=5")
+    page = opened(f"{address}#compare=1&head=5")
     beside = page.locator(".compare-numbers").last
     expect(beside).to_have_text("It has no such head.")
     choose(page, 0, 2)
@@ -206,18 +197,18 @@ def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, fold
     expect(beside).to_have_text("It has no map of this query and image.")
 
 
-def test_no_picture_is_saved_where_there_is_no_map(opened, folder_page, tmp_path):
+def test_no_picture_is_saved_where_there_is_no_map(opened, address, tmp_path):
     Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{folder_page}#network=1&compare=")
+    page = opened(f"{address}#network=1&compare=")
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
     expect(page.get_by_role("alert")).to_be_visible()
     page.get_by_role("button", name="Save map as PNG").click()
     expect(page.locator(".save-status")).to_have_text("There is no map to save.")
 
 
-def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, folder_page, tmp_path):
+def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, address, tmp_path):
     Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{folder_page}#network=1&compare=")
+    page = opened(f"{address}#network=1&compare=")
     small = page.locator("button.map").first
     expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
     page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
@@ -234,15 +225,15 @@ def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
 
 
 @pytest.mark.parametrize("network", [0, 1])
-def test_it_fits_the_narrowest_window(opened, folder_page, network):
-    page = opened(f"{folder_page}#network={network}", width=320, height=600)
+def test_it_fits_the_narrowest_window(opened, address, network):
+    page = opened(f"{address}#network={network}", width=320, height=600)
     expect(page.locator("button.map").first).to_be_visible()
     page.locator(".more > summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
-    page = opened(f"{folder_page}#view=explore")
+def test_putting_heads_back_keeps_the_keyboards_place(opened, address):
+    page = opened(f"{address}#view=explore")
     handle = page.get_by_test_id("handle")
     handle.press("ArrowRight")
     page.get_by_role("button", name="Put heads back").press("Enter")
@@ -250,15 +241,15 @@ def test_putting_heads_back_keeps_the_keyboards_place(opened, folder_page):
 
 
 @pytest.mark.parametrize("key", ["Home", "PageDown"])
-def test_a_key_on_the_handle_leaves_the_query(opened, folder_page, key):
-    page = opened(f"{folder_page}#view=explore")
+def test_a_key_on_the_handle_leaves_the_query(opened, address, key):
+    page = opened(f"{address}#view=explore")
     before = query_of(page)
     page.get_by_test_id("handle").press(key)
     assert query_of(page) == before
 
 
-def test_a_link_says_what_it_leaves_out(opened, folder_page):
-    page = opened(f"{folder_page}#view=explore", permissions=["clipboard-read", "clipboard-write"])
+def test_a_link_says_what_it_leaves_out(opened, address):
+    page = opened(f"{address}#view=explore", permissions=["clipboard-read", "clipboard-write"])
     link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")
     link.click()
     expect(said).to_have_text("The link to this view is on the clipboard.")
@@ -272,16 +263,16 @@ def test_a_link_says_what_it_leaves_out(opened, folder_page):
     )
 
 
-def test_a_page_that_may_not_copy_says_where_the_link_is(opened, folder_page):
+def test_a_page_that_may_not_copy_says_where_the_link_is(opened, address):
     """As one that is served to another machine, without encryption."""
-    page = opened(f"{folder_page}#view=explore")
+    page = opened(f"{address}#view=explore")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.get_by_role("button", name="Copy link").click()
     expect(page.locator(".save-status")).to_contain_text("take the link from the address bar")
 
 
 def test_links_of_the_page_open_from_a_notebook(opened, shown, tmp_path):
-    notebook = NotebookPage("A page", page_html("A page", scene=shown.scene.to_bytes()))
+    notebook = NotebookPage("A page", page_html(shown.scene))
     (tmp_path / "note.html").write_text(notebook._repr_html_())
     page = opened((tmp_path / "note.html").as_uri())
     frame = page.frame_locator("iframe")
@@ -292,19 +283,8 @@ def test_links_of_the_page_open_from_a_notebook(opened, shown, tmp_path):
         link.click()
 
 
-def test_a_server_that_is_busy_leaves_no_blank_page(opened, server_page):
-    page = opened("about:blank")
-    page.route("**/scene", lambda route: route.fulfill(status=503, body="Service Unavailable"))
-    page.goto(server_page)
-    expect(page.locator("#convattn")).to_have_text(
-        "This page cannot be shown: its server answers 503, try again later"
-    )
-    assert opened.watched.errors
-    opened.watched.errors.clear()
-
-
 def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
-    text = html.escape(page_html("A page", scene=shown.scene.to_bytes()))
+    text = html.escape(page_html(shown.scene))
     (tmp_path / "frame.html").write_text(
         f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>'
     )

@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 from playwright.sync_api import expect
 from tests.networks.picture_files import black_png, encoded
-from tests.viewer.hosts import served
 
 from convattn.models import AttentionNet
 from convattn.viewer import Exhibit, build_scene, write_page
@@ -37,14 +36,10 @@ def exhibit():
 NAMES, LABELS = [f"=1+1{SCRIPT}", "second"], [f"label{SCRIPT}", "other"]
 
 
-@pytest.fixture(params=["folder", "server"])
-def address(request, exhibit, tmp_path):
+@pytest.fixture
+def address(exhibit, tmp_path):
     scene = build_scene(exhibit, names=NAMES, labels=LABELS)
-    if request.param == "folder":
-        yield write_page(scene, tmp_path / "page").as_uri()
-    else:
-        with served(scene) as client:
-            yield str(client.base_url)
+    return write_page(scene, tmp_path / "page.html").as_uri()
 
 
 def test_names_are_text(opened, address):

@@ -16,7 +16,7 @@ from convattn.viewer import Exhibit, build_scene, write_page
 
 def address_of(network, folder, side=12):
     scene = build_scene(Exhibit(network.eval(), torch.rand(1, 3, side, side)))
-    return f"{write_page(scene, folder / 'page').as_uri()}#view=explore"
+    return f"{write_page(scene, folder / 'page.html').as_uri()}#view=explore"
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -90,7 +90,7 @@ def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_p
     """The second network sees 20 × 20 pixels, and the pictures are those of the first."""
     layer = RelativeAttention2d(3, 3, 2, "quadratic")
     shown = [Exhibit(layer, torch.rand(1, 3, side, side), name=f"{side}") for side in (8, 20)]
-    page = opened(f"{write_page(build_scene(shown), tmp_path / 'page').as_uri()}#network=1")
+    page = opened(f"{write_page(build_scene(shown), tmp_path / 'page.html').as_uri()}#network=1")
     picture = page.get_by_test_id("picture")
     for key, place in (
         ("ArrowDown", (5, 4)),

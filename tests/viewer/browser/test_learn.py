@@ -11,8 +11,8 @@ def step(page, number):
     return page.locator(f'[data-step="{number}"]')
 
 
-def test_the_tour_goes_through_its_steps_and_back(opened, folder_page):
-    page = opened(folder_page)
+def test_the_tour_goes_through_its_steps_and_back(opened, address):
+    page = opened(address)
     for number in range(1, STEPS):
         expect(step(page, number)).to_be_visible()
         page.get_by_role("button", name="Next").click()
@@ -21,8 +21,8 @@ def test_the_tour_goes_through_its_steps_and_back(opened, folder_page):
     expect(step(page, STEPS - 1)).to_be_visible()
 
 
-def test_the_keyboard_is_enough(opened, folder_page):
-    page = opened(folder_page)
+def test_the_keyboard_is_enough(opened, address):
+    page = opened(address)
     page.get_by_role("tab", name="Learn").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("button.map").first).to_be_visible()
@@ -33,13 +33,13 @@ def test_the_keyboard_is_enough(opened, folder_page):
     expect(step(page, 2)).to_be_visible()
 
 
-def test_a_link_that_names_no_view_opens_explore(opened, folder_page):
-    page = opened(f"{folder_page}#layer=1")
+def test_a_link_that_names_no_view_opens_explore(opened, address):
+    page = opened(f"{address}#layer=1")
     expect(page.locator('button.map[data-layer="1"][aria-pressed="true"]')).to_be_visible()
 
 
-def test_the_address_brings_a_step_back(opened, server_page):
-    page = opened(f"{server_page}/#view=learn&step=2")
+def test_the_address_brings_a_step_back(opened, address):
+    page = opened(f"{address}#view=learn&step=2")
     expect(step(page, 3)).to_be_visible()
     page.get_by_role("tab", name="Explore").click()
     expect(page.locator("button.map").first).to_be_visible()
@@ -49,8 +49,8 @@ def test_the_address_brings_a_step_back(opened, server_page):
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
-def test_in_one_column_what_one_plays_with_is_in_sight(opened, folder_page, width, height, number):
-    page = opened(f"{folder_page}#view=learn&step={number - 1}", width=width, height=height)
+def test_in_one_column_what_one_plays_with_is_in_sight(opened, address, width, height, number):
+    page = opened(f"{address}#view=learn&step={number - 1}", width=width, height=height)
     expect(step(page, number)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     texts = page.locator(".learn-text > p:not(.learn-count)")
@@ -77,8 +77,8 @@ def test_in_one_column_what_one_plays_with_is_in_sight(opened, folder_page, widt
     assert control.bounding_box()["y"] >= stage.bounding_box()["y"] + stage.bounding_box()["height"]
 
 
-def test_a_wide_page_has_the_text_beside_what_one_plays_with(opened, folder_page):
-    page = opened(f"{folder_page}#view=learn&step=0", width=1400)
+def test_a_wide_page_has_the_text_beside_what_one_plays_with(opened, address):
+    page = opened(f"{address}#view=learn&step=0", width=1400)
     text, stage = (page.locator(name).bounding_box() for name in (".learn-text", ".learn-parts"))
     assert text["x"] + text["width"] < stage["x"]
     assert text["y"] == stage["y"]

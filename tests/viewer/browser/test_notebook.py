@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,6 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 from tests.viewer.browser.reading import PATIENCE, choose, query_of
-
-from convattn.viewer.server import listening
 
 CODE = """
 import torch
@@ -65,8 +64,8 @@ def jupyter(arguments, home, environment):
 @pytest.fixture(scope="module")
 def lab(home, environment):
     """A JupyterLab that asks nobody for news; its address."""
-    with listening("127.0.0.1", 0) as opened:
-        port = opened.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     settings = {
         "ServerApp.port": port,
         "ServerApp.port_retries": 0,

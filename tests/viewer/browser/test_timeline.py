@@ -25,7 +25,7 @@ def trained_page(tmp_path_factory):
         for layer, heads in enumerate(HEADS)
     ]
     scene = build_scene(Exhibit(network, torch.rand(1, 3, 16, 16), heads=shots))
-    return write_page(scene, tmp_path_factory.mktemp("trained") / "page").as_uri()
+    return write_page(scene, tmp_path_factory.mktemp("trained") / "page.html").as_uri()
 
 
 def test_layers_with_different_numbers_of_heads_are_drawn(opened, trained_page):

@@ -23,8 +23,8 @@ def choose(page, group, word):
     )
 
 
-def test_a_head_is_dragged_and_put_back(opened, folder_page):
-    page = open_step(opened, folder_page, 1)
+def test_a_head_is_dragged_and_put_back(opened, address):
+    page = open_step(opened, address, 1)
     difference = number(page, "Largest difference")
     expect(difference).to_have_text(EXACT)
     box = page.locator(".learn-touch svg").bounding_box()
@@ -43,8 +43,8 @@ def test_a_head_is_dragged_and_put_back(opened, folder_page):
     expect(difference).to_have_text(EXACT)
 
 
-def test_a_head_is_moved_by_keys(opened, folder_page):
-    page = open_step(opened, folder_page, 1)
+def test_a_head_is_moved_by_keys(opened, address):
+    page = open_step(opened, address, 1)
     page.get_by_role("button", name="Head 1:").focus()
     page.keyboard.press("ArrowUp")
     expect(page.get_by_role("button", name="Head 1: offset (−2, −1)")).to_be_visible()
@@ -53,31 +53,31 @@ def test_a_head_is_moved_by_keys(opened, folder_page):
     expect(number(page, "Largest difference")).to_have_text(EXACT)
 
 
-def test_sharp_heads_leave_rounding_only(opened, folder_page):
-    page = open_step(opened, folder_page, 2)
+def test_sharp_heads_leave_rounding_only(opened, address):
+    page = open_step(opened, address, 2)
     page.get_by_role("slider", name="Sharpness").fill("2")
     expect(number(page, "Largest error")).to_have_text(EXACT)
     expect(page.locator(".learn-line.learn-first").first).to_be_attached()
 
 
-def test_a_centre_outside_the_picture_has_no_weight(opened, folder_page):
-    page = open_step(opened, folder_page, 2)
+def test_a_centre_outside_the_picture_has_no_weight(opened, address):
+    page = open_step(opened, address, 2)
     weight = number(page, "Weight on the centre")
     expect(weight).to_contain_text("%")
     page.locator(".learn-strip .learn-frame").first.click(position={"x": 1, "y": 1})
     expect(weight).to_have_text("outside")
 
 
-def test_a_border_is_matched(opened, folder_page):
-    page = open_step(opened, folder_page, 3)
+def test_a_border_is_matched(opened, address):
+    page = open_step(opened, address, 3)
     border = number(page, "Largest difference at the border")
     expect(border).not_to_have_text(EXACT)
     choose(page, "Beyond the border, the attention sees", "zeros")
     expect(border).to_have_text(EXACT)
 
 
-def test_every_tap_needs_its_head(opened, folder_page):
-    page = open_step(opened, folder_page, 4)
+def test_every_tap_needs_its_head(opened, address):
+    page = open_step(opened, address, 4)
     choose(page, "Size of the kernel", "2 × 2")
     page.get_by_role("slider", name="Number of heads").fill("4")
     expect(number(page, "Error on this picture")).to_have_text(EXACT)
@@ -86,8 +86,8 @@ def test_every_tap_needs_its_head(opened, folder_page):
     expect(number(page, "Best with as many heads")).to_have_text("0.07")
 
 
-def test_without_a_head_their_number_is_zero(opened, folder_page):
-    page = open_step(opened, folder_page, 4)
+def test_without_a_head_their_number_is_zero(opened, address):
+    page = open_step(opened, address, 4)
     pressed = page.locator('.learn-board button[aria-pressed="true"]')
     for left in (4, 3, 2, 1, 0):
         pressed.first.click()
@@ -95,16 +95,16 @@ def test_without_a_head_their_number_is_zero(opened, folder_page):
     expect(page.locator(".learn-slider output")).to_have_text("0 of 9")
 
 
-def test_waves_remove_the_copies(opened, folder_page):
-    page = open_step(opened, folder_page, 5)
+def test_waves_remove_the_copies(opened, address):
+    page = open_step(opened, address, 5)
     sinusoidal = page.locator("figcaption", has_text="Sinusoidal")
     expect(sinusoidal).not_to_contain_text("match 100 %")
     page.get_by_role("slider", name="Waves").fill("2")
     expect(sinusoidal).to_contain_text("match 100 %")
 
 
-def test_wide_tables_have_more_parameters(opened, folder_page):
-    page = open_step(opened, folder_page, 5)
+def test_wide_tables_have_more_parameters(opened, address):
+    page = open_step(opened, address, 5)
     tables = page.locator("figcaption", has_text="Learned, one table per axis")
     expect(tables).to_contain_text("32,000 parameters")
     page.get_by_role("slider", name="Width of the tables").fill("64")
@@ -112,16 +112,16 @@ def test_wide_tables_have_more_parameters(opened, folder_page):
     expect(page.locator("figcaption", has_text="Learned table")).to_contain_text("8,649 parameters")
 
 
-def test_costs_are_shown_as_they_were_recorded(opened, folder_page):
-    page = open_step(opened, folder_page, 6)
+def test_costs_are_shown_as_they_were_recorded(opened, address):
+    page = open_step(opened, address, 6)
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
     other = page.locator(".segments label").last
     other.click()
     expect(page.locator(".learn-table caption")).not_to_have_text("ms per image, medians")
 
 
-def test_the_end_leads_to_the_network(opened, folder_page):
-    page = opened(f"{folder_page}#view=learn&step=6")
+def test_the_end_leads_to_the_network(opened, address):
+    page = opened(f"{address}#view=learn&step=6")
     page.locator("article").get_by_role("heading").wait_for()
     page.locator(".learn-moves").get_by_role("button", name="Explore").click()
     expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")

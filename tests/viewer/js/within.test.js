@@ -7,7 +7,7 @@ import { DEFAULT_STATE } from "../../../src/convattn/viewer/static/js/state.js";
 /** @typedef {import("../../../src/convattn/viewer/static/js/scene.js").Scene} Scene */
 /** @typedef {import("../../../src/convattn/viewer/static/js/state.js").SomeState} SomeState */
 
-const MAPS = { kind: "maps", parts: ["both", "content"], position: { kind: "position" }, stored: true, images: [0, 1] };
+const MAPS = { kind: "maps", parts: ["both", "content"], position: { kind: "position" }, images: [0, 1] };
 const ATTENTION = [
   { kind: "position" },
   { ...MAPS, images: [0, 1, "mean"] },

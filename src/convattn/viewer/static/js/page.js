@@ -131,22 +131,13 @@ function createTabs(state, makers) {
   };
 }
 
-/** Opens the scene inside the page, or beside it on the server that the page came from; or says why it cannot. */
-export async function openPage() {
+/** Opens the scene inside the page, or says why it cannot. */
+export function openPage() {
   try {
-    const inside = document.getElementById("convattn-scene")?.textContent;
-    const buffer = inside ? decodeBase64(inside) : await fetchedScene();
-    // The page in a frame of a notebook has no address of its own.
-    mount(openScene(buffer), location.protocol !== "about:");
+    const scene = openScene(decodeBase64(document.getElementById("convattn-scene")?.textContent ?? ""));
+    mount(scene, location.protocol !== "about:"); // the page in a frame of a notebook has no address of its own
   } catch (error) {
     document.getElementById("convattn")?.replaceChildren(`This page cannot be shown: ${reasonOf(error)}`);
     throw error;
   }
-}
-
-/** @returns {Promise<ArrayBuffer>} what the server has beside the page */
-async function fetchedScene() {
-  const answer = await fetch("scene");
-  if (!answer.ok) throw new Error(`its server answers ${answer.status}, try again later`);
-  return answer.arrayBuffer();
 }

@@ -116,7 +116,7 @@ function storedRows(scene, { network, image, query, part }, number) {
   const layer = scene.networks[network].layers[number];
   const { attention } = layer;
   const found = findQuery(scene, layer, query);
-  if (!found || attention.kind !== "maps" || !attention.stored) return null;
+  if (!found || attention.kind !== "maps") return null;
   const name = `maps/${network}/${number}/${part}/${image}`;
   const shape = scene.tensors.get(`${name}/levels`)?.shape;
   if (!shape) return null;

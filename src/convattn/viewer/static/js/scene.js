@@ -123,7 +123,6 @@ export const bytesOf = numbersOf(Uint8Array, "bytes");
  * @property {string} keys
  * @property {string | null} allowed
  * @property {boolean} signed
- * @property {boolean} stored
  * @property {(number | "mean")[]} images
  * @typedef {object} SceneLayer
  * @property {string} name

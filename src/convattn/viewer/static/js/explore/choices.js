@@ -76,9 +76,7 @@ export function whyNoPart(layers, part) {
 export function whyNoAverage(layers) {
   const maps = layers.flatMap(({ attention }) => (attention.kind === "maps" ? [attention] : []));
   if (!maps.length) return "Their maps are the same for every image.";
-  return maps.some((attention) => attention.images.includes("mean") || !attention.stored)
-    ? null
-    : "The average over images is not in this page.";
+  return maps.some(({ images }) => images.includes("mean")) ? null : "The average over images is not in this page.";
 }
 
 // What is painted, and how: one line of choices above the maps, and the bar of their colours below it.
