@@ -36,9 +36,9 @@ SAVED = {
         ffn=7,
         image_size=10,
     ),
-    "fused attention": lambda: AttentionNet(
-        width=10, depth=2, heads=3, ffn=7, num_classes=5
-    ).fused(),
+    "attention without maps": lambda: AttentionNet(
+        width=10, depth=2, heads=3, ffn=7, num_classes=5, dense=False
+    ),
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
     "narrow resnet": lambda: ResNet(1, num_classes=3, width=5),

@@ -116,11 +116,9 @@ def silenced(network):
     return silent
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic"])
-def test_pruning_removes_exactly_what_the_heads_contribute(encoding, fused):
+def test_pruning_removes_exactly_what_the_heads_contribute(encoding):
     network, images = damaged(encoding), small_images()
-    network = network.fused() if fused else network
     before = copy.deepcopy(network.state_dict())
     pruned, silent = prune_heads(network), silenced(network)
     assert pruned.heads == (3, 5, 2)

@@ -40,9 +40,9 @@ def _speed_net(mixing: str = "attention") -> SpeedNet:
     return network
 
 
-def _attention_net() -> AttentionNet:
+def _attention_net(**options: bool) -> AttentionNet:
     network = AttentionNet(
-        "learned_table", width=12, depth=2, heads=4, ffn=16, patch=2, image_size=16
+        "learned_table", width=12, depth=2, heads=4, ffn=16, patch=2, image_size=16, **options
     )
     with torch.no_grad():
         for parameter in network.parameters():
@@ -76,7 +76,7 @@ NETWORKS = {
     "speed net": _speed_net,
     "hard heads": lambda: _speed_net("hard"),
     "attention net": _attention_net,
-    "fused": lambda: _attention_net().fused(),
+    "without maps": lambda: _attention_net(dense=False),
     "converted": _converted,
     "partly convolutions": _partly_convolutions,
     "normalised first": _normalised_first,

@@ -2,7 +2,6 @@
 
 from convattn.layers.content_scores import Content
 from convattn.layers.frozen import FrozenAttention
-from convattn.layers.fusion import fuse
 from convattn.layers.gated import (
     GatedRelativeAttention,
     GatedRelativeAttention1d,
@@ -32,5 +31,4 @@ __all__ = [
     "RelativeAttention1d",
     "RelativeAttention2d",
     "RelativeAttention3d",
-    "fuse",
 ]

@@ -28,7 +28,6 @@ from convattn.layers import (
     GatedRelativeAttention2d,
     RelativeAttention,
     RelativeAttention2d,
-    fuse,
 )
 from convattn.layers.block import MixingBlock
 from convattn.models.classifier import ImageClassifier
@@ -278,37 +277,6 @@ class AttentionNet(MixingNet):
         for mixer in mixers:
             _set_start(mixer.encoding, position_start, size=extent, width=width)
         self.heads, self.content = block_heads, content
-
-    def fused(self) -> "AttentionNet":
-        """Merges the linear map after the attention of each block into the attention, for inference.
-
-        Class scores stay the same up to rounding; the network has `depth · (width² + width)` parameters fewer.
-        It is saved and loaded like any other.
-
-        Returns:
-            A new network, in the same mode; this one is not changed.
-
-        Raises:
-            ConversionError: The network has no such maps, or a block cannot be merged.
-
-        Example:
-            >>> import torch
-            >>> network = AttentionNet("quadratic", width=12, depth=2, heads=4, ffn=16)
-            >>> network.fused()(torch.zeros(3, 3, 8, 8)).shape
-            torch.Size([3, 10])
-        """
-        made = self._copy(dense=False)
-        for number, block in enumerate(made.blocks):
-            assert isinstance(block, MixingBlock)
-            if isinstance(block.dense, nn.Identity):
-                raise ConversionError(
-                    f"cannot fuse block {number}: no linear map follows its attention"
-                )
-            block.mixer, block.dense = (
-                fuse(cast(RelativeAttention2d, block.mixer), block.dense),
-                nn.Identity(),
-            )
-        return made
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
