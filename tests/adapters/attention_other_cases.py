@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.adapters.attention_cases import TIMM, Case
 
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet
 
 
@@ -325,7 +325,7 @@ OWN: dict[str, tuple[Any, tuple[int, ...]]] = {
         own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, stride=2),
         (3, 7, 11),
     ),
-    "gated": (own(GatedRelativeAttention2d, 3, 5, 4, "quadratic"), (3, 5, 7)),
+    "gated": (own(RelativeAttention2d, 3, 5, 4, "quadratic", gate="sigmoid"), (3, 5, 7)),
     "sequence": (own(RelativeAttention1d, 3, 5, 4, "distance"), (3, 11)),
     "the paper's network": (own(AttentionNet, width=18, depth=2, ffn=16), (3, 10, 14)),
 }

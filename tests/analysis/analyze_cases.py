@@ -2,8 +2,7 @@
 
 import torch
 
-from convattn import Shift
-from convattn.layers import GatedRelativeAttention2d
+from convattn import RelativeAttention2d, Shift
 
 
 def noise(images, *sizes, seed=1):
@@ -18,9 +17,8 @@ def hooks(model):
 def gated(share, sharpness=6.0):
     """Three heads that look with a known share at a fixed displacement, and otherwise at what the pixels are."""
     torch.manual_seed(0)
-    network = GatedRelativeAttention2d(
-        6, 5, 3, Shift(3, 2, displacements=[(0, 1), (-1, 0), (1, 1)]), kernel_size=3, padding=1
-    )
+    encoding = Shift(3, 2, displacements=[(0, 1), (-1, 0), (1, 1)])
+    network = RelativeAttention2d(6, 5, 3, encoding, gate="sigmoid", kernel_size=3, padding=1)
     with torch.no_grad():
         network.gate.copy_(torch.logit(torch.tensor(share, dtype=torch.float64)))
         network.content.query.weight.mul_(sharpness)

@@ -449,6 +449,6 @@ def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):
     network = gated(0.5)
     monkeypatch.setattr(type(network), "attention", lambda *_: torch.empty(2**50))
     with pytest.raises(
-        UnsupportedModelError, match=r"^there is not enough memory for the attention of Gated"
+        UnsupportedModelError, match=r"^there is not enough memory for the attention of Relative"
     ):
         analyze(network, noise(2, 6, 5, 6))

@@ -136,7 +136,7 @@ def test_two_reports_are_drawn_over_each_other(image, tmp_path):
     figures.comparison_figure(tmp_path / "figure.svg", image, replace(image, model="Another"))
     written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
     for text in (
-        "first: GatedRelativeAttention2d",
+        "first: RelativeAttention2d",
         "second: Another",
         "hard share",
         "distance (cells)",

@@ -11,7 +11,7 @@ from torch import nn
 from convattn.convert import SamePaddedAttention, conv_to_attention, freeze, network_to_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError
-from convattn.layers import FrozenAttention, RelativeAttention1d, RelativeAttention2d
+from convattn.layers import FrozenAttention, MergedValues, RelativeAttention1d, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -99,7 +99,9 @@ def test_fixed_heads_at_the_taps_of_the_window_become_the_convolution_that_they_
     encoding = Shift(
         15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)]
     )
-    layer = RelativeAttention2d(4, 6, 15, encoding, kernel_values=stored, **options)
+    layer = RelativeAttention2d(4, 6, 15, encoding, **options)
+    if not stored:
+        layer.values = MergedValues(15, 4, 6, groups=2)
     frozen = freeze(layer, images(1, 4, 9, 11))
     assert type(frozen) is nn.Conv2d
     assert not frozen.training

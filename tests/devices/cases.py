@@ -24,7 +24,6 @@ from convattn import (
     network_to_conv,
     replace_convolutional_heads,
 )
-from convattn.layers import GatedRelativeAttention2d
 from convattn.viewer import Exhibit, build_scene
 
 IMAGES = torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -118,7 +117,7 @@ def cases():
     )
     yield (
         "gate",
-        partial(GatedRelativeAttention2d, 4, 6, 4, "quadratic", content=apart),
+        partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=apart, gate="sigmoid"),
         gradients,
         IMAGES,
     )

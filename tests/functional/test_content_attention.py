@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -89,12 +88,12 @@ PIECES = {
         (7, 9),
         {"kernel_size": 3, "stride": 2, "padding": 1},
     ),
-    "a gate": (GatedRelativeAttention2d, "quadratic", (5, 7), {}),
+    "a gate": (RelativeAttention2d, "quadratic", (5, 7), {"gate": "sigmoid"}),
     "a gate, scores of all axes at once": (
-        GatedRelativeAttention2d,
+        RelativeAttention2d,
         "generalized_quadratic",
         (5, 7),
-        {},
+        {"gate": "sigmoid"},
     ),
     "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
 }
@@ -130,21 +129,21 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "spatial", "encoding"),
+    ("kind", "spatial", "encoding", "gate"),
     [
-        (RelativeAttention2d, (16, 16), LearnedAxial(2, 2, extent=16, width=3)),
-        (RelativeAttention2d, (16, 16), GeneralizedQuadratic(2, 2)),
-        (GatedRelativeAttention2d, (16, 16), LearnedTable(2, 2, extent=16)),
-        (RelativeAttention1d, (256,), LearnedAxial(2, 1, extent=256, width=3)),
-        (RelativeAttention2d, (1, 256), LearnedAxial(2, 2, extent=256, width=3)),
+        (RelativeAttention2d, (16, 16), LearnedAxial(2, 2, extent=16, width=3), None),
+        (RelativeAttention2d, (16, 16), GeneralizedQuadratic(2, 2), None),
+        (RelativeAttention2d, (16, 16), LearnedTable(2, 2, extent=16), "sigmoid"),
+        (RelativeAttention1d, (256,), LearnedAxial(2, 1, extent=256, width=3), None),
+        (RelativeAttention2d, (1, 256), LearnedAxial(2, 2, extent=256, width=3), None),
     ],
 )
 def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(
-    kind, spatial, encoding, gradients, monkeypatch
+    kind, spatial, encoding, gate, gradients, monkeypatch
 ):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
     layer, x = (
-        kind(4, 5, 2, encoding, content=NARROW),
+        kind(4, 5, 2, encoding, content=NARROW, gate=gate),
         torch.randn(1, 4, *spatial, requires_grad=gradients),
     )
     whole = 2 * 256 * 256 * 4

@@ -9,7 +9,7 @@ from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
 from convattn.lab.speed_net import SpeedNet, WhitenedPatches
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
+from convattn.layers import RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, references, roundings
 
 MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
@@ -43,10 +43,7 @@ def test_parameter_counts_are_those_of_the_convolutional_network():
 @pytest.mark.parametrize("mixing", [mixing for mixing in MIXINGS if mixing != "conv"])
 def test_pixels_are_mixed_by_attention_alone(mixing):
     network = drawn(mixing)
-    assert all(
-        isinstance(layer, RelativeAttention2d | GatedRelativeAttention2d)
-        for layer in layers(network)
-    )
+    assert all(isinstance(layer, RelativeAttention2d) for layer in layers(network))
     assert not [
         module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)
     ]
@@ -114,9 +111,7 @@ def test_content_starts_closed_and_leaves_out_the_largest_image():
     first, *others = layers(network)
     assert type(first) is RelativeAttention2d
     assert first.content is None
-    assert all(
-        isinstance(layer, GatedRelativeAttention2d) and not layer.gate.any() for layer in others
-    )
+    assert all(layer.gate_kind == "tanh" and not layer.gate.any() for layer in others)
     missing, _ = plain.load_state_dict(network.state_dict(), strict=False)
     assert not missing
     with torch.no_grad():

@@ -14,9 +14,6 @@ from tests.testing.attention_contract import AttentionContract
 from convattn.encodings import ENCODINGS, Quadratic
 from convattn.layers import (
     Content,
-    GatedRelativeAttention1d,
-    GatedRelativeAttention2d,
-    GatedRelativeAttention3d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -210,8 +207,10 @@ LAYERS = [
     LayerCase("learned_table", options={"content": Content(key_width=3, content_bias=False)}),
     LayerCase("distance", RelativeAttention1d, {"content": Content(position=False)}),
     LayerCase("learned_axial", RelativeAttention3d, {"content": True, "head_width": 1}),
-    LayerCase("quadratic", GatedRelativeAttention2d),
-    LayerCase("learned_axial", GatedRelativeAttention2d, {"content": Content(key_width=3)}),
+    LayerCase("quadratic", RelativeAttention2d, {"gate": "sigmoid"}),
+    LayerCase(
+        "learned_axial", RelativeAttention2d, {"gate": "sigmoid", "content": Content(key_width=3)}
+    ),
     *(
         LayerCase(name, options={"content": Content(key_width=3), "impl": "content"})
         for name in ENCODINGS
@@ -227,14 +226,14 @@ LAYERS = [
             "impl": "content",
         },
     ),
-    LayerCase("quadratic", GatedRelativeAttention2d, {"impl": "content"}),
-    LayerCase("quadratic", GatedRelativeAttention2d, {"gate": "tanh"}),
-    LayerCase("distance", GatedRelativeAttention1d, {"gate": "tanh", "head_width": 2}),
+    LayerCase("quadratic", RelativeAttention2d, {"gate": "sigmoid", "impl": "content"}),
+    LayerCase("quadratic", RelativeAttention2d, {"gate": "tanh"}),
+    LayerCase("distance", RelativeAttention1d, {"gate": "tanh", "head_width": 2}),
+    LayerCase("quadratic", RelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}),
     LayerCase(
-        "quadratic", GatedRelativeAttention3d, {"gate": "tanh", "content": Content(key_width=3)}
-    ),
-    LayerCase(
-        "distance", GatedRelativeAttention2d, {"content": Content(key_width=3), "impl": "content"}
+        "distance",
+        RelativeAttention2d,
+        {"gate": "sigmoid", "content": Content(key_width=3), "impl": "content"},
     ),
     *HARD,
 ]

@@ -5,7 +5,7 @@ import torch
 
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
 CENTRES = [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
 HARD = [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -21,7 +21,7 @@ def layers():
             yield RelativeAttention2d(3, 5, 4, encoding, impl=impl, dtype=torch.float64), image
     yield RelativeAttention2d(3, 5, 4, Shift(4, 2, displacements=HARD), dtype=torch.float64), image
     yield RelativeAttention2d(3, 5, 4, "learned_axial", content=True, dtype=torch.float64), image
-    yield GatedRelativeAttention2d(3, 5, 4, "quadratic", dtype=torch.float64), image
+    yield RelativeAttention2d(3, 5, 4, "quadratic", dtype=torch.float64, gate="sigmoid"), image
     long = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=0.02)
     yield (
         RelativeAttention1d(4, 3, 2, long, dtype=torch.float64),

@@ -12,7 +12,6 @@ from convattn.errors import ArgumentError
 from convattn.functional import content_scores, gated_weights
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
 )
@@ -136,10 +135,11 @@ def test_hooks_that_would_be_ignored_are_refused(place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [RelativeAttention2d, GatedRelativeAttention2d])
-def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, kind):
+@pytest.mark.parametrize("gate", [None, "sigmoid"])
+def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, gate):
     torch.manual_seed(0)
-    layer = kind(4, 6, 2, Quadratic(2, 2), content=Content(key_width=4)).to(dtype)
+    content = Content(key_width=4)
+    layer = RelativeAttention2d(4, 6, 2, Quadratic(2, 2), content=content, gate=gate).to(dtype)
     x = (300 * torch.randn(1, 4, 3, 5)).to(dtype).requires_grad_()
     with torch.no_grad():
         for linear in (layer.content.query, layer.content.key):
@@ -154,7 +154,7 @@ def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, kind):
 
 def test_gate_mixes_the_two_distributions():
     torch.manual_seed(0)
-    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic").double()
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="sigmoid").double()
     with torch.no_grad():
         layer.gate.copy_(torch.tensor([0.3, -2.0]))
     x = torch.randn(2, 4, 3, 5, dtype=torch.float64)
@@ -181,19 +181,18 @@ def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
 
 
 def test_gate_starts_at_one_and_learns():
-    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic")
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="sigmoid")
     assert torch.equal(layer.gate, torch.ones(2))
     layer(torch.randn(1, 4, 3, 5)).square().sum().backward()
     assert (layer.gate.grad != 0).all()
 
 
-@pytest.mark.parametrize("content", [False, True, None])
-def test_gated_attention_needs_to_know_its_content(content, without_type_checks):
-    with pytest.raises(
-        ArgumentError,
-        match=f"content must be a Content, because the gate mixes .*, but is {content}",
-    ):
-        GatedRelativeAttention2d(4, 6, 2, "quadratic", content=content)
+@pytest.mark.parametrize("content", [False, True])
+def test_a_gate_mixes_content_alone_with_position_unless_told_otherwise(content):
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=content, gate="sigmoid")
+    assert layer.content_terms == Content(position=False, content_bias=False)
+    own = RelativeAttention2d(4, 6, 2, "quadratic", content=Content(key_width=3), gate="sigmoid")
+    assert own.content_terms == Content(key_width=3)
 
 
 def test_a_width_below_one_is_refused():

@@ -26,7 +26,6 @@ from convattn.functional import separable as weights_first
 from convattn.functional import torch_modes
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention3d,
 )
@@ -54,7 +53,7 @@ PATHS = [
     LayerCase("quadratic", options={"impl": "separable", "head_width": 1}),
     LayerCase("learned_axial", options={"content": NARROW}),
     LayerCase("learned_table", options={"content": Content(key_width=32)}),
-    LayerCase("quadratic", GatedRelativeAttention2d),
+    LayerCase("quadratic", options={"gate": "sigmoid"}),
     next(
         case for case in HARD if case.options == {"impl": "shift"} and case.encoding == "quadratic"
     ),
@@ -72,7 +71,7 @@ MORE = [
     *(LayerCase(name, options={"content": NARROW, "impl": "content"}) for name in ENCODINGS),
     *(LayerCase("distance", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),
     *(LayerCase("quadratic", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),
-    LayerCase("quadratic", GatedRelativeAttention2d, {"gate": "tanh"}),
+    LayerCase("quadratic", options={"gate": "tanh"}),
 ]
 """Every encoding and number of axes, by the roads to a Hessian times a vector that differ most."""
 

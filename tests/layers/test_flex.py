@@ -13,7 +13,6 @@ from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import flex
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -166,8 +165,8 @@ def test_other_devices_are_refused():
             'impl must be "auto", "content" or "reference" with content and dropout, but is \'flex\'',
         ),
         (
-            GatedRelativeAttention2d,
-            {},
+            RelativeAttention2d,
+            {"gate": "sigmoid"},
             'impl must be "auto", "content" or "reference" with a gate, but is \'flex\'',
         ),
     ],
@@ -180,9 +179,8 @@ def test_layers_that_flex_attention_cannot_compute_are_refused(kind, options, me
 
 @pytest.mark.parametrize("change", ["gate", "dropout"])
 def test_a_path_set_later_is_refused_when_it_cannot_compute_the_layer(change):
-    gate, dropout = change == "gate", 0.1 if change == "dropout" else 0.0
-    kind, content = (GatedRelativeAttention2d, Content()) if gate else (RelativeAttention2d, True)
-    made = kind(3, 5, 2, "quadratic", content=content, dropout=dropout)
+    options = {"gate": {"gate": "sigmoid"}, "dropout": {"dropout": 0.1}}[change]
+    made = RelativeAttention2d(3, 5, 2, "quadratic", content=True, **options)
     with pytest.raises(
         ArgumentError,
         match=rf'impl must be "auto", "content" or "reference" with .*{change}, but is',

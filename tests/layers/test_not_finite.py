@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from convattn.encodings import Quadratic
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
+from convattn.layers import RelativeAttention2d
 
 CENTRES = [[0.0, 1.0], [1.0, -1.0], [0.0, 0.0]]
 every_bad = pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 every_mode = pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
 
 
-def made(impl, sharpness=0.5, kind=RelativeAttention2d, **options):
+def made(impl, sharpness=0.5, **options):
     torch.manual_seed(0)
     encoding = Quadratic(3, 2, centres=CENTRES, sharpness=sharpness)
-    return kind(4, 4, 3, encoding, groups=2, impl=impl, **options)
+    return RelativeAttention2d(4, 4, 3, encoding, groups=2, impl=impl, **options)
 
 
 def reached(layer, bad, *, gradients):
@@ -65,7 +65,7 @@ def test_hard_heads_as_softmax_carry_it_no_farther_than_their_group(impl, bad):
 @every_mode
 def test_content_carries_nan_to_the_whole_image(gradients):
     """Scores read every channel, so there is no group that it stays in."""
-    for layer in (made("content", content=True), made("content", kind=GatedRelativeAttention2d)):
+    for layer in (made("content", content=True), made("content", gate="sigmoid")):
         found, _ = reached(layer, float("nan"), gradients=gradients)
         assert found[0].all()
         assert not found[1].any()

@@ -1,7 +1,8 @@
+import copy
+
 import pytest
 import torch
 
-from convattn.errors import ArgumentError
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, references
 
@@ -57,12 +58,9 @@ def test_merged_values_are_one_matrix_of_the_paper():
 def test_values_held_as_a_kernel_are_the_same_function(impl):
     torch.manual_seed(0)
     kernel = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2)
-    apart = RelativeAttention2d(
-        4, 6, 9, "shift", kernel_size=3, padding=1, groups=2, kernel_values=False
-    )
+    apart = copy.deepcopy(kernel)
+    apart.values = MergedValues(9, 4, 6, groups=2)
     assert (kernel.values.weight.shape, apart.values.weight.shape) == ((6, 2, 3, 3), (9, 6, 2))
-    assert kernel.options()["kernel_values"]
-    assert not apart.options()["kernel_values"]
     with torch.no_grad():
         apart.values.weight.copy_(kernel.values.maps())
         apart.bias.copy_(kernel.bias)
@@ -82,10 +80,10 @@ def test_values_held_as_a_kernel_are_the_same_function(impl):
         assert_within_budget(found, exact, rounded)
 
 
-@pytest.mark.parametrize(("heads", "head_width"), [(4, None), (9, 2)])
-def test_a_kernel_takes_one_whole_matrix_per_tap(heads, head_width):
-    expected = rf"kernel_values must be False with head_width={head_width} and {heads} heads for a window of \(3, 3\)"
-    with pytest.raises(ArgumentError, match=expected):
-        RelativeAttention2d(
-            3, 5, heads, "quadratic", kernel_size=3, head_width=head_width, kernel_values=True
-        )
+@pytest.mark.parametrize(
+    ("heads", "encoding", "head_width"),
+    [(25, "shift", None), (9, "shift", 2), (9, "quadratic", None)],
+)
+def test_only_whole_matrices_of_heads_at_the_taps_are_held_as_a_kernel(heads, encoding, head_width):
+    layer = RelativeAttention2d(3, 5, heads, encoding, kernel_size=3, head_width=head_width)
+    assert layer.values.kernel_size is None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.functional import attention_weights, pad_keys, position_weights
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
-from convattn.layers import Content, GatedRelativeAttention2d, RelativeAttention2d
+from convattn.layers import Content, RelativeAttention2d
 from convattn.viewer import Exhibit, Scene, build_scene, image_maps
 from convattn.viewer.image_maps import encode_rows
 
@@ -48,7 +48,7 @@ class _Own(nn.Module):
         self.added = RelativeAttention2d(
             3, 4, 2, "quadratic", content=Content(key_width=5), **shape
         )
-        self.gated = GatedRelativeAttention2d(4, 4, 3, "sinusoidal", gate="tanh")
+        self.gated = RelativeAttention2d(4, 4, 3, "sinusoidal", gate="tanh")
         self.placed = RelativeAttention2d(4, 2, 4, "distance")
         with torch.no_grad():
             self.gated.gate.copy_(torch.tensor([-0.5, 0.0, 0.7]))

@@ -31,9 +31,6 @@ from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
 from convattn.layers import (
     Content,
     FactoredValues,
-    GatedRelativeAttention1d,
-    GatedRelativeAttention2d,
-    GatedRelativeAttention3d,
     MergedValues,
     NormalisedConv,
     RelativeAttention,
@@ -45,11 +42,7 @@ from convattn.layers import (
 _PLAIN: dict[int, type[RelativeAttention]] = {
     kind.dims: kind for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d)
 }
-_GATED: dict[int, type[RelativeAttention]] = {
-    kind.dims: kind
-    for kind in (GatedRelativeAttention1d, GatedRelativeAttention2d, GatedRelativeAttention3d)
-}
-ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(), *_GATED.values())
+ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(),)
 """The attention layers of this library. Subclasses may compute something else."""
 
 _OUTSIDE = 800.0
@@ -72,7 +65,7 @@ def conv_to_attention(
     pixel, the layer runs as the convolution, and only the values are trained. With `sharpness` the heads are Gaussians
     (`Quadratic`) whose centres and sharpness are trained too; a sharpness of about 5 is good for training.
 
-    With `content` each head also gets scores that depend on the input (`GatedRelativeAttention`). A gate keeps them out
+    With `content` each head also gets scores that depend on the input (`gate="tanh"`). A gate keeps them out
     at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
     convolution has groups.
 
@@ -222,13 +215,14 @@ def _make_layer(
     """Makes the layer, and copies the taps' matrices unless the heads are narrow."""
     heads, outputs, _ = taps.maps.shape
     geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
-    gated = {"gate": "tanh", **({"content": content} if isinstance(content, Content) else {})}
-    layer = (_GATED if content else _PLAIN)[dims](
+    layer = _PLAIN[dims](
         taps.inputs,
         outputs,
         heads,
         encoding,
         head_width=head_width,
+        content=content,
+        gate="tanh" if content else None,
         kernel_size=geometry.kernel_size,
         stride=geometry.stride,
         padding=geometry.padding,
@@ -240,7 +234,6 @@ def _make_layer(
         impl=impl,
         device=taps.maps.device,
         dtype=taps.maps.dtype,
-        **(gated if content else {}),
     )
     with torch.no_grad():
         if isinstance(layer.values, MergedValues):

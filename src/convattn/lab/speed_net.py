@@ -1,7 +1,7 @@
 """A small network for a short training: layers of attention with learned centres, or controls in their place."""
 
 from collections.abc import Sequence
-from typing import Any, cast, final
+from typing import Literal, cast, final
 
 import torch
 from einops import rearrange
@@ -13,7 +13,7 @@ from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 from convattn.grid import whole_number
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention, RelativeAttention2d
+from convattn.layers import RelativeAttention, RelativeAttention2d
 from convattn.models.classifier import ImageClassifier
 
 _LEAST = 5e-4
@@ -235,9 +235,8 @@ def _mixer(
         encoding = Quadratic(_HEADS, 2, centres=given, sharpness=sharpness)
         encoding.requires_grad_(mixing != "random-frozen")
         centres = encoding.centres.detach()
-    kind = GatedRelativeAttention2d if mixing == "content" else RelativeAttention2d
-    options: dict[str, Any] = {"gate": "tanh"} if mixing == "content" else {}
-    layer = kind(inputs, outputs, _HEADS, encoding, bias=False, **options)
+    gate: Literal["tanh"] | None = "tanh" if mixing == "content" else None
+    layer = RelativeAttention2d(inputs, outputs, _HEADS, encoding, gate=gate, bias=False)
     distances = centres.norm(dim=1)
     nearest = (distances == distances.min()).to(distances.dtype)
     copied = min(inputs, outputs)

@@ -2,12 +2,6 @@
 
 from convattn.layers.content_scores import Content
 from convattn.layers.frozen import FrozenAttention
-from convattn.layers.gated import (
-    GatedRelativeAttention,
-    GatedRelativeAttention1d,
-    GatedRelativeAttention2d,
-    GatedRelativeAttention3d,
-)
 from convattn.layers.normalised_conv import NormalisedConv
 from convattn.layers.relative import (
     RelativeAttention,
@@ -21,10 +15,6 @@ __all__ = [
     "Content",
     "FactoredValues",
     "FrozenAttention",
-    "GatedRelativeAttention",
-    "GatedRelativeAttention1d",
-    "GatedRelativeAttention2d",
-    "GatedRelativeAttention3d",
     "MergedValues",
     "NormalisedConv",
     "RelativeAttention",

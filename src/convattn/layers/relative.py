@@ -154,7 +154,21 @@ class RelativeAttention(HasKernel, ABC):
     A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if requested. Keys are the pixels of
     the padded image; queries are the positions at which a convolution with the same arguments centres its window.
 
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/explanation/theory.md` §1.
+    A gate mixes two distributions in place of adding two scores, of which the larger one would drown the other:
+    A_h = (1 − s_h) softmax(content) + s_h softmax(position), with the same W_h. The share s comes from one
+    number per head:
+
+    - "sigmoid": s = σ(λ), λ = 1 at the start, a share of 0.73. s reaches 1 only by rounding, and then has no gradient.
+    - "tanh": s = 1 − tanh(g), g = 0 at the start: no content, exactly, and still a gradient, so that the gate can open.
+      A step that moves g below 0 subtracts content; the rows of A still sum to one. At g = 0 exactly queries and keys
+      have the gradient zero; they learn from the first step on that moves g.
+
+    While every g is exactly 0 and no gradient is asked for, content is not computed: the layer computes as it would
+    without content, on the same path and to the same bits. With gradients, in compiled graphs, or once a gate is open,
+    the weights of every query and key are computed, some images at a time (`plan` says how much memory that takes).
+
+    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/explanation/theory.md` §1. "sigmoid" is d'Ascoli et al. 2021
+    (ConViT), eq. 6; theory §6.
 
     Attributes:
         dims: Number of spatial axes.
@@ -168,6 +182,7 @@ class RelativeAttention(HasKernel, ABC):
 
     dims: ClassVar[int]
     gate: nn.Parameter | None
+    gate_kind: GateKind | None
 
     def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of attention
         self,
@@ -178,6 +193,7 @@ class RelativeAttention(HasKernel, ABC):
         *,
         head_width: int | None = None,
         content: bool | Content = False,
+        gate: GateKind | None = None,
         kernel_size: PerAxis = 1,
         stride: PerAxis = 1,
         padding: Padding = 0,
@@ -188,7 +204,6 @@ class RelativeAttention(HasKernel, ABC):
         bias: bool = True,
         dropout: float = 0.0,
         impl: str = "auto",
-        kernel_values: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -201,7 +216,10 @@ class RelativeAttention(HasKernel, ABC):
             encoding: Name of an encoding, built with its defaults; an encoding for as many heads and axes; or a
                 function of displacements, (*points, dims) in pixels → (heads, *points).
             head_width: D_h ≥ 1; None holds each W_h whole ("merged" heads, of full rank).
-            content: Whether scores depend on the input, or which of their terms do.
+            content: Whether scores depend on the input, or which of their terms do; with a gate they always do, by
+                content–content alone unless a `Content` says more.
+            gate: How each head mixes a softmax of content with one of position: "sigmoid", which starts at a share of
+                0.73 for position, or "tanh", which starts at exactly 1, without content; None adds the two scores.
             kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
                 attended to.
             stride: Step of the queries, ≥ 1.
@@ -218,15 +236,12 @@ class RelativeAttention(HasKernel, ABC):
                 by itself; without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
                 "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
                 axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
-            kernel_values: Whether the matrices W_h are held as the kernel of a convolution, (out_channels,
-                in_channels // groups, *kernel_size), which takes one head per tap; None does so if the layer runs as
-                that convolution, because its encoding is a `Shift`. The function is the same.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
         Raises:
             ArgumentError: An argument is out of range or does not fit the others.
-            UnknownNameError: The name of the encoding, the padding mode or the path is unknown.
+            UnknownNameError: The name of the encoding, the gate, the padding mode or the path is unknown.
         """
         super().__init__()
         sizes = require_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
@@ -246,23 +261,16 @@ class RelativeAttention(HasKernel, ABC):
         self._window = (
             window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
         )
-        if kernel_values is None:
-            kernel_values = (
-                head_width is None
-                and impl in _CONVOLUTION_PATHS
-                and _is_window(self.encoding, geometry)
-            )
+        is_kernel = head_width is None and _is_window(self.encoding, geometry)
         self.values = make_values(
             num_heads,
             in_channels,
             out_channels,
             groups,
             head_width,
-            geometry.kernel_size if kernel_values else None,
+            geometry.kernel_size if is_kernel else None,
         )
-        if not isinstance(content, bool | Content):
-            raise ArgumentError(must_be("content", "True, False or a Content", content))
-        self.content_terms = terms = Content() if content is True else content or None
+        self.content_terms = terms = _content_terms(content, gate)
         self.content = (
             ContentScores(terms, in_channels, num_heads, self.encoding.feature_width)
             if terms
@@ -272,8 +280,8 @@ class RelativeAttention(HasKernel, ABC):
         self.bias = (
             nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
         )
-        self.gate_kind: GateKind | None = None
-        self.register_parameter("gate", None)
+        self.gate_kind = gate
+        self.gate = None if gate is None else nn.Parameter(start_of_gate(gate, num_heads))
         self.impl = impl
         self.to(device=device, dtype=dtype)
 
@@ -402,8 +410,7 @@ class RelativeAttention(HasKernel, ABC):
             "bias": self.bias is not None,
             "dropout": self.dropout,
             "impl": self.impl,
-            "kernel_values": self.values.kernel_size is not None,
-            **({} if self.gate_kind is None else {"gate": self.gate_kind}),
+            "gate": self.gate_kind,
         }
 
     def extra_repr(self) -> str:
@@ -414,7 +421,7 @@ class RelativeAttention(HasKernel, ABC):
             "bias": True,
             "dropout": 0.0,
             "impl": "auto",
-            "gate": "sigmoid",
+            "gate": None,
         }
         plain |= vars(Geometry.parse(self.dims))
         given = {**self.options(), **vars(self.geometry)}
@@ -615,7 +622,9 @@ class RelativeAttention2d(RelativeAttention):
         encoding: Name of an encoding, as "quadratic", an `Encoding`, or a function of displacements,
             (…, 2) in pixels → (heads, …).
         head_width: D_h ≥ 1; None holds each W_h whole.
-        content: Whether scores depend on the input, or, as a `Content`, which of their terms do.
+        content: Whether scores depend on the input, or, as a `Content`, which of their terms do; with a gate they do.
+        gate: None adds scores of content and position. "sigmoid" and "tanh" mix a softmax of each by a learned share,
+            which "tanh" starts without content.
         kernel_size: Window that gives the output its size; it does not limit what is attended to.
         stride: Step of the queries, ≥ 1.
         padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
@@ -626,7 +635,6 @@ class RelativeAttention2d(RelativeAttention):
         bias: Whether there is a bias b.
         dropout: Probability in [0, 1) with which an attention weight is dropped in training.
         impl: "auto", or what computes: "reference", "content", "dense", "flex", "fourier", "separable" or "shift".
-        kernel_values: Whether the W_h are held as the kernel of a convolution; None does so for the heads of a `Shift`.
         device: Where to put the parameters.
         dtype: Dtype of the parameters, the encoding's included.
 
@@ -717,6 +725,24 @@ def _fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: floa
             )
         )
     return impl
+
+
+def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
+    """Returns the content terms of a layer; None if its scores do not depend on the input."""
+    if gate not in (None, "sigmoid", "tanh"):
+        raise UnknownNameError("gate", gate, ("sigmoid", "tanh"))
+    if isinstance(content, Content):
+        return content
+    if not isinstance(content, bool):
+        raise ArgumentError(must_be("content", "True, False or a Content", content))
+    if gate is not None:
+        return Content(position=False, content_bias=False)
+    return Content() if content else None
+
+
+def start_of_gate(kind: GateKind, num_heads: int) -> Float[Tensor, " heads"]:
+    """Returns λ = 1, a share of position of 0.73, or g = 0, a share of exactly 1."""
+    return torch.ones(num_heads) if kind == "sigmoid" else torch.zeros(num_heads)
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:

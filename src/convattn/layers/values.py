@@ -1,13 +1,11 @@
 """The heads' matrices W_h, held whole or as a product of two narrow ones."""
 
-import math
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, must_be
 from convattn.functional import HeadMaps
 
 
@@ -131,9 +129,6 @@ def make_values(
     kernel_size: tuple[int, ...] | None,
 ) -> MergedValues | FactoredValues:
     """Draws the matrices of a layer: factored if a head width is given, held as a kernel if its size is given."""
-    if kernel_size is not None and (head_width is not None or math.prod(kernel_size) != num_heads):
-        expected = f"False with head_width={head_width} and {num_heads} heads for a window of {kernel_size}"
-        raise ArgumentError(must_be("kernel_values", expected, True))
     if head_width is None:
         return MergedValues(num_heads, inputs, outputs, groups, kernel_size=kernel_size)
     return FactoredValues(num_heads, inputs, outputs, groups, head_width=head_width)

@@ -25,7 +25,6 @@ from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownN
 from convattn.grid import PADDING_MODES, axis_lists, whole_number
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention,
     RelativeAttention2d,
 )
@@ -153,8 +152,7 @@ class AttentionNet(MixingNet):
     Attributes:
         patches: Space-to-depth, invertible by `nn.PixelShuffle`.
         embed: Linear map of a patch to the network's width.
-        blocks: The blocks, first to last; each block's `mixer` is a `RelativeAttention2d`, or gated a
-            `GatedRelativeAttention2d`.
+        blocks: The blocks, first to last; each block's `mixer` is a `RelativeAttention2d`, with a gate if `gated`.
         head: Linear map of the mean pixel to class scores.
         heads: Number of heads of each block.
 
@@ -255,10 +253,11 @@ class AttentionNet(MixingNet):
             layer["content"] = _content(
                 width, gated=gated, shared_position=encoding == "learned_axial"
             )
-        kind = GatedRelativeAttention2d if gated else RelativeAttention2d
+        if gated:
+            layer["gate"] = "sigmoid"
         block_heads = axis_lists("heads", heads, depth, least=1)
         mixers = [
-            kind(
+            RelativeAttention2d(
                 width, width, number, _create_encoding(encoding, number, centres, options), **layer
             )
             for number in block_heads

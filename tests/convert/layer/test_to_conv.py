@@ -13,7 +13,6 @@ from convattn.convert.to_conv import HardHeads
 from convattn.encodings import ENCODINGS, LearnedTable, Quadratic, create_encoding
 from convattn.errors import ArgumentError
 from convattn.layers import (
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
@@ -216,7 +215,9 @@ def test_hard_heads_outside_a_kernel_asked_for_are_missed_and_said():
 
 
 def test_a_closed_gate_is_a_convolution():
-    layer = seeded(GatedRelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1)
+    layer = seeded(
+        RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1, gate="sigmoid"
+    )
     nn.init.constant_(layer.gate, 30.0)
     _, certificate = attention_to_conv(layer, spatial=(7, 8))
     assert certificate.verdict != "failed"

@@ -16,7 +16,6 @@ from convattn.errors import (
 )
 from convattn.layers import (
     Content,
-    GatedRelativeAttention2d,
     RelativeAttention1d,
     RelativeAttention2d,
 )
@@ -62,7 +61,7 @@ def plain(**options):
         ),
         (lambda: plain(content=Content()), ConversionError, "its scores depend on content"),
         (
-            lambda: GatedRelativeAttention2d(2, 2, 4, "quadratic"),
+            lambda: RelativeAttention2d(2, 2, 4, "quadratic", gate="sigmoid"),
             ConversionError,
             r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
         ),

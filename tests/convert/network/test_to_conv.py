@@ -14,7 +14,7 @@ from convattn import load_network, save_network
 from convattn.convert import attention_to_conv, network_to_conv
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention1d, RelativeAttention2d
+from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet, ConvNet
 from convattn.testing.budget import assert_within_budget, roundings
 
@@ -195,7 +195,7 @@ def test_what_cannot_be_converted_stays_and_says_why():
     torch.manual_seed(0)
     model = nn.Sequential(
         RelativeAttention2d(3, 3, 4, "quadratic", content=True),
-        GatedRelativeAttention2d(3, 3, 4, "quadratic"),
+        RelativeAttention2d(3, 3, 4, "quadratic", gate="sigmoid"),
         hooked(hard(nn.Conv2d(3, 3, 1))),
         hard(nn.Conv2d(3, 3, 1)),
     ).eval()

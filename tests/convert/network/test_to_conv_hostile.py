@@ -17,7 +17,7 @@ from torch import nn
 
 from convattn import attention_to_conv, conv_to_attention, network_to_conv
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
-from convattn.layers import GatedRelativeAttention2d, RelativeAttention2d
+from convattn.layers import RelativeAttention2d
 
 
 def hard(channels=4):
@@ -51,7 +51,7 @@ REFUSED = {
         "its scores depend on content",
     ),
     "gate": (
-        lambda: GatedRelativeAttention2d(3, 4, 4, "quadratic"),
+        lambda: RelativeAttention2d(3, 4, 4, "quadratic", gate="sigmoid"),
         "its gate is open: head 0 gives",
     ),
     "nan": (not_a_number, r"its values\.weight must be finite, but holds 1 NaN or infinite number"),

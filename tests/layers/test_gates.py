@@ -10,20 +10,13 @@ from convattn.convert import conv_to_attention
 from convattn.errors import UnknownNameError
 from convattn.layers import (
     Content,
-    GatedRelativeAttention1d,
-    GatedRelativeAttention2d,
-    GatedRelativeAttention3d,
     RelativeAttention1d,
     RelativeAttention2d,
     RelativeAttention3d,
 )
 from convattn.testing.budget import assert_within_budget, references
 
-KINDS = {
-    1: (GatedRelativeAttention1d, RelativeAttention1d),
-    2: (GatedRelativeAttention2d, RelativeAttention2d),
-    3: (GatedRelativeAttention3d, RelativeAttention3d),
-}
+KINDS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 CONVOLUTIONS = {
     "1d": (nn.Conv1d(4, 6, 5, padding=2, groups=2), (4, 11)),
     "2d": (nn.Conv2d(3, 5, 3, padding=1), (3, 5, 7)),
@@ -45,11 +38,8 @@ def pixels(*shape, dtype=torch.float32):
 def pair(dims, encoding, **options):
     """Returns a layer with closed gates and the one without content that holds the same numbers."""
     torch.manual_seed(0)
-    gated, plain = KINDS[dims]
-    closed, alone = (
-        gated(4, 6, 4, encoding, gate="tanh", **options),
-        plain(4, 6, 4, encoding, **options),
-    )
+    closed = KINDS[dims](4, 6, 4, encoding, gate="tanh", **options)
+    alone = KINDS[dims](4, 6, 4, encoding, **options)
     alone.load_state_dict({name: closed.state_dict()[name] for name in alone.state_dict()})
     return closed.eval(), alone.eval()
 
@@ -106,7 +96,7 @@ def test_a_gate_that_opens_is_seen_at_once():
 
 @pytest.mark.parametrize("gate", [-1.5, 0.7])
 def test_rows_sum_to_one_where_content_is_subtracted_too(gate):
-    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic", gate="tanh").double()
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="tanh").double()
     nn.init.constant_(layer.gate, gate)
     sums = layer.attention(pixels(2, 4, 3, 5, dtype=torch.float64)).sum((-1, -2))
     assert (sums - 1).abs().max() <= 100 * torch.finfo(torch.float64).eps
@@ -141,17 +131,17 @@ def test_a_gate_opens_where_the_task_needs_content():
 
 
 def test_the_gate_is_kept_in_the_arguments_and_shown():
-    layer = GatedRelativeAttention2d(4, 6, 2, "quadratic", gate="tanh")
+    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="tanh")
     assert layer.options()["gate"] == "tanh"
     assert "gate='tanh'" in repr(layer)
-    assert "gate=" not in repr(GatedRelativeAttention2d(4, 6, 2, "quadratic"))
-    assert "gate" not in RelativeAttention2d(4, 6, 2, "quadratic").options()
+    assert "gate=" not in repr(RelativeAttention2d(4, 6, 2, "quadratic"))
+    assert RelativeAttention2d(4, 6, 2, "quadratic").options()["gate"] is None
 
 
 @pytest.mark.usefixtures("without_type_checks")
 def test_unknown_gate_is_named():
     with pytest.raises(UnknownNameError, match="unknown gate 'tan': did you mean 'tanh'"):
-        GatedRelativeAttention2d(4, 6, 2, "quadratic", gate="tan")
+        RelativeAttention2d(4, 6, 2, "quadratic", gate="tan")
 
 
 def test_an_exported_layer_with_a_closed_gate_computes_the_same():
