@@ -1,4 +1,4 @@
-"""The documents: README code runs, examples run, commands exist, and every relative link leads somewhere."""
+"""The documents: code runs, commands exist, every relative link leads somewhere, and files agree on versions."""
 
 import os
 import re
@@ -13,63 +13,33 @@ import pytest
 from convattn import __version__
 
 ROOT = Path(__file__).parents[1]
-NOT_OURS = {"build", "dist", "runs", "demo", "node_modules"}
-PAGES = sorted(
-    page
-    for page in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part in NOT_OURS for part in page.relative_to(ROOT).parts)
-)
+WRITTEN_BY_TOOLS = {"build", "dist", "runs", "demo", "node_modules"}
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 RUNNABLE_FOLDERS = ("docs/how-to", "docs/explanation", "docs/reference")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def read(path: Path | str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
 def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def is_ours(path: Path) -> bool:
+    folders = path.relative_to(ROOT).parts
+    return WRITTEN_BY_TOOLS.isdisjoint(folders) and not folders[0].startswith(".")
+
+
 def blocks(page: Path, language: str) -> list[str]:
-    return [
-        code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language
-    ]
+    fenced = FENCE.findall(read(page))
+    return [code for tag, code in fenced if tag == language]
 
 
-RUNNABLE = [
-    page
-    for page in PAGES
-    if name(page) == "README.md"
-    or (name(page).startswith(RUNNABLE_FOLDERS) and blocks(page, "python"))
-]
-
-
-def anchors(page: Path) -> set[str]:
-    """Give the fragment of every heading, the way GitHub derives it."""
-    headings = re.findall(
-        r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE
-    )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def relative_links(page: Path) -> list[str]:
-    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
-    targets = re.findall(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)", text)
-    return [target for target in targets if not re.match(r"[a-z]+:", target)]
-
-
-def broken_links(page: Path) -> list[str]:
-    broken = []
-    for link in relative_links(page):
-        path, _, fragment = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        lost_anchor = (
-            fragment
-            and target.suffix == ".md"
-            and target.exists()
-            and fragment not in anchors(target)
-        )
-        if not target.exists() or lost_anchor:
-            broken.append(link)
-    return broken
+PAGES = sorted(filter(is_ours, ROOT.rglob("*.md")))
+RUNNABLE = [page for page in PAGES if name(page).startswith(RUNNABLE_FOLDERS)]
+RUNNABLE = [ROOT / "README.md", *(page for page in RUNNABLE if blocks(page, "python"))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
@@ -90,35 +60,38 @@ def test_the_commands_of_an_analysis_run_as_pasted(tmp_path):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_example_runs(example, tmp_path, monkeypatch, encodings_forgotten):
-    assert "assert" in example.read_text(encoding="utf-8"), (
-        "an example ends by asserting what it showed"
-    )
+    assert "assert" in read(example), "an example ends by asserting what it showed"
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_relative_links_resolve(page):
-    assert broken_links(page) == []
+def anchors(text: str) -> set[str]:
+    """Gives the fragment of every heading, the way GitHub derives it."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_make_commands_exist(page):
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
-    commands = "\n".join(
-        blocks(page, "sh") + re.findall(r"`(make [^`\n]*)`", page.read_text(encoding="utf-8"))
-    )
-    assert set(re.findall(r"^make ([a-z]+)", commands, flags=re.MULTILINE)) <= targets
+def relative_links(text: str) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    targets = re.findall(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)", text)
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
-def test_docstrings_name_pages_by_their_path():
-    for file in sorted((ROOT / "src").rglob("*.py")):
-        named = set(re.findall(r"[\w/-]+\.md\b", file.read_text(encoding="utf-8"))) - {
-            "README.md",
-            "study.md",
-        }
-        assert all((ROOT / page).is_file() for page in named), f"{name(file)} names {named}"
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, fragment = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    return not fragment or target.suffix != ".md" or fragment in anchors(read(target))
+
+
+def broken_links(page: Path) -> list[str]:
+    return [link for link in relative_links(read(page)) if not leads_somewhere(page, link)]
+
+
+def test_relative_links_resolve():
+    broken = {name(page): broken_links(page) for page in PAGES}
+    assert {page: links for page, links in broken.items() if links} == {}
 
 
 def test_a_broken_link_is_found(tmp_path):
@@ -129,13 +102,34 @@ def test_a_broken_link_is_found(tmp_path):
     assert broken_links(page) == ["#three", "gone.md"]
 
 
+def test_make_commands_exist():
+    targets = re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE)
+    for page in PAGES:
+        code = blocks(page, "sh") + re.findall(r"`(make [^`\n]*)`", read(page))
+        commands = re.findall(r"^make ([a-z-]+)", "\n".join(code), flags=re.MULTILINE)
+        assert set(commands) <= set(targets), name(page)
+
+
+def test_files_that_the_makefile_names_exist():
+    files = re.findall(r"\b(\w+/[\w/]+\.py)\b", read("Makefile"))
+    places = [ROOT, ROOT / "tests"]
+    assert len(files) > 5
+    for file in files:
+        assert any((place / file).is_file() for place in places), file
+
+
+def test_docstrings_name_pages_by_their_path():
+    written = {"README.md", "study.md"}
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for page in set(re.findall(r"[\w/-]+\.md\b", read(file))) - written:
+            assert (ROOT / page).is_file(), f"{name(file)} names {page}"
+
+
 def test_a_packages_page_has_no_relative_pictures_and_links():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    hooks = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]
+    text = read("README.md")
     assert re.findall(r"\]\((?!https:)", text)
-    for change in settings["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"][
-        "substitutions"
-    ]:
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     assert not re.findall(r"!\[|\]\((?!https:)", text)
     assert "Tutorials · how-to guides · explanation" in text
@@ -146,20 +140,14 @@ def test_a_packages_page_has_no_relative_pictures_and_links():
 
 
 def test_a_source_archive_has_what_its_commands_need():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    kept = set(settings["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) | {
-        "/LICENSE",
-        "/pyproject.toml",
-    }
-    text = "".join(
-        (ROOT / name).read_text(encoding="utf-8")
-        for name in ("Makefile", "README.md", "scripts/check")
-    )
-    named = {word for word in re.findall(r"[\w.-]+", text) if (ROOT / word).is_file()}
-    assert {"package.json", ".npmrc", "CONTRIBUTING.md"} <= named
-    assert {f"/{name}" for name in {*named, "README.md"}} <= kept
+    settings = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]
+    packed = {*settings["sdist"]["include"], "/LICENSE", "/pyproject.toml"}
+    text = read("Makefile") + read("README.md") + read("scripts/check")
+    needed = {word for word in re.findall(r"[\w.-]+", text) if (ROOT / word).is_file()}
+    assert needed >= {"package.json", ".npmrc", "CONTRIBUTING.md"}
+    assert packed >= {f"/{word}" for word in {*needed, "README.md"}}
 
 
-def test_the_citation_has_the_version_of_the_package():
-    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"## {__version__}," in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+def test_the_citation_and_the_changelog_have_the_version_of_the_package():
+    assert f"version: {__version__}\n" in read("CITATION.cff")
+    assert f"## {__version__}," in read("CHANGELOG.md")

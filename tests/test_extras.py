@@ -8,16 +8,18 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 from convattn.cli.info import _optional_packages
 from convattn.lab.loop import TRACKERS
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "convattn"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = PROJECT["optional-dependencies"]
+EXTRAS = {
+    extra: [Requirement(line) for line in lines]
+    for extra, lines in PROJECT["optional-dependencies"].items()
+}
 BUNDLES = {"all", "dev"}
 TOOLS = {"docs"}
 """Extras for who develops the library, which `all` leaves out."""
@@ -40,71 +42,66 @@ BY_TORCH = {"onnx", "onnxscript"}
 """What `torch.onnx` imports on its own, for networks that are exported as docs/how-to/convert.md says."""
 
 
-def requirements(extra: str) -> list[Requirement]:
-    """Read what an extra asks for, itself and not through other extras."""
-    found = [Requirement(line) for line in EXTRAS[extra]]
-    return [one for one in found if one.name != "convattn"]
+def packages(*bundles: str) -> list[tuple[str, Requirement]]:
+    """Lists what extras, and bundles of them, ask for: each itself and not through other extras."""
+    pairs = []
+    for extra in [*(EXTRAS.keys() - BUNDLES), *bundles]:
+        pairs += [(extra, needed) for needed in EXTRAS[extra] if needed.name != "convattn"]
+    return pairs
 
 
-PAIRS = [(extra, one) for extra in EXTRAS if extra not in BUNDLES for one in requirements(extra)]
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
 
 
-def imported_modules(text: str) -> set[str]:
-    """List the packages that a file's code imports, by a statement or by `optional_module`."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
+def source_files(*folders: Path) -> dict[Path, str]:
+    """Reads Python files: path → text."""
+    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return {path: path.read_text(encoding="utf-8") for path in paths}
+
+
+def imported_modules(nodes) -> set[str]:
+    """Lists the packages that pieces of code import, by a statement or by `optional_module`."""
+    modules = set()
+    for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "optional_module"
-        ):
-            found.add(ast.literal_eval(node.args[0]).partition(".")[0])
-    return found
+            modules.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "optional_module":
+            modules.add(ast.literal_eval(node.args[0]))
+    return {module.partition(".")[0] for module in modules}
 
 
-@pytest.fixture(scope="module")
-def used() -> set[str]:
-    """Whatever the library, its benchmarks, its evidence and the program of the export's test import, and trackers by name."""
-    files = [
-        path
-        for folder in ("src", "benchmarks", "evidence")
-        for path in (ROOT / folder).rglob("*.py")
-    ]
-    modules = set().union(*(imported_modules(path.read_text(encoding="utf-8")) for path in files))
+def imports_when_imported(text: str) -> set[str]:
+    """Lists the packages that importing a file imports, without what functions and TYPE_CHECKING hold."""
+    return imported_modules(ast.parse(text).body)
+
+
+def test_code_uses_what_an_extra_brings():
     site = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
-    built = re.findall(r'^(?:    |html_theme = )"(\w+)",?$', site, flags=re.MULTILINE)
-    exported = re.findall(
-        r"^import (\w+)", (ROOT / "tests/models/test_export.py").read_text(), flags=re.MULTILINE
-    )
-    return {*modules, *exported, *built, *imported_modules(site), *TRACKERS, *BY_TORCH}
-
-
-@pytest.mark.parametrize(("extra", "requirement"), PAIRS, ids=lambda one: getattr(one, "name", one))
-def test_code_uses_what_an_extra_brings(extra, requirement, used):
-    assert MODULES.get(requirement.name, requirement.name) in used
-
-
-def module_level_imports(text: str) -> set[str]:
-    """List the packages that importing a file imports, whatever stands in functions and under TYPE_CHECKING."""
-    plain = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return imported_modules("\n".join(map(ast.unparse, plain)))
+    export = (ROOT / "tests/models/test_export.py").read_text(encoding="utf-8")
+    used = {*TRACKERS, *BY_TORCH, *imported_modules(ast.walk(ast.parse(site)))}
+    used.update(re.findall(r'^(?:    |html_theme = )"(\w+)",?$', site, flags=re.MULTILINE))
+    used.update(re.findall(r"^import (\w+)", export, flags=re.MULTILINE))
+    for text in source_files(PACKAGE, ROOT / "benchmarks", ROOT / "evidence").values():
+        used |= imported_modules(ast.walk(ast.parse(text)))
+    for extra, needed in packages():
+        assert MODULES.get(needed.name, needed.name) in used, f"{needed.name} of {extra}"
 
 
 def test_the_core_imports_what_is_always_installed_and_no_more():
-    always = (
-        {Requirement(line).name for line in PROJECT["dependencies"]}
-        | sys.stdlib_module_names
-        | {"convattn"}
-    )
-    for path in sorted((ROOT / "src" / "convattn").rglob("*.py")):
-        room = path.relative_to(ROOT / "src" / "convattn").parts[0]
-        if room not in OUTSIDE_THE_CORE:
-            surplus = module_level_imports(path.read_text(encoding="utf-8")) - always
+    installed = {Requirement(line).name for line in PROJECT["dependencies"]}
+    installed |= sys.stdlib_module_names | {"convattn"}
+    for path, text in source_files(PACKAGE).items():
+        if room_of(path) not in OUTSIDE_THE_CORE:
+            surplus = imports_when_imported(text) - installed
             assert not surplus, f"{path} needs {surplus}: use optional_module in a function"
+
+
+def test_what_a_file_imports_is_seen():
+    text = "import PIL.Image\nfrom pyarrow import parquet\ndef later():\n    import scipy"
+    assert imports_when_imported(text) == {"PIL", "pyarrow"}
 
 
 BARE = """
@@ -112,20 +109,18 @@ import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys({optional}))
 import convattn
 from convattn import *
-for found in pkgutil.walk_packages(convattn.__path__, "convattn."):
-    if found.name != "convattn.__main__":
-        importlib.import_module(found.name)
+for module in pkgutil.walk_packages(convattn.__path__, "convattn."):
+    if module.name != "convattn.__main__":
+        importlib.import_module(module.name)
 """
 
 
 def test_every_module_is_imported_without_extras():
-    optional = sorted({MODULES.get(one.name, one.name) for _, one in PAIRS})
+    optional = sorted({MODULES.get(needed.name, needed.name) for _, needed in packages()})
     assert len(optional) > 20
-    program = BARE.format(optional=optional)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", BARE.format(optional=optional)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
 
 
 HINT = re.compile(r'(?:MissingDependencyError\(|optional_module\("[\w.]+", )"([\w-]+)", "(\w+)"\)')
@@ -133,51 +128,37 @@ HINT = re.compile(r'(?:MissingDependencyError\(|optional_module\("[\w.]+", )"([\
 
 
 def test_every_hint_names_the_extra_that_info_names(monkeypatch):
-    lines = [f"{one}; extra == '{extra}'" for extra, one in PAIRS]
+    lines = [f"{needed}; extra == '{extra}'" for extra, needed in packages()]
     monkeypatch.setattr(metadata, "requires", lambda _: lines)
-    known = _optional_packages()
-    assert known["timm"] == "timm"
-    named = [
-        (room, *found)
-        for path in (ROOT / "src" / "convattn").rglob("*.py")
-        for room in [path.relative_to(ROOT / "src" / "convattn").parts[0]]
-        for found in HINT.findall(path.read_text(encoding="utf-8"))
-        if room != "errors.py"  # examples
-    ]
-    assert len(named) > 15
-    assert not [
-        one for one in named if one[2] != known[one[1]] and (one[0], one[2]) != ("lab", "train")
-    ]
-
-
-def test_what_a_file_imports_is_seen():
-    text = "import PIL.Image\nfrom pyarrow import parquet\ndef later():\n    import scipy"
-    assert module_level_imports(text) == {"PIL", "pyarrow"}
+    extras = _optional_packages()
+    assert extras["timm"] == "timm"
+    hints = 0
+    for path, text in source_files(PACKAGE).items():
+        room = room_of(path)
+        if room == "errors.py":  # examples
+            continue
+        for package, extra in HINT.findall(text):
+            hints += 1
+            assert extra == extras[package] or (room, extra) == ("lab", "train"), path
+    assert hints > 15
 
 
 def test_pins_are_within_what_extras_ask():
-    pins: dict[str, list[Version]] = {}
-    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            pin = Requirement(line)
-            pins.setdefault(pin.name, []).append(Version(next(iter(pin.specifier)).version))
-    for extra in EXTRAS:
-        for one in requirements(extra):
-            assert one.name in pins, (
-                f"{one.name} of the extra {extra} is not in constraints.txt: run make constraints"
-            )
-            assert all(version in one.specifier for version in pins[one.name]), (
-                f"{one} against {pins[one.name]}"
-            )
+    pins: dict[str, list[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        pin = Requirement(line)
+        pins.setdefault(pin.name, []).append(str(pin.specifier).removeprefix("=="))
+    for extra, needed in packages(*BUNDLES):
+        assert needed.name in pins, f"{needed.name} of {extra} has no pin: run make constraints"
+        for version in pins[needed.name]:
+            assert version in needed.specifier, f"{needed} of {extra} and {version}"
 
 
 def test_all_is_everything_but_the_tools_of_development():
-    (line,) = EXTRAS["all"]
-    assert Requirement(line).extras == set(EXTRAS) - BUNDLES - TOOLS
+    (requirement,) = EXTRAS["all"]
+    assert requirement.extras == set(EXTRAS) - BUNDLES - TOOLS
 
 
 def test_the_readme_lists_every_extra():
-    table = re.findall(
-        r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    assert set(table) == set(EXTRAS)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == set(EXTRAS)

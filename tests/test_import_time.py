@@ -6,44 +6,32 @@ Modules are counted and not seconds, which a busy machine stretches: starting up
 import subprocess
 import sys
 
-MOST_OF_THE_ROOT, MOST_OF_THE_HELP = 45, 350
-"""Modules beyond those of Python's own start; 30 and 235 were counted, and half as many leave room for versions."""
+import pytest
+
+HEAVY = {"torch", "numpy", "einops", "jaxtyping"}
+HELP = "sys.argv = ['convattn', '--help']; from convattn.cli import main; main()"
 
 
 def loaded_modules(statement: str) -> set[str]:
-    """Run a statement in a fresh interpreter and return the modules that it loaded."""
-    program = (
-        f"import sys\ntry:\n    {statement}\nfinally:\n    print(*sys.modules, file=sys.stderr)"
-    )
-    return set(
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stderr.split()
-    )
+    """Runs a statement in a fresh interpreter and returns the modules that it loaded."""
+    lines = ["import sys", "try:", f"    {statement}", "finally:"]
+    lines.append("    print(*sys.modules, file=sys.stderr)")
+    command = [sys.executable, "-c", "\n".join(lines)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(finished.stderr.split())
 
 
-def test_import_loads_no_torch():
-    loaded = loaded_modules("import convattn")
+@pytest.mark.parametrize(
+    ("statement", "most"),  # modules beyond those of Python's own start: 30 and 235 were counted
+    [("import convattn", 45), (HELP, 350)],
+    ids=["import", "help"],
+)
+def test_starting_loads_no_torch_and_little(statement, most):
+    loaded = loaded_modules(statement)
     assert "convattn" in loaded
-    assert not loaded & {"torch", "numpy", "einops", "jaxtyping"}
+    assert not loaded & HEAVY
+    assert len(loaded - loaded_modules("pass")) <= most
 
 
 def test_what_is_loaded_is_seen():
     assert "numpy" in loaded_modules("import numpy")
-
-
-def test_import_loads_little():
-    assert len(loaded_modules("import convattn") - loaded_modules("pass")) <= MOST_OF_THE_ROOT
-
-
-def test_command_line_help_loads_no_torch():
-    loaded = loaded_modules(
-        "sys.argv = ['convattn', '--help']; from convattn.cli import main; main()"
-    )
-    assert "convattn.cli" in loaded
-    assert not loaded & {"torch", "numpy", "einops", "jaxtyping"}
-
-
-def test_command_line_help_loads_little():
-    statement = "sys.argv = ['convattn', '--help']; from convattn.cli import main; main()"
-    assert len(loaded_modules(statement) - loaded_modules("pass")) <= MOST_OF_THE_HELP

@@ -1,4 +1,4 @@
-"""The public interface: what is exported, what `__all__` says and what docs/reference/api lists are the same."""
+"""The public interface: the root's names, its imports for type checkers and docs/reference/api agree."""
 
 import ast
 import doctest
@@ -12,67 +12,74 @@ import pytest
 
 import convattn
 
-ROOT = Path(__file__).parents[1]
-PUBLIC = {name: getattr(convattn, name) for name in convattn.__all__}
-DESCRIBED = {name: item for name, item in PUBLIC.items() if name != "__version__"}
+API = Path(__file__).parents[1] / "docs" / "reference" / "api"
+MOST_NAMES = 40
+OBJECTS = [name for name in convattn.__all__ if name != "__version__"]
 
 
-def names_for_type_checkers() -> dict[str, str]:
-    """Read the imports under `if TYPE_CHECKING` in the root: name → module."""
-    tree = ast.parse(Path(convattn.__file__).read_text(encoding="utf-8"))
-    (block,) = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
-    return {alias.name: node.module for node in block.body for alias in node.names}
+def imports_for_type_checkers() -> dict[str, str]:
+    """Reads the imports under `if TYPE_CHECKING` in the root: name → module."""
+    modules = {}
+    for node in ast.parse(Path(convattn.__file__).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                for alias in statement.names:
+                    modules[alias.name] = statement.module
+    return modules
 
 
-def documented_names() -> list[str]:
-    """Read the names that open a line of a list in docs/reference/api."""
-    names = []
-    for page in (ROOT / "docs" / "reference" / "api").glob("*.md"):
-        names += re.findall(r"^- `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return names
-
-
-def test_names_are_few_sorted_and_documented_once():
-    assert len(PUBLIC) <= 40
+def test_the_root_has_few_names_in_order():
+    assert len(convattn.__all__) <= MOST_NAMES
     assert list(convattn.__all__) == sorted(set(convattn.__all__)) == dir(convattn)
-    assert sorted(documented_names()) == list(convattn.__all__)
 
 
 def test_type_checkers_see_what_python_sees():
-    homes = names_for_type_checkers()
-    assert {*homes, "__version__"} == {*PUBLIC}
-    for name, home in homes.items():
-        assert PUBLIC[name] is getattr(importlib.import_module(home), name), name
+    modules = imports_for_type_checkers()
+    assert sorted(modules) == sorted(OBJECTS)
+    for name, module in modules.items():
+        assert getattr(convattn, name) is getattr(importlib.import_module(module), name), name
 
 
-def test_every_name_has_an_example_that_runs():
-    for name, item in DESCRIBED.items():
-        examples = doctest.DocTestParser().get_examples(item.__doc__)
-        assert re.search(r"^ *Example:$", item.__doc__, re.MULTILINE), name
+def test_every_public_name_is_documented_once():
+    listed = []
+    for page in API.glob("*.md"):
+        listed += re.findall(r"^- `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(convattn.__all__)
+
+
+def test_every_public_name_has_an_example_that_runs():
+    parser = doctest.DocTestParser()
+    for name in OBJECTS:
+        docstring = getattr(convattn, name).__doc__
+        assert re.search(r"^ *Example:$", docstring, re.MULTILINE), name
+        examples = parser.get_examples(docstring)
         assert any(doctest.SKIP not in example.options for example in examples), name
 
 
-def test_every_function_documents_arguments_results_and_errors():
-    for name, function in DESCRIBED.items():
-        if not inspect.isfunction(function):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-        needed = {
-            "Args:": bool(inspect.signature(function).parameters),
-            "Returns:": ast.unparse(definition.returns) != "None",
-            "Raises:": any(isinstance(node, ast.Raise) for node in ast.walk(definition)),
-        }
-        for section, there in needed.items():
-            assert not there or section in function.__doc__, f"{name} has no {section}"
+def missing_sections(function) -> list[str]:
+    """Returns the sections that the docstring of a function needs and lacks."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    needed = []
+    if inspect.signature(function).parameters:
+        needed.append("Args:")
+    if ast.unparse(definition.returns) != "None":
+        needed.append("Returns:")
+    if any(isinstance(node, ast.Raise) for node in ast.walk(definition)):
+        needed.append("Raises:")
+    return [section for section in needed if section not in function.__doc__]
+
+
+def test_every_public_function_documents_arguments_results_and_errors():
+    for name in OBJECTS:
+        function = getattr(convattn, name)
+        if inspect.isfunction(function):
+            assert missing_sections(function) == [], name
 
 
 def test_an_unknown_name_raises():
-    message = r"^module 'convattn' has no attribute 'no_such_name'$"
-    with pytest.raises(AttributeError, match=message):
+    with pytest.raises(
+        AttributeError, match=r"^module 'convattn' has no attribute 'no_such_name'$"
+    ):
         convattn.no_such_name  # noqa: B018
     with pytest.raises(ImportError, match="no_such_name"):
         from convattn import no_such_name  # noqa: F401
