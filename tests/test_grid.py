@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
-from convattn.grid import PADDING_MODES, Axis, Geometry, axis_lists, whole_number
+from convattn.grid import PADDING_MODES, Axis, Geometry, Window, axis_lists, whole_number
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -258,3 +258,76 @@ def test_integers_of_numpy_are_integers():
     for odd in (True, np.True_):
         with pytest.raises(ArgumentError, match="groups must be an integer of at least 1, but is"):
             whole_number("groups", odd)
+
+
+def own_taps(geometry):
+    return tuple(-pixels for pixels in geometry.anchor), geometry.kernel_size, geometry.dilation
+
+
+@given(windows())
+def test_the_window_of_a_convolution_has_its_arguments(case):
+    sizes, options = case
+    geometry = Geometry.parse(len(sizes), **options)
+    window = Window.fit(geometry, *own_taps(geometry))
+    assert (window.padding, window.output_padding) == (options["padding"], None)
+    assert window.within(geometry)
+
+
+@given(windows(), st.data())
+def test_the_window_of_a_transposed_convolution_has_its_arguments(case, data):
+    sizes, options = case
+    steps = zip(options["stride"], options["dilation"], strict=True)
+    extra = tuple(data.draw(st.integers(0, max(pair) - 1)) for pair in steps)
+    pairs = []
+    for d, k, pad, more in zip(
+        options["dilation"], options["kernel_size"], options["padding"], extra, strict=True
+    ):
+        pairs.append((d * (k - 1) - pad, d * (k - 1) - pad + more))
+    geometry = Geometry.parse(
+        len(sizes),
+        kernel_size=options["kernel_size"],
+        dilation=options["dilation"],
+        padding=pairs,
+        input_dilation=options["stride"],
+    )
+    window = Window.fit(geometry, *own_taps(geometry), transposed=True)
+    assert (window.padding, window.output_padding) == (options["padding"], extra)
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "taps", "fits"),
+    [
+        ({}, -1, 3, True),
+        ({}, -1, 2, False),  # one output too many
+        ({"padding": 1, "kernel_size": 3}, 2, 1, False),  # would cut off pixels
+        ({"stride": 2}, 0, 2, False),  # for images of an odd size
+    ],
+)
+def test_a_window_keeps_the_number_of_outputs(options, first, taps, fits):
+    window = Window.fit(Geometry.parse(1, **options), (first,), (taps,), (1,))
+    assert (window is not None) == fits
+
+
+def test_a_window_may_fit_images_of_one_size_alone():
+    geometry = Geometry.parse(1, stride=2)
+    for size, fits in ((6, True), (7, False)):
+        window = Window.fit(geometry, (0,), (2,), (1,), axes=geometry.axes((size,)))
+        assert (window is not None) == fits
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stride": 2},
+        {"padding": 1, "kernel_size": 3, "padding_mode": "reflect"},
+    ],
+)
+def test_transposed_windows_have_no_stride_and_pad_with_zeros(options):
+    geometry = Geometry.parse(1, **options)
+    assert Window.fit(geometry, (0,), (1,), (1,), transposed=True) is None
+
+
+def test_taps_that_lead_out_of_the_keys_are_told():
+    geometry = Geometry.parse(1, kernel_size=3, padding=1)
+    assert not Window((-2,), (3,), (1,), (1,)).within(geometry)
+    assert not Window((-1,), (2,), (3,), (1,)).within(geometry)

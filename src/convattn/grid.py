@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from numbers import Integral
-from typing import TypeAlias, TypeGuard
+from typing import Literal, TypeAlias, TypeGuard
 
 import torch
 from jaxtyping import Int
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
 
-__all__ = ["PADDING_MODES", "Axis", "Geometry", "axis_lists", "is_whole", "whole_number"]
+__all__ = ["PADDING_MODES", "Axis", "Geometry", "Window", "axis_lists", "is_whole", "whole_number"]
 
 PADDING_MODES = ("circular", "reflect", "replicate", "zeros")
 """What is outside the image, by the names of `torch.nn.Conv2d`."""
@@ -159,9 +159,24 @@ class Geometry:
         )
 
     @property
+    def spreads(self) -> bool:
+        """Whether zeros lie between the input pixels on the key grid, as in a transposed convolution."""
+        return set(self.input_dilation) != {1}
+
+    @property
     def keeps_grid(self) -> bool:
         """Whether the keys are the image's own pixels: no padding and no input dilation."""
-        return all(pair == (0, 0) for pair in self.padding) and set(self.input_dilation) == {1}
+        return all(pair == (0, 0) for pair in self.padding) and not self.spreads
+
+    def first_pixel(self, number: int) -> int:
+        """Returns the displacement along an axis from the first query to the image's first pixel."""
+        return self.padding[number][0] - self.anchor[number]
+
+    def sum_of_ends(self, number: int) -> int:
+        """Returns the sum of first and last displacement with which a plain convolution keeps the output's size."""
+        before, after = self.padding[number]
+        span = self.dilation[number] * (self.kernel_size[number] - 1)
+        return before - after + span - 2 * self.anchor[number]
 
     def axes(self, spatial: Sequence[int]) -> tuple[Axis, ...]:
         """Returns where queries and keys stand along each axis of an image of given sizes, in pixels.
@@ -204,6 +219,95 @@ class Geometry:
                 index,
                 tuple(i * d - a for i, d, a in zip(index, self.dilation, self.anchor, strict=True)),
             )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Taps as the queries see them, and the arguments with which a convolution of torch has its taps there.
+
+    The layer's geometry says where queries and pixels stand. Along an axis, let the first tap be at displacement `low`
+    from the query and the last one at `high`, and the image's first pixel at `start` from the first query. A plain
+    convolution with padding p begins p pixels before the image, so p = start − low. A transposed one ends there, turned
+    round, so p = high − start. The number of outputs is right where low + high is what `Geometry.sum_of_ends` says; a
+    transposed convolution makes up a difference by its output padding.
+
+    Example:
+        >>> geometry = Geometry.parse(1, kernel_size=3, padding=1)
+        >>> Window.fit(geometry, (-2,), (5,), (1,)).padding
+        (2,)
+    """
+
+    first: tuple[int, ...]  # Displacement of the first tap from the query, in pixels per axis
+    taps: tuple[int, ...]  # Number of taps per axis
+    steps: tuple[int, ...]  # Step from one tap to the next, in pixels per axis
+    padding: tuple[int, ...] | Literal["same"]  # Argument of torch's convolution
+    # Argument of torch's transposed convolution; None for a plain one
+    output_padding: tuple[int, ...] | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        geometry: Geometry,
+        first: tuple[int, ...],
+        taps: tuple[int, ...],
+        steps: tuple[int, ...],
+        *,
+        transposed: bool = False,
+        axes: Sequence[Axis] | None = None,
+    ) -> "Window | None":
+        """Finds the arguments that put the taps there and keep the layer's number of outputs.
+
+        Args:
+            geometry: The layer's window, stride, padding and input dilation.
+            first: Displacement of the first tap from the query, in pixels per axis.
+            taps: Number of taps per axis.
+            steps: Step from one tap to the next, in pixels per axis.
+            transposed: Whether the convolution is a transposed one.
+            axes: Queries and keys of images of one size, to fit these alone; None fits images of every size.
+
+        Returns:
+            The window; None if torch has no such convolution. Whether it pads with what the layer pads with is for the
+            caller to see, except that a transposed one pads with zeros.
+        """
+        if transposed:
+            padded = any(pixels > 0 for pair in geometry.padding for pixels in pair)
+            if set(geometry.stride) != {1} or (padded and geometry.padding_mode != "zeros"):
+                return None
+        elif geometry.spreads:
+            return None
+        padding, extra = [], []
+        for number, (low, count, step) in enumerate(zip(first, taps, steps, strict=True)):
+            high, start = low + (count - 1) * step, geometry.first_pixel(number)
+            more = low + high - geometry.sum_of_ends(number)
+            if transposed:
+                pad, fits = high - start, 0 <= more < max(geometry.input_dilation[number], step)
+            else:
+                pad, fits = start - low, more == 0
+                if axes is not None:
+                    room = axes[number].keys - 1
+                    room -= geometry.dilation[number] * (geometry.kernel_size[number] - 1)
+                    stride = geometry.stride[number]
+                    fits = (room - more) // stride == room // stride
+            if pad < 0 or not fits:
+                return None
+            padding.append(pad)
+            extra.append(more)
+        return cls(first, taps, steps, tuple(padding), tuple(extra) if transposed else None)
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """Displacement of the last tap from the query, in pixels per axis."""
+        along = zip(self.first, self.taps, self.steps, strict=True)
+        return tuple(low + (count - 1) * step for low, count, step in along)
+
+    def within(self, geometry: Geometry) -> bool:
+        """Tells whether no tap leads out of the keys, from any query of any image."""
+        for number, (low, high) in enumerate(zip(self.first, self.last, strict=True)):
+            anchor = geometry.anchor[number]
+            span = geometry.dilation[number] * (geometry.kernel_size[number] - 1)
+            if low < -anchor or high > span - anchor:
+                return False
+        return True
 
 
 def _padding_pairs(
