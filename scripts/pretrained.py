@@ -24,9 +24,8 @@ from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
 from convattn.lab.augment import views
-from convattn.lab.recipe import load_recipe
 from convattn.lab.run_folder import HeadTrace, model_card
-from convattn.lab.run_setup import load_data
+from convattn.lab.run_setup import load_data_of
 from convattn.lab.tables import markdown_table
 from convattn.networks import load_network
 from convattn.networks.datasets import class_scores
@@ -239,7 +238,7 @@ def main(arguments: list[str]) -> int:
             find_revision()
         )  # before a folder is replaced, after which the checkout would count as changed
         try:
-            data = load_data(load_recipe(given.run / "recipe.toml").data)
+            data = load_data_of(RunRecord.load(given.run / "record.json"))
             if (target / CARD).is_file():
                 shutil.rmtree(target)
             card = store(

@@ -29,9 +29,10 @@ from convattn.files import write_atomically
 from convattn.heads import HeadSnapshot, read_heads
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.reproduction import reproduce
-from convattn.lab.run_setup import build_network, load_data
+from convattn.lab.run_setup import build_network, load_data_of
 from convattn.lab.study_record import paired_difference
 from convattn.lab.tables import markdown_table
+from convattn.provenance import RunRecord
 from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
 
 __all__ = ["draw", "drawn", "figures", "main", "page", "seen_by_layer"]
@@ -82,7 +83,7 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
             ]
     if study["differences"]:
         parts += ["## Beside the first network", difference_table(study["differences"], "network")]
-    data = load_data(load_recipe(runs[0].folder / "recipe.toml").data)
+    data = load_data_of(RunRecord.load(runs[0].folder / "record.json"))
     inputs = normalise(data.test.images[:images], data.mean, data.std)
     parts += ["## How far heads look", _seen(runs, data, inputs)]
     parts += [f"![{FIGURES[name]}](encodings/{name}.png)" for name in shown]
@@ -92,7 +93,7 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
     moved = _moved(runs)
     if moved:
         parts += ["## How far centres move", moved]
-    if study["search"] is not None:
+    if "search" in study:
         parts += ["## How the rates were chosen", _choices(study["search"])]
     return "\n\n".join([*parts, "## How it was measured", provenance(study, runs)]) + "\n"
 
@@ -101,7 +102,7 @@ def _accuracies(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
     """Tabulates the networks, best first."""
     chosen = (
         {}
-        if study["search"] is None
+        if "search" not in study
         else {item["label"]: item["values"] for item in study["search"]["choices"]}
     )
     rows = []

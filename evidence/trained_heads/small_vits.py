@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from convattn.data import (
     ImageDataset,
     ImageSplit,
-    cutmix,
     horizontal_flip,
     load_cifar10,
     normalise,
@@ -103,8 +102,45 @@ def batches(data: ImageDataset, run: Run, epoch: int) -> Iterator[tuple[Tensor, 
         images = normalise(horizontal_flip(images, generator=generator), data.mean, data.std)
         targets = nn.functional.one_hot(data.train.labels[rows], data.num_classes).float()
         if run.cutmix and torch.rand((), generator=generator) < 0.5:
-            images, targets = cutmix(images, targets, alpha=1.0, generator=generator)
+            images, targets = cutmix(images, targets, generator)
         yield images, targets
+
+
+def cutmix(images: Tensor, targets: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Pastes a box of another image of the batch into each, and mixes the targets by the share of pixels.
+
+    The box has ⌊rows · √(1 − λ)⌋ rows, columns likewise, with λ uniform for each image; its centre is uniform over the
+    pixels, and the border cuts it.
+
+    Source: Yun, Han, Oh, Chun, Choe, Yoo, "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable
+    Features", ICCV 2019.
+    """
+    batch, _, rows, cols = images.shape
+    partner = torch.randperm(batch, generator=generator)
+    side = (1 - uniform_shares(batch, generator)).sqrt()
+    row_inside = inside_box(rows, (rows * side).long(), generator)
+    col_inside = inside_box(cols, (cols * side).long(), generator)
+    pasted = row_inside[:, :, None] & col_inside[:, None, :]
+    mixed = torch.where(pasted[:, None], images[partner], images)
+    own = (1 - pasted.double().mean(dim=(1, 2)))[:, None]
+    shares = own.to(targets.dtype) * targets + (1 - own).to(targets.dtype) * targets[partner]
+    return mixed, shares
+
+
+def uniform_shares(number: int, generator: torch.Generator) -> Tensor:
+    """Draws uniform numbers as the case α = 1 of a draw of Beta(α, α), by which earlier runs are repeated exactly."""
+    uniform, turn = torch.rand(2, number, generator=generator, dtype=torch.float64)
+    exponent = uniform.log()
+    odds = exponent.exp() / -exponent.expm1()
+    cosine = (2 * math.pi * turn).cos()
+    return (1 + cosine / (odds + cosine**2).sqrt()) / 2
+
+
+def inside_box(pixels: int, sides: Tensor, generator: torch.Generator) -> Tensor:
+    """Draws a centre for the box of each image along one axis, and returns which pixels are inside."""
+    centre = torch.randint(pixels, sides.shape, generator=generator)
+    offset = torch.arange(pixels) - (centre - sides // 2)[:, None]
+    return (offset >= 0) & (offset < sides[:, None])
 
 
 def parameter_groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from convattn.networks.datasets import (
 )
 
 if TYPE_CHECKING:
-    from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop
+    from convattn.lab.augment import horizontal_flip, mirror, random_crop
     from convattn.lab.cifar10 import load_cifar10
 
 __all__ = [
@@ -24,14 +24,11 @@ __all__ = [
     "ImageDataset",
     "ImageSplit",
     "SampleImages",
-    "cutmix",
-    "cutout",
     "horizontal_flip",
     "load_cifar10",
     "load_digits",
     "load_samples",
     "mirror",
-    "mixup",
     "normalise",
     "random_crop",
 ]

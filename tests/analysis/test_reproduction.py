@@ -271,12 +271,10 @@ def test_runs_left_out_are_named(runs, tmp_path):
 
 def test_images_that_cannot_be_had_are_said(runs, tmp_path):
     run = copy_run(runs, "sa-learned-content-0", tmp_path / "runs")
-    recipe = (
-        (run / "recipe.toml")
-        .read_text()
-        .replace('name = "digits"', 'name = "cifar10"\nfolder = "no/such"')
-    )
-    (run / "recipe.toml").write_text(recipe)
+    (run / "recipe.toml").unlink()  # the record has the recipe
+    record = json.loads((run / "record.json").read_text())
+    record["recipe"]["data"] |= {"name": "cifar10", "folder": "no/such"}
+    (run / "record.json").write_text(json.dumps(record))
     result = reproduce(["fig6"], tmp_path / "runs", tmp_path / "out")
     assert result.targets[0].problem == "CIFAR-10: there is no folder no/such"
     empty = tmp_path / "empty"

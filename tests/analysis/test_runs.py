@@ -111,12 +111,7 @@ def test_runs_of_other_settings_or_data_are_not_mixed(run, difference):
 def test_folders_and_claims_make_no_difference(run):
     other = shutil.copytree(run, run.parent / "other")
     recipe = RunRecord.load(run / "record.json").recipe
-    change(
-        other,
-        claim="another",
-        seed=1,
-        data={**recipe["data"], "folder": "elsewhere"},
-    )
+    change(other, claim="another", seed=1, data={**recipe["data"], "folder": "elsewhere"})
     change_record(other, seed=1)
     (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
     assert len(group.runs) == 2

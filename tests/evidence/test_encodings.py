@@ -31,21 +31,23 @@ class Here(Engine):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A table of three networks and two seeds, with rates that a search of one seed has chosen."""
+    """A table of three networks and two seeds, and the rates from which theirs was taken."""
     place = tmp_path_factory.mktemp("studies")
     settings = {"scale": "tiny", "engine": Here()}
-    held_out = {**TINY, "data.held_out": "100"}
-    rates = {"optim.learning_rate": ("1e-30", "3e-3")}
-    study(RECIPES, output=place / "search", seeds=(0,), grid=rates, overrides=held_out, **settings)
-    study(
-        RECIPES,
-        output=place / "table",
-        seeds=(0, 1),
-        chosen=place / "search",
-        overrides=TINY,
-        **settings,
-    )
-    return place / "table"
+    study(RECIPES, output=place, seeds=(0, 1), overrides=TINY, **settings)
+    rates = {"1e-30": 0.1, "3e-3": 0.5}
+    candidates = [
+        {"values": {"optim.learning_rate": rate}, "accuracy": {"mean": mean}, "failed": []}
+        for rate, mean in rates.items()
+    ]
+    choices = [
+        {"label": label, "values": candidates[1]["values"], "candidates": candidates}
+        for label in RECIPES
+    ]
+    record = json.loads((place / "study.json").read_text())
+    search = {"command": "convattn study", "choices": choices}
+    (place / "study.json").write_text(json.dumps(record | {"search": search}))
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +209,12 @@ def test_what_failed_and_too_few_seeds_are_on_the_page(table, tmp_path):
     assert "| Out of luck |" in page
 
 
-def test_a_study_on_held_out_images_is_refused(table, tmp_path, capsys):
+def test_a_study_on_held_out_images_is_refused(tmp_path, capsys):
+    overrides = {**TINY, "data.held_out": "100"}
+    search = tmp_path / "search"
+    study(["convnet"], output=search, seeds=(0,), overrides=overrides, scale="tiny", engine=Here())
     with pytest.raises(SystemExit):
-        main(["--runs", str(table.parent / "search"), "--output", str(tmp_path / "docs")])
+        main(["--runs", str(search), "--output", str(tmp_path / "docs")])
     assert "finished runs on test images" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
 

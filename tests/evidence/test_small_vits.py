@@ -8,7 +8,7 @@ import torch
 from convattn.data import ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
 from evidence.trained_heads import small_vits
-from evidence.trained_heads.small_vits import Run, batches, load_small_vit, rate_at, train
+from evidence.trained_heads.small_vits import Run, batches, cutmix, load_small_vit, rate_at, train
 
 SMALL = {
     "img_size": 32,
@@ -83,6 +83,26 @@ def test_cutmix_is_in_half_of_the_batches(data):
     mixed = sum(bool((targets.max(1).values < 1).any()) for targets in drawn) / len(drawn)
     assert len(drawn) == 120
     assert 0.3 < mixed < 0.6  # a mixture of two images of one class, or of nothing, does not show
+
+
+def test_a_cut_image_holds_one_box_of_its_partner_and_the_target_counts_its_pixels():
+    numbers = torch.arange(11).float()
+    images = numbers.view(-1, 1, 1, 1).expand(11, 3, 5, 7)
+    for seed in range(20):
+        pasted, shares = cutmix(images, torch.eye(11), torch.Generator().manual_seed(seed))
+        for number, (image, share) in enumerate(zip(pasted, shares, strict=True)):
+            foreign = image[0] != number
+            rows, cols = foreign.any(dim=1), foreign.any(dim=0)
+            assert torch.equal(foreign, rows[:, None] & cols[None, :])
+            for side in (rows, cols):
+                assert (side.int().diff().abs().sum() + side[0] + side[-1]) in (0, 2)
+            partners = image[0][foreign].unique().long().tolist()
+            assert len(partners) <= 1
+            area = foreign.sum().item() / 35
+            expected = torch.zeros(11, dtype=torch.float64)
+            expected[number] += 1 - area
+            expected[partners] += area
+            assert (share - expected).abs().max() <= torch.finfo(torch.float32).eps
 
 
 def test_the_rate_warms_up_and_falls_to_nothing():

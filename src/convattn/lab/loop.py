@@ -256,7 +256,7 @@ def train(
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: Batch, cutout or reflected border do not fit the data, or all training images are held out.
+        RecipeError: Batch or reflected border do not fit the data, or all training images are held out.
         TrainingError: The loss is not finite.
 
     Warns:

@@ -1,6 +1,5 @@
 """The paper's figures, drawn from training runs: accuracy over epochs, where heads look, and what they attend to."""
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.paper_table import TABLE1
-from convattn.lab.recipe import DataRecipe, load_recipe
-from convattn.lab.run_setup import load_data
+from convattn.lab.run_setup import load_data_of
 from convattn.lab.runs import Run, RunGroup, read_metrics
 from convattn.lab.tables import write_parquet
 from convattn.layers import RelativeAttention
@@ -42,9 +40,7 @@ class Material:
     folder: Path | None = (
         None  # folder with the files of CIFAR-10, in place of the one that a run's recipe names
     )
-    _loaded: dict[DataRecipe, ImageDataset] = field(
-        default_factory=dict
-    )  # each data set is loaded once
+    _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # each data set is loaded once
 
     def run_of(self, recipe: str) -> Run:
         """Returns the run that figures of a recipe show: the one with the lowest seed."""
@@ -74,12 +70,11 @@ class Material:
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
         """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
         run = self.run_of(recipe)
-        data_recipe = load_recipe(run.folder / "recipe.toml").data
-        if self.folder is not None:
-            data_recipe = dataclasses.replace(data_recipe, folder=str(self.folder))
-        if data_recipe not in self._loaded:
-            self._loaded[data_recipe] = load_data(data_recipe)
-        data = self._loaded[data_recipe]
+        key = str(run.record.recipe["data"])
+        if key not in self._loaded:
+            folder = None if self.folder is None else str(self.folder)
+            self._loaded[key] = load_data_of(run.record, folder)
+        data = self._loaded[key]
         if data.record.hashes == run.record.data.hashes:
             return data, []
         return data, [

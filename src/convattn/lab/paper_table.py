@@ -50,7 +50,6 @@ TABLE1 = (
     PublishedRow("sa-distance-table-start", "SA function of distance, start of the table"),
     PublishedRow("sa-distance-content-gated", "SA function of distance, gated content"),
     PublishedRow("sa-quadratic-grid-init", "SA quadratic, centres start on a grid"),
-    PublishedRow("sa-quadratic-strong", "SA quadratic, present-day training"),
 )
 """Rows of table 1: the paper's in its order, then those that the paper leaves open."""
 

@@ -128,14 +128,6 @@ class DataRecipe(Section):
     alternate_flip: bool = (
         False  # Whether to mirror each image in every second epoch instead; needs `flip`
     )
-    cutout: Annotated[int, Range(0)] = (
-        0  # Side in pixels of a black square at a random place; 0 for none
-    )
-    mixup: Annotated[float, Range(0)] = (
-        0.0  # α of the shares λ ~ Beta(α, α) of two blended images; 0 for none
-    )
-    # α of a pasted piece of another image, likewise; with both, each batch uses one of the two at random
-    cutmix: Annotated[float, Range(0)] = 0.0
     # Training images, drawn with a fixed seed, that are not trained on, and measured in place of the test images; None
     # trains on all and measures the test images
     held_out: Count | None = None

@@ -61,6 +61,13 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     return with_held_out(load_digits() if recipe.name == "digits" else load_cifar10(folder), recipe)
 
 
+def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
+    """Loads the images that a run was trained and tested on, on the CPU; a folder replaces the one that it names."""
+    stated = record.recipe["data"]
+    place = stated.get("folder") if folder is None else folder
+    return load_data(DataRecipe(stated["name"], folder=place))
+
+
 def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
     """Returns a data set with held-out training images in place of its test images, if the recipe asks for them."""
     if recipe.held_out is None:

@@ -23,14 +23,12 @@ from convattn.lab.study_record import (
     Summary,
     compare,
     difference_in_words,
-    read_search,
     require_same_data,
-    search_warnings,
 )
 from convattn.lab.tables import markdown_table
 
 
-def study(  # noqa: PLR0913  (each is an option of the command)
+def study(
     recipes: Sequence[str | os.PathLike[str]],
     *,
     output: str | os.PathLike[str],
@@ -39,7 +37,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     overrides: Mapping[str, str] | None = None,
     grid: Mapping[str, Sequence[str]] | None = None,
     baseline: str | None = None,
-    chosen: str | os.PathLike[str] | None = None,
     engine: Engine | None = None,
 ) -> StudyRecord:
     """Runs every recipe, in every variant, with every seed, and compares them.
@@ -57,42 +54,29 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         grid: Several values by dotted key; every combination of them makes a variant ``NAME[KEY=VALUE]`` of every
             recipe.
         baseline: Recipe or variant with which the others are compared; by default the first.
-        chosen: Folder of an earlier study with held-out images and a grid; each recipe takes the values of its best
-            variant there. The record then holds the choice and all its candidates.
         engine: Carries out the runs; by default as local processes, one at a time.
 
     Returns:
         The record, as in ``study.json``.
 
     Raises:
-        ArgumentError: There are no recipes or seeds, or two runs would be the same; or `chosen` is no study with
-            held-out images, or one without these recipes.
-        CheckpointError: The folder holds something else, or another study is using it; or `chosen` holds no finished
-            study of this version.
+        ArgumentError: There are no recipes or seeds, or two runs would be the same.
+        CheckpointError: The folder holds something else, or another study is using it.
         DataError: Runs saw different data.
         MissingDependencyError: The engine's package is not installed.
         RecipeError: A recipe is wrong, or a run's folder holds a run of another recipe.
         UnknownNameError: There is no such recipe, or no such baseline.
     """
     overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
-    found, search = (None, None) if chosen is None else read_search(chosen)
-    values = None if search is None else {choice.label: choice.values for choice in search.choices}
-    runs = plan_runs(
-        recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid, chosen=values
-    )
-    notes = (
-        []
-        if chosen is None or found is None or search is None
-        else search_warnings(chosen, found, search, runs)
-    )
+    runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
     reference = _find_baseline(baseline, runs)
     place = Path(output)
     require_own(place, runs)
     place.mkdir(parents=True, exist_ok=True)
     with sole_use(place):
         _carry_out(runs, engine)
-        command = _command(recipes, seeds, scale, overrides, grid, baseline, chosen)
-        record = compare(runs, reference, command, search=search, search_warnings=notes)
+        command = _command(recipes, seeds, scale, overrides, grid, baseline)
+        record = compare(runs, reference, command)
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
     return record
@@ -149,7 +133,6 @@ def _command(
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
     baseline: str | None,
-    chosen: str | os.PathLike[str] | None,
 ) -> str:
     words = [
         "convattn",
@@ -164,7 +147,6 @@ def _command(
         word for key, values in grid.items() for word in ("--grid", f"{key}={','.join(values)}")
     ]
     words += [] if baseline is None else ["--baseline", baseline]
-    words += [] if chosen is None else ["--chosen", os.fspath(chosen)]
     return shlex.join(words)
 
 
@@ -173,7 +155,6 @@ def study_page(record: StudyRecord) -> str:
     parts = [
         "# Study",
         f"`{record.command}`",
-        *_search(record),
         *_groups(record),
         *_differences(record),
     ]
@@ -190,35 +171,6 @@ def study_page(record: StudyRecord) -> str:
         "\n".join(f"- {item}" for item in record.not_covered),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _search(record: StudyRecord) -> list[str]:
-    """Returns the table of what a search tried and chose for the recipes of this study."""
-    if record.search is None:
-        return []
-    here = {run.label.partition("[")[0] for run in record.runs}
-    rows = [
-        [
-            choice.label,
-            ", ".join(f"{key}={value}" for key, value in item.values.items()),
-            "none" if item.accuracy is None else _spread(item.accuracy),
-            "; ".join(map(_code, item.failed))
-            or ("**chosen**" if item.values == choice.values else ""),
-        ]
-        for choice in record.search.choices
-        if choice.label in here
-        for item in choice.candidates
-    ]
-    seeds, digest = ", ".join(map(str, record.search.seeds)), _code(record.search.study_sha256)
-    note = (
-        f"Chosen by the highest mean accuracy on held-out training images, seeds {seeds}, by "
-        f"{_code(record.search.command)} (SHA-256 of its study.json: {digest})."
-    )
-    return [
-        "## Choice",
-        markdown_table(("recipe", "values", "validation accuracy", ""), rows),
-        note,
-    ]
 
 
 def _groups(record: StudyRecord) -> list[str]:

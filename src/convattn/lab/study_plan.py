@@ -70,12 +70,11 @@ def plan_runs(
     scale: str | None,
     overrides: Mapping[str, str],
     grid: Mapping[str, Sequence[str]],
-    chosen: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[PlannedRun]:
     """Plans every run, by recipe, variant and seed, and checks every recipe before the first run begins.
 
-    Each combination of the values in `grid` is a variant. `chosen` has values for each recipe, by its name. Wrong
-    arguments, or two runs that would be the same, raise ArgumentError; recipes with different data raise DataError.
+    Each combination of the values in `grid` is a variant. Wrong arguments, or two runs that would be the same,
+    raise ArgumentError; recipes with different data raise DataError.
     """
     _check(recipes, seeds, overrides, grid)
     place, runs = Path(output).absolute(), []
@@ -85,12 +84,7 @@ def plan_runs(
     for given, variant, seed in itertools.product(recipes, variants, seeds):
         name = os.fspath(given)
         source = str(Path(name).absolute()) if name.endswith(".toml") else name
-        own = (
-            {}
-            if chosen is None
-            else _own_values(load_recipe(source).name, chosen, [*overrides, *grid])
-        )
-        changes = {**overrides, **own, **variant, "seed": str(seed)}
+        changes = {**overrides, **variant, "seed": str(seed)}
         recipe = load_recipe(source, scale=scale, overrides=changes)
         label = recipe.name + (
             f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else ""
@@ -100,20 +94,6 @@ def plan_runs(
         )
     _check_runs(runs)
     return runs
-
-
-def _own_values(
-    name: str, chosen: Mapping[str, Mapping[str, str]], given: Sequence[str]
-) -> Mapping[str, str]:
-    """Returns the values chosen for a recipe; a recipe without them, or a key given otherwise, raises ArgumentError."""
-    if name not in chosen:
-        raise ArgumentError(must_be("chosen", f"a study of {name} as well", ", ".join(chosen)))
-    for key in chosen[name]:
-        if key in given:
-            raise ArgumentError(
-                f"the key {key} is chosen by a study, and given in overrides or grid: remove one"
-            )
-    return chosen[name]
 
 
 def _check(

@@ -1,17 +1,12 @@
-"""Results of a study: the records, statistics over seeds, and the choice of the best variant."""
+"""Results of a study: the records, and statistics over seeds."""
 
-import hashlib
 import math
-import os
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
-from convattn.lab.recipe import differing_keys
+from convattn.errors import ArgumentError, DataError, must_be
 from convattn.lab.run_process import is_finished
 from convattn.lab.study_plan import PlannedRun, last_line, read_run
 from convattn.provenance import DataRecord, RunRecord
@@ -84,40 +79,10 @@ class StudyFailure:
 
 
 @dataclass(frozen=True)
-class StudyCandidate:
-    """A variant of a recipe in a search."""
-
-    values: dict[str, str]  # What makes the variant, by dotted key
-    accuracy: Summary | None  # Accuracy on held-out images; None where no run has finished
-    failed: tuple[
-        str, ...
-    ]  # Last line of the log of each run that did not finish; such a variant is not chosen
-
-
-@dataclass(frozen=True)
-class StudyChoice:
-    """What a search chose for a recipe."""
-
-    label: str  # The recipe
-    values: dict[str, str]  # Values of the variant with the highest mean accuracy, by dotted key
-    candidates: tuple[StudyCandidate, ...]  # Every variant, the chosen one as well
-
-
-@dataclass(frozen=True)
-class StudySearch:
-    """A study on held-out images, by which values were chosen."""
-
-    command: str  # Its command
-    study_sha256: str  # SHA-256 of its study.json
-    seeds: tuple[int, ...]  # Its seeds
-    choices: tuple[StudyChoice, ...]  # One for each of its recipes
-
-
-@dataclass(frozen=True)
 class StudyRecord(Record):
     """Results of recipes over seeds, and their differences."""
 
-    schema_version: ClassVar[int] = 3
+    schema_version: ClassVar[int] = 4
 
     command: str  # Command that repeats the study; with the study's folder as ``-o`` it continues the study
     seeds: tuple[int, ...]  # Seeds that each recipe is run with
@@ -135,7 +100,6 @@ class StudyRecord(Record):
         default=()
     )  # Different code revisions, versions or hardware of the runs
     not_covered: tuple[str, ...] = field(default=())  # What the study says nothing about
-    search: StudySearch | None = None  # The study by which values were chosen; None where none were
 
     @property
     def measured(self) -> str:
@@ -147,11 +111,6 @@ class StudyRecord(Record):
     def summary(self) -> str:
         """Returns the results, differences, warnings and failures as plain text, one line each."""
         lines = ["on held-out training images:"] if self.measured == "validation" else []
-        for choice in () if self.search is None else self.search.choices:
-            values = ", ".join(f"{key}={value}" for key, value in choice.values.items())
-            lines.append(
-                f"{choice.label}: chosen {values}, of {len(choice.candidates)} tried on held-out images"
-            )
         for group in self.groups:
             spread = (
                 ""
@@ -263,9 +222,6 @@ def compare(
     runs: Sequence[PlannedRun],
     baseline: str,
     command: str,
-    *,
-    search: StudySearch | None = None,
-    search_warnings: Sequence[str] = (),
 ) -> StudyRecord:
     """Makes the record of a study from the folders of its runs."""
     finished = [(run, *read_run(run)) for run in runs if is_finished(run.folder)]
@@ -312,12 +268,11 @@ def compare(
             if not is_finished(run.folder)
         ),
         data=records[0].data if records else None,
-        warnings=(*search_warnings, *_warnings(records)),
+        warnings=tuple(_warnings(records)),
         not_covered=(
             "whether the differences hold for other data, sizes or lengths of training",
             "errors of the many comparisons where there are many: each interval is of one difference alone",
         ),
-        search=search,
     )
 
 
@@ -350,129 +305,3 @@ def _warnings(records: Sequence[RunRecord]) -> list[str]:
     warnings = [f"the runs have different {words}: {values}" for words, values in differing.items()]
     dirty = sorted(revision for revision in found["code revisions"] if revision.endswith("-dirty"))
     return warnings + [f"the code differed from its revision: {revision}" for revision in dirty]
-
-
-_OF_THE_SEARCH = ("seed", "data.held_out", "data.folder")
-"""What a search may have otherwise than the runs that follow it, without a warning."""
-
-
-def read_search(folder: str | os.PathLike[str]) -> tuple[StudyRecord, StudySearch]:
-    """Reads a study on held-out images and chooses the variant of each recipe with the highest mean accuracy.
-
-    Among equals the first counts; a variant of which a run failed is not chosen. A folder without such a study, or a
-    recipe of which no variant finished, raises ArgumentError or CheckpointError.
-    """
-    file = Path(folder) / "study.json"
-    record = StudyRecord.load(file)
-    if record.data is None:
-        raise CheckpointError(f"no run of {folder} has finished, so nothing can be chosen")
-    if record.measured != "validation":
-        raise ArgumentError(must_be("chosen", "a study of runs with data.held_out", str(folder)))
-    candidates: dict[str, list[StudyCandidate]] = {}
-    for label in dict.fromkeys(item.label for item in (*record.groups, *record.failures)):
-        name, values = _variant(label)
-        group = next((group for group in record.groups if group.label == label), None)
-        failed = tuple(item.reason for item in record.failures if item.label == label)
-        candidates.setdefault(name, []).append(
-            StudyCandidate(values, group and group.accuracy, failed)
-        )
-    if all(not item.values for found in candidates.values() for item in found):
-        raise ArgumentError(must_be("chosen", "a study with a grid", str(folder)))
-    choices = tuple(_choose(name, found) for name, found in candidates.items())
-    return record, StudySearch(
-        record.command, hashlib.sha256(file.read_bytes()).hexdigest(), record.seeds, choices
-    )
-
-
-def search_warnings(
-    folder: str | os.PathLike[str],
-    record: StudyRecord,
-    search: StudySearch,
-    runs: Sequence[PlannedRun],
-) -> list[str]:
-    """Lists why a choice may not be the best: a value at the end of its list, or other settings in the search."""
-    found, first = [], {run.recipe.name: run for run in reversed(runs)}
-    for choice in search.choices:
-        if choice.label not in first:
-            continue
-        found += [f"{choice.label}: the chosen {text}" for text in _at_an_end(choice)]
-        for item in choice.candidates:
-            if item.failed:
-                values = ", ".join(f"{key}={value}" for key, value in item.values.items())
-                found.append(
-                    f"{choice.label}: {values} was not eligible, because a run of it failed"
-                )
-        run = next(
-            (
-                run
-                for run in record.runs
-                if _variant(run.label) == (choice.label, dict(choice.values))
-            ),
-            None,
-        )
-        if run is None:
-            raise CheckpointError(
-                f"{Path(folder) / 'study.json'} is damaged: it lists no run of {choice.label}"
-            )
-        there = differing_keys(
-            _read_run(Path(folder), run).recipe, first[choice.label].recipe.to_dict()
-        )
-        other = [
-            text
-            for text in there
-            if not text.startswith(tuple(f"{key} is " for key in _OF_THE_SEARCH))
-        ]
-        found += [f"{choice.label}: in the search, {text}" for text in other]
-    return found
-
-
-def _choose(name: str, candidates: Sequence[StudyCandidate]) -> StudyChoice:
-    means = [
-        (item.accuracy.mean, item.values)
-        for item in candidates
-        if item.accuracy is not None and not item.failed
-    ]
-    finite = [(mean, values) for mean, values in means if math.isfinite(mean)]
-    if not finite:
-        raise CheckpointError(
-            f"no variant of {name} has finished all of its runs, so none can be chosen"
-        )
-    _, values = max(finite, key=lambda pair: pair[0])
-    return StudyChoice(name, values, tuple(candidates))
-
-
-def _variant(label: str) -> tuple[str, dict[str, str]]:
-    """Splits ``NAME[KEY=VALUE,KEY=VALUE]`` into the recipe's name and the values, in which commas may stand."""
-    name, _, inside = label.removesuffix("]").partition("[")
-    pairs = (pair.partition("=") for pair in re.split(r",(?=[\w.]+=)", inside) if pair)
-    return name, {key: value for key, _, value in pairs}
-
-
-def _at_an_end(choice: StudyChoice) -> list[str]:
-    """Names the chosen numbers that are the smallest or the largest of those tried."""
-    found = []
-    for key, value in choice.values.items():
-        try:
-            tried = {float(item.values[key]) for item in choice.candidates if key in item.values}
-            number = float(value)
-        except ValueError:
-            continue
-        for end, word in ((min(tried), "smallest"), (max(tried), "largest")):
-            if len(tried) > 1 and number == end:
-                found.append(
-                    f"{key}={value} is the {word} of those tried; one beyond it was not tried"
-                )
-    return found
-
-
-def _read_run(folder: Path, run: StudyRun) -> RunRecord:
-    """Reads a run of the search, if its record is still the one that the study has seen."""
-    try:
-        content = (folder / run.folder / "record.json").read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read a run of the study {folder}: {error}") from None
-    if hashlib.sha256(content).hexdigest() != run.record_sha256:
-        raise CheckpointError(
-            f"{folder / run.folder} has changed since its study: give the study's command again"
-        )
-    return RunRecord.from_json(content.decode())

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from convattn.errors import CheckpointError, RecipeError, TrainingError, must_be
 from convattn.fields import read
-from convattn.lab.augment import cutmix, cutout, horizontal_flip, mirror, mixup, random_crop, views
+from convattn.lab.augment import horizontal_flip, mirror, random_crop, views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import (
     Network,
@@ -100,18 +100,10 @@ class Batches:
         seed: int,
         device: torch.device | str,
     ) -> None:
-        side, reflected = (
-            min(data.image_shape[1:]),
-            recipe.crop_padding if recipe.crop_border == "reflect" else 0,
-        )
-        for key, value, limit in (
-            ("cutout", recipe.cutout, side),
-            ("crop_padding", reflected, side - 1),
-        ):
-            if value > limit:
-                raise RecipeError(
-                    must_be(f"data.{key}", f"at most {limit} for images of {side} pixels", value)
-                )
+        side = min(data.image_shape[1:])
+        if recipe.crop_border == "reflect" and recipe.crop_padding >= side:
+            limit = f"at most {side - 1} for images of {side} pixels"
+            raise RecipeError(must_be("data.crop_padding", limit, recipe.crop_padding))
         self._data, self._recipe, self._size = data, recipe, size
         self._split = data.train.to(device)
         self._augmentation = torch.Generator().manual_seed(seed + 1)
@@ -170,16 +162,8 @@ class Batches:
             images = mirror(images, self._mirrored_first[rows] ^ (self.epoch % 2 == 1))
         elif recipe.flip:
             images = horizontal_flip(images, generator=generator)
-        if recipe.cutout:
-            images = cutout(images, size=recipe.cutout, generator=generator)
         pixels = normalise(images, self._data.mean, self._data.std)
-        blends = [(mixup, recipe.mixup), (cutmix, recipe.cutmix)]
-        chosen = [(blend, alpha) for blend, alpha in blends if alpha]
-        if not chosen:
-            return pixels, targets.to(pixels.dtype)
-        toss = int(torch.randint(len(chosen), (), generator=generator))
-        blend, alpha = chosen[toss]
-        return blend(pixels, targets.to(pixels.dtype), alpha=alpha, generator=generator)
+        return pixels, targets.to(pixels.dtype)
 
 
 def peak_memory(device: torch.device) -> int:
