@@ -1,5 +1,6 @@
 """What the tests take of the machine: how many processes, a CUDA device only where asked for, and what it may lack."""
 
+import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,8 @@ def pytest_xdist_auto_num_workers(config):
     """Gives --numprocesses=auto as many processes as cores and memory allow; xdist's own variable comes first."""
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
-    cores, memory = _cores(), _memory()
+    cores = _cores()
+    memory = _memory()
     workers = count_workers(cores, memory)
     config.stash[WORKERS] = (
         f"workers: {workers} ({cores} cores and {memory / 2**30:.1f} GiB free; "
@@ -39,10 +41,8 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if _asks_for_cuda(config):
-        return
     dropped = [item for item in items if item.get_closest_marker("cuda")]
-    if dropped:
+    if dropped and not _asks_for_cuda(config):
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
 
@@ -51,12 +51,11 @@ def pytest_collection_modifyitems(config, items):
 def pytest_terminal_summary(terminalreporter):
     """Says at the very end what was not run for want of something."""
     yield
-    skipped = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
-    missing = Counter(
-        reason.removeprefix(LACKING) for reason in skipped if reason.startswith(LACKING)
-    )
-    for reason, count in missing.items():
-        terminalreporter.write_line(f"not run: {count} tests: {reason}", yellow=True)
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    for reason, count in Counter(reasons).items():
+        if reason.startswith(LACKING):
+            lacking = reason.removeprefix(LACKING)
+            terminalreporter.write_line(f"not run: {count} tests: {lacking}", yellow=True)
 
 
 def count_workers(cores: int, memory: float) -> int:
@@ -78,17 +77,23 @@ def _asks_for_cuda(config) -> bool:
 
 def _cores() -> int:
     """Counts the cores that this process may use, also in a container (control groups, version 2)."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     quota, _, period = _limit("cpu.max").partition(" ")
-    return min(cores, -(-int(quota) // int(period))) if quota.isdigit() else cores
+    if not quota.isdigit():
+        return cores
+    return min(cores, math.ceil(int(quota) / int(period)))
 
 
 def _memory() -> int:
     """Returns the bytes of memory that are free, or that a container may use if they are fewer."""
-    free, limit = psutil.virtual_memory().available, _limit("memory.max")
-    return min(free, int(limit)) if limit.isdigit() else free
+    free = psutil.virtual_memory().available
+    limit = _limit("memory.max")
+    if not limit.isdigit():
+        return free
+    return min(free, int(limit))
 
 
 def _limit(name: str, groups: Path = Path("/sys/fs/cgroup")) -> str:

@@ -52,41 +52,39 @@ def test_cuda():
 def test_lacking():
     do_without("there is no loom")
 """
+CONFTEST = """
+from tests import machine
+machine.MOST_WORKERS = 1
+def pytest_addoption(pluginmanager):
+    pluginmanager.register(machine)
+"""
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "code", "said"),
+    ("option", "ci", "code", "lines"),
     [
-        ([], {}, 0, ["not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped, 1 deselected"]),
-        (["-m", "not slow"], {}, 0, ["1 passed, 1 skipped, 1 deselected"]),
-        (["-m", "cuda"], {}, 0, ["1 passed, 2 deselected"]),
         (
-            [],
-            {"CI": "true"},
-            1,
-            ["FAILED test_probe.py::test_lacking - Failed: there is no loom", "1 failed, 1 passed"],
-        ),
-        (
-            ["--numprocesses=auto"],
-            {},
+            "-ra",
+            "",
             0,
-            ["workers: 1 (", "not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped"],
+            ["not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped, 1 deselected"],
         ),
+        ("-mcuda", "", 0, ["1 passed, 2 deselected"]),
+        ("-ra", "true", 1, ["test_lacking - Failed: there is no loom", "1 failed, 1 passed"]),
+        ("-nauto", "", 0, ["workers: 1 (", "not run: 1 tests: there is no loom\n="]),
     ],
-    ids=["plain", "not slow", "cuda", "CI", "workers"],
+    ids=["plain", "cuda", "CI", "workers"],
 )
-def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, words, variables, code, said):
-    for name in ("CI", "PYTEST_XDIST_AUTO_NUM_WORKERS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": str(ROOT), **variables}.items():
-        monkeypatch.setenv(name, value)
+def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, option, ci, code, lines):
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "test_probe.py").write_text(PROBE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    cuda\n    slow\n")
-    (tmp_path / "conftest.py").write_text(
-        "from tests import machine\nmachine.MOST_WORKERS = 1\n"
-        "def pytest_addoption(pluginmanager):\n    pluginmanager.register(machine)\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", *words, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert all(line in done.stdout for line in said), done.stdout
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", option, tmp_path]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    output = finished.stdout + finished.stderr
+    assert finished.returncode == code, output
+    assert all(line in output for line in lines), output
