@@ -96,33 +96,24 @@ CHANGES = {
         "config.json is not what was saved",
     ),
     "digest": (
-        lambda f: edit(f, lambda c: c["digests"]["tensors"].pop("one")),
+        lambda f: edit(f, lambda c: c["digests"].pop("model.safetensors")),
         "config.json is not what was saved",
     ),
     "odd digests": (
         lambda f: edit(f, lambda c: c.update(digests=3)),
         "config.json has no digests, so changes cannot be found",
     ),
-    "digests without tensors": (
-        lambda f: edit(f, lambda c: c["digests"].update(tensors=None)),
-        "config.json has no digests, so changes cannot be found",
-    ),
     "no digests": (
         lambda f: edit(f, lambda c: c.pop("digests")),
-        r"config.json has no digests.*verify=False \(command: ",
+        r"config.json has no digests.*verify=False",
     ),
     "number": (
         lambda f: replace_weights(f, one=torch.tensor(8)),
-        "model.safetensors is not what was saved: one; if",
+        "model.safetensors is not what was saved; if",
     ),
-    "dtype": (
-        lambda f: replace_weights(f, one=torch.tensor(7, dtype=torch.int32)),
-        "not what was saved: one; if",
-    ),
-    "shape": (lambda f: replace_weights(f, one=torch.tensor([7])), "not what was saved: one; if"),
     "name": (
         lambda f: replace_weights(f, one=None, won=torch.tensor(7)),
-        "not what was saved: one, won; if",
+        "model.safetensors is not what was saved; if",
     ),
     "certificate": (
         lambda f: (f / "certificate.json").write_text("{}"),
@@ -169,7 +160,7 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
         save_network(own, tmp_path / "own")
     assert [file.name for file in tmp_path.iterdir()] == ["infinite"]
     replace_weights(folder, bias=conv.bias.detach())
-    with pytest.raises(CheckpointError, match=r"model.safetensors is not what was saved: bias"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not what was saved"):
         load_layer(folder)
     assert load_layer(folder, verify=False).bias[0].isnan()
 
@@ -224,9 +215,7 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 @pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
 @pytest.mark.parametrize("load", [load_network, load_layer, read_sealed])
 def test_what_is_no_path_is_named(load, value, without_type_checks):
-    with pytest.raises(
-        ArgumentError, match=r"(folder|folder_or_repository) must be a path, but is"
-    ):
+    with pytest.raises(ArgumentError, match=r"(folder|source) must be a path, but is"):
         load(value)
 
 
@@ -283,11 +272,11 @@ def test_loading_never_rounds(tmp_path, name):
 def test_a_narrow_file_that_was_changed_is_refused(tmp_path):
     folder = narrow(tmp_path, "float32")
     replace_weights(folder, half=NARROW["half"].nextafter(torch.tensor(9.0, dtype=torch.float16)))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved: half"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
         read_sealed(folder)
     folder = narrow(folder, "float32")
     replace_weights(folder)  # the same values, as float32
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved: half"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
         read_sealed(folder)
 
 

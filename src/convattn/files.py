@@ -1,11 +1,11 @@
 """Writes files and folders that are either whole or not there, even if the disk is full or the process is killed.
 
-Everything is written to a hidden folder beside its place, and renamed when it is complete. A lock on the hidden folder
-shows that a process is using it. The lock ends with the process, so that the next one can remove what is left.
+Everything is written to a hidden folder beside its place, and renamed when it is complete. A lock beside the hidden
+folder shows that a process is using it. The lock ends with the process, so that the next one can remove what is left,
+and put back a folder that was to be replaced.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -13,10 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
 
 _MARK = ".convattn"
 """Ending of the names of our hidden folders."""
+
+_LOCK = ".lock"
+"""Ending of the name of the lock of a hidden folder, and name of the lock in a folder of `sole_use`."""
+
+_REPLACED = ".replaced"
+"""In a hidden folder, what holds the folder that is being replaced."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of a disk that cannot be written any more."""
@@ -24,13 +32,10 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROF
 
 def as_path(value: object, argument: str = "folder") -> Path:
     """Returns an argument of that name as a path; raises ArgumentError unless it is a path or text that can be one."""
-    if (
-        not isinstance(value, str | os.PathLike)
-        or not isinstance(os.fspath(value), str)
-        or "\0" in os.fspath(value)
-    ):
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(must_be(argument, "a path", value))
-    return Path(value)
+    return Path(text)
 
 
 def file_sha256(path: Path) -> str:
@@ -50,8 +55,10 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path
         ...     write_atomically(Path(folder) / "note.txt", "whole").read_text()
         'whole'
     """
+    if isinstance(content, str):
+        content = content.encode()
     with new_file(path) as file:
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        file.write_bytes(content)
     return Path(path)
 
 
@@ -68,7 +75,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         file = hidden / path.name
         yield file
         file.chmod(hidden.stat().st_mode & 0o666)
-        with file.open("rb") as written:
+        with file.open("r+b") as written:
             os.fsync(written.fileno())
         os.replace(file, path)
 
@@ -87,7 +94,8 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
-        if not next(folder for folder in path.absolute().parents if folder.exists()).is_dir():
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if not above.is_dir():
             raise ArgumentError(
                 f"{argument} must be in a folder, but above {str(path)!r} is a file"
             )
@@ -103,8 +111,8 @@ def new_folder(
     """Yields a folder to be filled, which appears at the path when the block ends, or not at all if the block raises.
 
     Missing parents are made, and a link stands for its folder. Raises ArgumentError as `require_new_folder` does, and
-    WriteError if the folder cannot be written. With `replace` a folder that is there is exchanged for the filled one in
-    one step, and then removed.
+    WriteError if the folder cannot be written. With `replace` a folder that is there is set aside, and removed when the
+    filled one stands in its place. If the process is killed between, the next one that writes beside it puts it back.
 
     Example:
         >>> import tempfile
@@ -115,102 +123,82 @@ def new_folder(
         ['note.txt']
     """
     path = as_path(path, argument) if replace else require_new_folder(path, argument)
-    path = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     with _as_write_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         clear_leftovers(path.parent)
-        with hidden_folder(path.parent, path.name) as temporary:
-            yield temporary
-            (_exchange if replace else os.replace)(temporary, path)
-
-
-def _exchange(made: Path, old: Path) -> None:
-    """Exchanges two folders in one step: two would leave none at the place if the process is killed between them."""
-    import ctypes
-
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is None or swap(
-        -100, os.fsencode(made), -100, os.fsencode(old), 2
-    ):  # AT_FDCWD twice, RENAME_EXCHANGE
-        reason = "there is no renameat2" if swap is None else os.strerror(ctypes.get_errno())
-        raise WriteError(
-            f"cannot replace {old} in one step ({reason}): remove it, or name a new folder"
-        )
+        with hidden_folder(path.parent, path.name) as hidden:
+            folder = hidden / path.name
+            folder.mkdir()
+            yield folder
+            if replace and path.is_dir():
+                replaced = hidden / _REPLACED
+                replaced.mkdir()
+                os.replace(path, replaced / path.name)
+            elif path.is_dir():
+                path.rmdir()  # raises if something else has filled it meanwhile
+            os.replace(folder, path)
 
 
 @contextmanager
 def hidden_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yields a new hidden folder, which is removed when the block ends unless the block has renamed it."""
-    while True:
-        folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
+    folder = parent / f".{name[:40]}.{os.urandom(4).hex()}{_MARK}"
+    lock = folder.with_name(folder.name + _LOCK)
+    with _locked(lock, wait=True):  # for one that takes the new lock for a leftover
         folder.mkdir()
-        with suppress(
-            FileNotFoundError
-        ):  # until it is locked, another process may take it for a leftover
-            opened = os.open(folder, os.O_RDONLY)
-            with suppress(
-                OSError
-            ):  # on a file system without locks, folders of killed processes stay
-                fcntl.flock(opened, fcntl.LOCK_EX)  # waits for a process that removes it
-            if folder.exists():
-                break
-            os.close(opened)
-    try:
-        yield folder
-    finally:
-        os.close(opened)
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+        finally:
+            _discard(folder)
 
 
 def clear_leftovers(folder: Path) -> None:
     """Removes the hidden folders of killed processes from a folder; those of running processes stay."""
-    for left in folder.glob(f".*.????????{_MARK}"):
-        with suppress(OSError):
-            opened = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if _lock(opened):
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(opened)
+    for lock in folder.glob(f".*.????????{_MARK}{_LOCK}"):
+        with suppress(OSError, CheckpointError), _locked(lock, wait=False):
+            _discard(lock.with_name(lock.name.removesuffix(_LOCK)))
+
+
+def _discard(hidden: Path) -> None:
+    """Removes a hidden folder, after putting back the folder that nothing has replaced."""
+    for replaced in (hidden / _REPLACED).glob("*"):
+        place = hidden.parent / replaced.name
+        if not place.exists():
+            os.replace(replaced, place)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
 def sole_use(folder: Path) -> Iterator[None]:
     """Locks an existing folder for this process by a file `.lock` in it; the lock ends with the process.
 
-    Raises CheckpointError, which names the other process, if the folder is locked already.
+    Raises CheckpointError if another process has locked the folder.
     """
-    file = folder / ".lock"
-    opened = _open_locked(file)
+    with _locked(folder / _LOCK, wait=False):
+        yield
+
+
+@contextmanager
+def _locked(file: Path, *, wait: bool) -> Iterator[None]:
+    """Locks a file, which is made for that and removed at the end.
+
+    Without `wait` raises CheckpointError if it is locked already.
+    """
+    lock = FileLock(file)
     try:
-        os.truncate(opened, 0)
-        os.write(opened, f"process {os.getpid()} on {os.uname().nodename}".encode())
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise CheckpointError(f"{file.parent} is in use by another process") from None
+    try:
         yield
     finally:
-        file.unlink(missing_ok=True)
-        os.close(opened)
-
-
-def _open_locked(file: Path) -> int:
-    """Opens and locks a file, and makes it anew if its last owner removed it in between."""
-    while True:
-        opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        if not _lock(opened):
-            owner = os.read(opened, 200).decode(errors="replace") or "another process"
-            os.close(opened)
-            raise CheckpointError(f"{file.parent} is in use by {owner}")
-        if os.fstat(opened).st_nlink:
-            return opened
-        os.close(opened)
-
-
-def _lock(opened: int) -> bool:
-    """Locks an open file or folder for this process, and returns whether it was free."""
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        with suppress(
+            OSError
+        ):  # where an open file cannot be removed, releasing the lock removes it
+            file.unlink()
+        lock.release()
 
 
 @contextmanager
@@ -221,10 +209,10 @@ def _as_write_error(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except OSError as error:
-        failed = Path(os.fsdecode(error.filename or ""))
-        ours = error.filename is not None and (
-            failed in path.parents or failed.parent in (path, path.parent)
-        )
-        if error.errno in FULL or ours:
+        is_ours = False
+        if error.filename is not None:
+            failed = Path(os.fsdecode(error.filename))
+            is_ours = failed in path.parents or failed.parent in (path, path.parent)
+        if error.errno in FULL or is_ours:
             raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise

@@ -4,12 +4,10 @@ import io
 import random
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import timm
 import torch
 from PIL import Image
-from pyarrow import parquet
 from torch import nn
 
 from convattn import ConvAttnError, ConvNet, analyze
@@ -87,12 +85,6 @@ def array():
     return file.getvalue()
 
 
-def table(rows):
-    file = io.BytesIO()
-    parquet.write_table(pa.table({"image": rows}), file)
-    return file.getvalue()
-
-
 FILES = {
     "cut picture": ("a/b.png", lambda draw: cut(picture(), draw)),
     "cut photograph": ("a/b.jpg", lambda draw: cut(picture("JPEG"), draw)),
@@ -100,12 +92,6 @@ FILES = {
     "no picture in the folder": ("a/b.txt", lambda _: b"text"),
     "cut array": ("b.npy", lambda draw: cut(array(), draw)),
     "text for an array": ("b.npy", lambda _: b"no array"),
-    "cut table": ("b.parquet", lambda draw: cut(table([picture()]), draw)),
-    "cut picture in a table": (
-        "b.parquet",
-        lambda draw: table([{"bytes": cut(picture(), draw)}] * 2),
-    ),
-    "nothing in a table": ("b.parquet", lambda _: table([None, None])),
     "another ending": ("b.txt", lambda _: b"text"),
 }
 """Damaged or wrong files: where, and what is in them. Folders are opened whole."""

@@ -1,4 +1,3 @@
-import io
 import json
 import math
 import re
@@ -7,11 +6,9 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from pyarrow import parquet
 
 from convattn.cli import main
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
@@ -144,26 +141,11 @@ def test_figures_are_wide_enough_for_a_page(made, name):
         assert image.width > 500
 
 
-def encoded(picture):
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "png")
-    return file.getvalue()
-
-
-def test_images_come_from_a_folder_a_table_or_an_array(images, made, tmp_path, capsys):
-    parquet.write_table(
-        pa.table({"img": [{"bytes": encoded(one)} for one in pixels(6)]}), tmp_path / "a.parquet"
-    )
+def test_images_come_from_a_folder_or_an_array(images, made, tmp_path, capsys):
     np.save(tmp_path / "a.npy", pixels(6))
-    for name in ("a.parquet", "a.npy"):
-        folder = tmp_path / name.replace(".", "-")
-        assert (
-            main(
-                ["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(folder), "--json"]
-            )
-            == 0
-        )
-        assert json.loads(capsys.readouterr().out) == json.loads((made / "report.json").read_text())
+    arguments = ["--images", str(tmp_path / "a.npy"), "-o", str(tmp_path / "made"), "--json"]
+    assert main(["analyze", *SOURCE, *arguments]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((made / "report.json").read_text())
 
 
 def test_only_some_layers_and_no_controls(images, tmp_path):
@@ -239,26 +221,18 @@ def mistakes(place):
     (place / "corrupt" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nhalf")
     (place / "text.txt").write_text("no image")
     (place / "bad.npy").write_bytes(b"no array")
-    (place / "bad.parquet").write_bytes(b"no table")
     np.save(place / "flat.npy", np.zeros(3))
     np.save(place / "words.npy", np.array([["a"]]))
-    parquet.write_table(pa.table({"label": [1]}), place / "label.parquet")
-    parquet.write_table(pa.table({"img": pa.array([], pa.binary())}), place / "none.parquet")
-    parquet.write_table(pa.table({"img": [b"half"]}), place / "half.parquet")
     np.save(place / "grey.npy", np.zeros((3, 1, 32, 32), dtype=np.float32))
     np.save(place / "nan.npy", np.full((3, 3, 32, 32), np.nan, dtype=np.float32))
     return {
         "gone": "--images must be a folder or a file that exists, but is",
         "empty": "holds no images",
         "corrupt": r"cannot read the image .*a\.png",
-        "text.txt": r"--images must be a folder, a \.parquet or a \.npy file",
+        "text.txt": r"images must be a folder or a \.npy file",
         "bad.npy": "not a readable array of numpy",
-        "bad.parquet": "not a readable parquet file",
         "flat.npy": "must hold numbers of at least one image",
         "words.npy": "must hold numbers of at least one image",
-        "label.parquet": "must have a column image or img, but has label",
-        "none.parquet": "has no rows",
-        "half.parquet": r"cannot read the image .*half\.parquet, row 0",
         "grey.npy": "images must",
         "nan.npy": "images must hold finite numbers",
     }

@@ -11,7 +11,6 @@ from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, writ
 from convattn.data import load_cifar10
 from convattn.errors import DataError
 from convattn.files import file_sha256
-from convattn.networks.images import open_images
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 
@@ -68,8 +67,6 @@ def test_file_that_is_not_parquet(tmp_path):
         (tmp_path / FILES[1]).write_bytes(content)
         with pytest.raises(DataError, match="not a readable parquet file"):
             load_cifar10(tmp_path)
-        with pytest.raises(DataError, match="not a readable parquet file"):
-            open_images(tmp_path / FILES[1], lambda: torch.as_tensor)
 
 
 class Cache:

@@ -1,14 +1,10 @@
 """Small networks and images for the tests of this folder."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet, ConvNet, ResNet
-from convattn.models.classifier import ImageClassifier
-from convattn.sealed import write_sealed
 
 SMALL = {"width": 14, "depth": 2, "heads": 3, "ffn": 11, "image_size": 10, "num_classes": 5}
 """Sizes of an `AttentionNet`."""
@@ -36,9 +32,6 @@ SAVED = {
         ffn=7,
         image_size=10,
     ),
-    "attention without maps": lambda: AttentionNet(
-        width=10, depth=2, heads=3, ffn=7, num_classes=5, dense=False
-    ),
     "conv": lambda: ConvNet(5, width=10, depth=2, ffn=7),
     "resnet": lambda: ResNet(1, num_classes=3),
     "narrow resnet": lambda: ResNet(1, num_classes=3, width=5),
@@ -51,15 +44,6 @@ SAVED = {
 def small_images(channels: int = 3) -> Tensor:
     """Draws images of 10 x 10 pixels."""
     return torch.randn(7, channels, 10, 10, generator=torch.Generator().manual_seed(1))
-
-
-def save_as_before(network: ImageClassifier, folder: Path) -> Path:
-    """Saves a network in a new folder as earlier versions did: the class and its arguments beside the tensors."""
-    folder.mkdir()
-    write_sealed(
-        folder, {"architecture": type(network).__name__, **network.arguments}, network.state_dict()
-    )
-    return folder
 
 
 def run(network: nn.Module, images: Tensor) -> Tensor:

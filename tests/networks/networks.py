@@ -52,5 +52,4 @@ NAMED = {
 
 OWN_ATTENTION = {
     "attention": lambda: AttentionNet(width=8, depth=2, heads=9, ffn=8, centres="grid"),
-    "without maps": lambda: AttentionNet(width=8, depth=2, heads=4, ffn=8, dense=False),
 }

@@ -1,8 +1,8 @@
 """Kills a process that overwrites a saved network at each of its steps; a program of its own, because it forks.
 
-`python -m tests.networks.overwrite_kills FOLDER` prints how often the old and the new network were found afterwards. A
-step is an audit event of Python: each opening, making, renaming and removing of a file or folder is one, and so is the
-call of renameat2.
+`python -m tests.networks.overwrite_kills FOLDER` prints how often the old and the new network were found afterwards,
+and how often the next process had to put the old one back. A step is an audit event of Python: each opening, making,
+renaming and removing of a file or folder is one.
 """
 
 import os
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from convattn import load_network, save_network
+from convattn.files import clear_leftovers
 
 
 def network(value: float) -> nn.Sequential:
@@ -51,17 +52,20 @@ def main(folder: Path) -> None:
     save_network(
         old, folder, overwrite=True
     )  # whatever is imported on the way is there before the forks
-    found, step, finished = {1.0: 0, 2.0: 0}, 0, False
+    found, put_back, step, finished = {1.0: 0, 2.0: 0}, 0, 0, False
     while not finished:
         step += 1
         finished = overwrite_until(folder, new, step)
+        if not folder.exists():
+            clear_leftovers(folder.parent)
+            put_back += 1
         weight = load_network(folder, model=old)[0].weight  # type: ignore[index]
         (value,) = set(weight.flatten().tolist())
         found[value] += 1
         save_network(old, folder, overwrite=True)
         if [path.name for path in folder.parent.iterdir()] != [folder.name]:
             sys.exit(f"step {step} left {[*folder.parent.iterdir()]}")
-    print(found[1.0], found[2.0])  # noqa: T201
+    print(found[1.0], found[2.0], put_back)  # noqa: T201
 
 
 if __name__ == "__main__":

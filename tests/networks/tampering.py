@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tests.models.network_cases import save_as_before
 from tests.networks.damages import CHANGES
 from torch import Tensor, nn
 
@@ -64,7 +63,7 @@ def save_all(place: Path) -> list[Saved]:
         (save_network(made, place / "network", certificate=certificate), None),
         (save_network(tied, place / "own", certificate=promise), Own),
         (save_layer(layer, place / "layer", certificate=proof), None),
-        (save_as_before(plain, place / "plain"), None),
+        (save_network(plain, place / "plain"), None),
     ]
     return [
         Saved(folder, model, state(load_network(folder, model=model))) for folder, model in folders

@@ -1,9 +1,11 @@
 """A saved network is replaced by another, wholly or not at all, and no other folder is."""
 
-import ctypes
+import errno
+import os
 import subprocess
 import sys
 from contextlib import chdir
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,35 +20,32 @@ def value(folder):
     return load_network(folder, model=network(0.0))[0].weight[0, 0, 0].item()
 
 
+def run(*command):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+
+
 def test_a_kill_at_any_step_leaves_the_old_or_the_new_network(tmp_path):
-    command = [sys.executable, "-m", "tests.networks.overwrite_kills", str(tmp_path / "made")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run("-m", "tests.networks.overwrite_kills", str(tmp_path / "made"))
     assert done.returncode == 0, done.stderr
-    old, new = map(int, done.stdout.split())
+    old, new, put_back = map(int, done.stdout.split())
     assert old > 20  # kills before the exchange, and after it
     assert new > 2
+    assert put_back > 0  # kills in the middle of it
 
 
-TWO_STEPS = """
-import os, sys
+FORGETFUL = """
+import shutil, sys
 from pathlib import Path
 from convattn import files
 from tests.networks import overwrite_kills
 
-def exchange(made, old):
-    os.replace(old, f"{made}.old")
-    os.replace(made, old)
-    os.replace(f"{made}.old", made)
-
-files._exchange = exchange
+files._discard = lambda hidden: shutil.rmtree(hidden, ignore_errors=True)
 overwrite_kills.main(Path(sys.argv[1]))
 """
 
 
-def test_an_exchange_in_two_steps_would_be_found(tmp_path):
-    command = [sys.executable, "-c", TWO_STEPS, str(tmp_path / "made")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "holds no saved network" in done.stderr
+def test_a_folder_that_is_not_put_back_would_be_found(tmp_path):
+    assert "holds no saved network" in run("-c", FORGETFUL, str(tmp_path / "made")).stderr
 
 
 def test_a_saved_network_is_replaced_if_that_is_asked(tmp_path):
@@ -94,15 +93,18 @@ def test_no_other_folder_is_replaced(tmp_path, save):
     refused(folder)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_where_folders_cannot_be_exchanged_the_old_one_stays(tmp_path, monkeypatch, there):
-    folder = save_network(network(1.0), tmp_path / "made")
-    library = type("Library", (), {"renameat2": staticmethod(lambda *_: -1)} if there else {})
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
-    with pytest.raises(
-        WriteError,
-        match=r"cannot replace .*made in one step \(.*\): remove it, or name a new folder",
-    ):
-        save_network(network(2.0), folder, overwrite=True)
+def test_where_folders_cannot_be_exchanged_the_old_one_stays(tmp_path, monkeypatch):
+    folder, replace = save_network(network(1.0), tmp_path / "made"), os.replace
+
+    def fail(source, target):
+        if target == folder and ".replaced" not in Path(source).parts:
+            raise OSError(errno.EACCES, "Permission denied", str(source), None, str(target))
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(WriteError, match=r"cannot write .*made: Permission denied"):
+            save_network(network(2.0), folder, overwrite=True)
+        patched.undo()
     assert value(folder) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["made"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convattn import load_network
-from convattn.errors import ArgumentError, CheckpointError, UnknownNameError
+from convattn.errors import CheckpointError, UnknownNameError
 from convattn.networks import pretrained
 from convattn.networks.pretrained import network_folder, pretrained_card, pretrained_names
 
@@ -38,11 +38,6 @@ def test_unknown_name_is_refused_with_the_known_ones(name):
 def test_near_name_is_suggested():
     with pytest.raises(UnknownNameError, match=f"did you mean '{NAMES[0]}'"):
         load_network(f"convattn:{NAMES[0]}s")
-
-
-def test_a_model_beside_the_name_is_refused():
-    with pytest.raises(ArgumentError, match="describes its own network"):
-        load_network(f"convattn:{NAMES[0]}", model=torch.nn.Identity())
 
 
 def test_an_installation_without_networks_has_no_names(tmp_path, monkeypatch):

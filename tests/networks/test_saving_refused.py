@@ -1,8 +1,5 @@
 """Networks and certificates that a folder could not bring back are refused before it is made."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import timm
 import torch
@@ -24,7 +21,7 @@ from convattn.convert import save_layer
 from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.models import ConvNet
-from convattn.networks.tensors import describe_replaced, differences
+from convattn.networks.replaced import describe_replaced, differences
 
 
 def test_what_convolutional_init_made_is_not_saved(tmp_path):
@@ -275,21 +272,6 @@ def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
         ArgumentError, match="certificate must be that of the weights that this Sequential has now"
     ):
         save_network(network, tmp_path / "again", certificate=certificate)
-
-
-def test_a_certificate_without_a_digest_is_read_and_said_to_have_none(tmp_path):
-    made, certificate = network_to_attention(
-        nn.Sequential(nn.Conv1d(2, 3, 5)), images=torch.randn(2, 2, 7)
-    )
-    content = json.loads(certificate.to_json())
-    del content["weights"]
-    old = NetworkCertificate.from_json(json.dumps(content))
-    assert old == replace(certificate, weights=None)
-    folder = save_network(made, tmp_path / "made", certificate=old)
-    assert (
-        "Whether this certificate is of these weights is not known"
-        in (folder / "README.md").read_text()
-    )
 
 
 def test_only_converted_layers_are_said_to_replace_others(tmp_path):

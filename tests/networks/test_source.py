@@ -235,18 +235,9 @@ def test_pictures_are_prepared_as_the_source_says(source, pictures):
     network.eval()(made)
 
 
-def test_folders_without_pictures_and_damaged_ones_are_refused(pictures, tmp_path):
-    (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="none holds no images"):
-        open_images(tmp_path / "none", lambda: torch.zeros)
-    with pytest.raises(ArgumentError, match="have different sizes when prepared"):
-        stack_images(
-            open_images(pictures, lambda: lambda picture: torch.zeros(3, 1, picture.width)),
-            pictures,
-        )
-    (pictures / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"cannot read the image .*a\.jpg"):
-        stack_images(open_images(pictures, lambda: lambda _: torch.zeros(3, 1, 1)), pictures)
+def test_folders_without_pictures_are_refused(tmp_path):
+    with pytest.raises(DataError, match="holds no images"):
+        open_images(tmp_path, lambda: torch.zeros)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (50, 40)])

@@ -76,7 +76,6 @@ NETWORKS = {
     "speed net": _speed_net,
     "hard heads": lambda: _speed_net("hard"),
     "attention net": _attention_net,
-    "without maps": lambda: _attention_net(dense=False),
     "converted": _converted,
     "partly convolutions": _partly_convolutions,
     "normalised first": _normalised_first,

@@ -34,7 +34,7 @@ class ImageOptions:
     """On which images networks are compared.
 
     Attributes:
-        path: Images on which to compare the networks: a folder of pictures, a .parquet or a .npy file, as for
+        path: Images on which to compare the networks: a folder of pictures or a .npy file, as for
             `convattn analyze`. Without it networks that were trained on CIFAR-10 or digits are compared on test
             images, and others on one image of random numbers, where nothing is called close.
         limit: How many of the images to take, in the order of their names or rows. Default: 16.

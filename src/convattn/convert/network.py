@@ -377,9 +377,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     layer used in several places stays one layer. Layers that cannot be converted stay, and the certificate says why.
     Layers that are not registered as modules, for instance in a plain list, are not found.
 
-    The copy of an `AttentionNet` holds convolutions and cannot be saved under that class; `ConvNet.of` turns it into a
-    `ConvNet`, which can be saved.
-
     Args:
         model: The network; it is not changed, and the copy shares nothing with it.
         kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.

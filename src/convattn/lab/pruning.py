@@ -1,5 +1,6 @@
 """Degenerate heads of quadratic encodings: finding and removing them."""
 
+import copy
 import math
 
 import torch
@@ -94,7 +95,8 @@ def prune_heads(
         (3, 2)
     """
     kept = [_kept_heads(encoding, flattest, condition) for _, encoding in _layers(network)]
-    made = network._copy(heads=[len(heads) for heads in kept], centres="normal")
+    made = copy.deepcopy(network)
+    made.arguments |= {"heads": [len(heads) for heads in kept], "centres": "normal"}
     for (mixer, encoding), heads in zip(_layers(made), kept, strict=True):
         mixer.num_heads = encoding.num_heads = len(heads)
         for module in (mixer.values, encoding):

@@ -1,12 +1,10 @@
 """The paper's network of self-attention alone, and its control with plain convolutions in place of attention."""
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, final
 
-import torch
 from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -21,15 +19,15 @@ from convattn.encodings import (
 )
 from convattn.encodings.quadratic import grid_centres
 from convattn.encodings.start import start_like_table
-from convattn.errors import ArgumentError, ConversionError, ShapeError, UnknownNameError, must_be
-from convattn.grid import PADDING_MODES, axis_lists, whole_number
+from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
+from convattn.grid import PADDING_MODES, axis_lists
 from convattn.layers import (
     Content,
     RelativeAttention,
     RelativeAttention2d,
 )
 from convattn.layers.block import MixingBlock
-from convattn.models.classifier import ImageClassifier
+from convattn.models.classifier import ImageClassifier, require_whole
 
 
 class MixingNet(ImageClassifier):
@@ -39,7 +37,7 @@ class MixingNet(ImageClassifier):
     linear maps and convolutions start from N(0, initializer_range²), biases from 0; encodings draw their own.
     """
 
-    def __init__(  # noqa: PLR0913 - the sizes that both networks have
+    def __init__(
         self,
         mixers: Sequence[nn.Module],
         *,
@@ -50,34 +48,21 @@ class MixingNet(ImageClassifier):
         patch: int,
         dropout: float,
         initializer_range: float,
-        dense: bool = True,
     ) -> None:
         """Builds the network around its mixers, one per block; each takes and returns (batch, width, rows, cols)."""
         super().__init__()
         if not (math.isfinite(initializer_range) and initializer_range > 0):
-            raise ArgumentError(
-                must_be("initializer_range", "a positive finite number", initializer_range)
-            )
-        sizes = {
-            "num_classes": num_classes,
-            "in_channels": in_channels,
-            "width": width,
-            "patch": patch,
-        }
-        for name, size in sizes.items():
-            whole_number(name, size)
-        self.in_channels, self.num_classes = in_channels, num_classes
-        self.width, self.ffn, self.patch, self.initializer_range = (
-            width,
-            ffn,
-            patch,
-            initializer_range,
-        )
+            expected = "a positive finite number"
+            raise ArgumentError(must_be("initializer_range", expected, initializer_range))
+        require_whole(num_classes=num_classes, in_channels=in_channels, width=width, patch=patch)
+        self.in_channels = in_channels
+        self.width = width
+        self.patch = patch
         self.patches = nn.PixelUnshuffle(patch)
         self.embed = nn.Linear(in_channels * patch**2, width)
-        self.blocks = nn.ModuleList(
-            MixingBlock(mixer, width, ffn=ffn, dense=dense, dropout=dropout) for mixer in mixers
-        )
+        self.blocks = nn.ModuleList()
+        for mixer in mixers:
+            self.blocks.append(MixingBlock(mixer, width, ffn=ffn, dropout=dropout))
         self.head = nn.Linear(width, num_classes)
         self.apply(partial(_draw_weights, std=initializer_range))
 
@@ -95,9 +80,8 @@ class MixingNet(ImageClassifier):
         Raises:
             ShapeError: The images have other channels, or are not divisible into patches.
         """
-        if images.shape[1] != self.in_channels or any(
-            size % self.patch for size in images.shape[2:]
-        ):
+        _, channels, rows, cols = images.shape
+        if channels != self.in_channels or rows % self.patch or cols % self.patch:
             raise ShapeError(
                 f"images must be of shape (batch, {self.in_channels}, rows, cols) with rows and cols divisible by "
                 f"patch={self.patch}, but are {tuple(images.shape)}"
@@ -180,7 +164,6 @@ class AttentionNet(MixingNet):
         dropout: float = 0.1,
         image_size: int = 32,
         initializer_range: float = 0.02,
-        dense: bool = True,
         centres: str = "normal",
         gated: bool = False,
         position_start: str = "network",
@@ -203,7 +186,6 @@ class AttentionNet(MixingNet):
                 size; the others take images of any size.
             initializer_range: Standard deviation of the weights at the start, > 0. The paper's 0.02 suits its width;
                 a branch keeps its gain at other widths with 0.02·√(400/width).
-            dense: Whether a linear map follows the attention in each block; `fused` returns networks without it.
             centres: Where the heads of "quadratic" and "generalized_quadratic" start: "normal", drawn from N(0, 2²), or
                 "grid", the K x K whole-pixel shifts around the query, with K² heads and K odd. Sharpness is drawn
                 either way.
@@ -216,52 +198,37 @@ class AttentionNet(MixingNet):
             ArgumentError: A size is out of range, or an argument does not fit another.
             UnknownNameError: There is no such encoding, or no such start.
         """
-        for name, size in {
-            "width": width,
-            "depth": depth,
-            "patch": patch,
-            "image_size": image_size,
-        }.items():
-            whole_number(name, size)
+        require_whole(width=width, depth=depth, patch=patch, image_size=image_size)
         if not isinstance(encoding_options, Mapping | None):
-            raise ArgumentError(
-                must_be("encoding_options", "arguments by name, as a dict", encoding_options)
-            )
+            expected = "arguments by name, as a dict"
+            raise ArgumentError(must_be("encoding_options", expected, encoding_options))
         if gated and not content:
-            raise ArgumentError(
-                must_be(
-                    "content", "True with gated=True, which mixes content and position", content
-                )
-            )
-        if content and not gated and encoding == "learned_axial" and width % 2:
+            expected = "True with gated=True, which mixes content and position"
+            raise ArgumentError(must_be("content", expected, content))
+        only_features = encoding == "learned_axial" and content and not gated
+        if only_features and width % 2:
             raise ArgumentError(
                 f"width must be even for learned_axial with content, but is {width}"
             )
-        self_scoring = gated or not content
         extent = -(-image_size // patch)
-        options: dict[str, Any] = (
-            {"extent": extent} if encoding in ("learned_axial", "learned_table") else {}
-        )
+        options: dict[str, Any] = {}
+        if encoding in ("learned_axial", "learned_table"):
+            options["extent"] = extent
         if encoding == "learned_axial":
-            options |= {
-                "width": width if self_scoring else width // 2,
-                "head_vectors": self_scoring,
-            }
+            options["width"] = width // 2 if only_features else width
+            options["head_vectors"] = not only_features
         options |= encoding_options or {}
-        layer: dict[str, Any] = {"dropout": dropout}
-        if content:
-            layer["content"] = _content(
-                width, gated=gated, shared_position=encoding == "learned_axial"
-            )
+        layer_options: dict[str, Any] = {"dropout": dropout}
         if gated:
-            layer["gate"] = "sigmoid"
+            layer_options["gate"] = "sigmoid"
+            layer_options["content"] = _content_beside_gate(width)
+        elif content:
+            layer_options["content"] = _paper_content(width, project_position=not only_features)
         block_heads = axis_lists("heads", heads, depth, least=1)
-        mixers = [
-            RelativeAttention2d(
-                width, width, number, _create_encoding(encoding, number, centres, options), **layer
-            )
-            for number in block_heads
-        ]
+        mixers = []
+        for number in block_heads:
+            positions = _create_encoding(encoding, number, centres, options)
+            mixers.append(RelativeAttention2d(width, width, number, positions, **layer_options))
         super().__init__(
             mixers,
             num_classes=num_classes,
@@ -271,11 +238,11 @@ class AttentionNet(MixingNet):
             patch=patch,
             dropout=dropout,
             initializer_range=initializer_range,
-            dense=dense,
         )
         for mixer in mixers:
             _set_start(mixer.encoding, position_start, size=extent, width=width)
-        self.heads, self.content = block_heads, content
+        self.heads = block_heads
+        self.content = content
 
 
 def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any]) -> Encoding:
@@ -285,9 +252,8 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
     if centres == "normal":
         return create_encoding(name, heads, 2, **options)
     if name not in ("generalized_quadratic", "quadratic"):
-        raise ArgumentError(
-            must_be("centres", f'"normal" with encoding {name!r}, which has no centres', centres)
-        )
+        expected = f'"normal" with encoding {name!r}, which has no centres'
+        raise ArgumentError(must_be("centres", expected, centres))
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)
 
 
@@ -298,36 +264,25 @@ def _set_start(encoding: Encoding, start: str, *, size: int, width: int) -> None
     if start == "network":
         return
     if not isinstance(encoding, AxialDistance | Distance | LearnedTable | Sinusoidal):
-        raise ArgumentError(
-            must_be("position_start", f'"network" with {type(encoding).__name__}', start)
-        )
+        expected = f'"network" with {type(encoding).__name__}'
+        raise ArgumentError(must_be("position_start", expected, start))
     start_like_table(encoding, size=size, width=width)
 
 
-def _content(width: int, *, gated: bool, shared_position: bool) -> Content:
-    """Chooses the content terms: those of the paper's network, or content alone beside a gate."""
-    if gated:
-        return Content(key_width=width, position=False, content_bias=False, query_bias=True)
+def _paper_content(width: int, *, project_position: bool) -> Content:
+    """Returns the content terms of the paper's network."""
     return Content(
         key_width=width,
-        project_position=not shared_position,
+        project_position=project_position,
         content_bias=False,
         query_bias=True,
         key_bias=True,
     )
 
 
-# Arguments that `AttentionNet` and `ConvNet` have in common, beside `dense`.
-_SHARED_ARGUMENTS = (
-    "num_classes",
-    "in_channels",
-    "width",
-    "depth",
-    "ffn",
-    "patch",
-    "dropout",
-    "initializer_range",
-)
+def _content_beside_gate(width: int) -> Content:
+    """Returns content alone: the gate mixes it with position."""
+    return Content(key_width=width, position=False, content_bias=False, query_bias=True)
 
 
 @final
@@ -363,7 +318,6 @@ class ConvNet(MixingNet):
         patch: int = 2,
         dropout: float = 0.1,
         initializer_range: float = 0.02,
-        dense: bool = True,
         padding_mode: str = "zeros",
     ) -> None:
         """Builds the network and draws its weights.
@@ -378,15 +332,13 @@ class ConvNet(MixingNet):
             patch: Side of a patch in pixels, ≥ 1.
             dropout: Probability in [0, 1) with which a value of a branch is dropped in training.
             initializer_range: Standard deviation of the weights at the start, > 0.
-            dense: Whether a linear map follows the convolution in each block.
             padding_mode: How images are continued at the border: "zeros", "reflect", "replicate" or "circular".
 
         Raises:
             ArgumentError: A size is out of range, or the kernel has no middle.
             UnknownNameError: The padding mode is unknown.
         """
-        for name, size in {"kernel_size": kernel_size, "width": width, "depth": depth}.items():
-            whole_number(name, size)
+        require_whole(kernel_size=kernel_size, width=width, depth=depth)
         if kernel_size % 2 == 0:
             raise ArgumentError(
                 f"kernel_size must be odd, so that the kernel has a middle, but is {kernel_size}"
@@ -403,95 +355,5 @@ class ConvNet(MixingNet):
             patch=patch,
             dropout=dropout,
             initializer_range=initializer_range,
-            dense=dense,
         )
         self.kernel_size = kernel_size
-
-    @classmethod
-    def of(cls, network: MixingNet) -> "ConvNet":
-        """Makes a `ConvNet` of a network of its form whose blocks hold convolutions, as `network_to_conv` returns it.
-
-        Kernels are padded with zeros to the size of the largest, which does not change the result. The result is saved
-        and loaded as any other.
-
-        Args:
-            network: An `AttentionNet` or `ConvNet`, each of whose blocks mixes with an `nn.Conv2d` that keeps the size;
-                it is not changed.
-
-        Returns:
-            A new network that computes the same, in the same mode, dtype and device.
-
-        Raises:
-            ConversionError: A block has something else in place of the convolution, or the blocks are not alike.
-
-        Example:
-            >>> ConvNet.of(ConvNet(kernel_size=5, width=8, depth=1, ffn=8)).kernel_size
-            5
-        """
-        mixers = [_plain_mixer(number, block) for number, block in enumerate(network.blocks)]
-        modes = sorted({mixer.padding_mode for mixer in mixers})
-        dense = {isinstance(block.dense, nn.Linear) for block in network.blocks}
-        if len(modes) > 1 or len(dense) > 1:
-            differing = (
-                f"padding modes {' and '.join(modes)}"
-                if len(modes) > 1
-                else "linear maps in some blocks only"
-            )
-            raise ConversionError(
-                f"cannot make a ConvNet: the blocks have {differing}, but must be alike"
-            )
-        size = max(max(mixer.kernel_size) for mixer in mixers)
-        shared = {name: network.arguments[name] for name in _SHARED_ARGUMENTS}
-        with torch.device("meta"):  # all tensors come from the network
-            made = cls(size, **shared, dense=dense.pop(), padding_mode=modes[0])
-        source = copy.deepcopy(network)
-        for block in source.blocks:
-            block.mixer = _enlarge(cast(nn.Conv2d, block.mixer), size)
-        made.patches, made.embed, made.blocks, made.head = (
-            source.patches,
-            source.embed,
-            source.blocks,
-            source.head,
-        )
-        return made.train(network.training)
-
-
-def _plain_mixer(number: int, block: nn.Module) -> nn.Conv2d:
-    """Returns the convolution of a block, which must be one that a `ConvNet` has."""
-    assert isinstance(block, MixingBlock)
-    mixer, start = block.mixer, f"cannot make a ConvNet: block {number} mixes with"
-    if type(mixer) is not nn.Conv2d:
-        raise ConversionError(f"{start} {type(mixer).__name__}, not Conv2d")
-    halves = tuple(k // 2 for k in mixer.kernel_size)
-    plain = (mixer.stride, mixer.dilation, mixer.groups) == (
-        (1, 1),
-        (1, 1),
-        1,
-    ) and mixer.bias is not None
-    if not plain or mixer.padding != halves or any(k % 2 == 0 for k in mixer.kernel_size):
-        raise ConversionError(
-            f"{start} {mixer}, but must keep the size and have a bias and an odd kernel"
-        )
-    if mixer._forward_hooks or mixer._forward_pre_hooks:
-        raise ConversionError(
-            f"{start} {mixer}, which has hooks; remove them first, or make pruning permanent"
-        )
-    return mixer
-
-
-def _enlarge(conv: nn.Conv2d, size: int) -> nn.Conv2d:
-    """Pads the kernel of a convolution with zeros; the result is the same."""
-    margins = [(size - k) // 2 for k in reversed(conv.kernel_size) for _ in range(2)]
-    with torch.device("meta"):
-        made = nn.Conv2d(
-            conv.in_channels,
-            conv.out_channels,
-            size,
-            padding=size // 2,
-            padding_mode=conv.padding_mode,
-        )
-    weight = nn.functional.pad(conv.weight.detach(), margins).clone()
-    made.weight = nn.Parameter(weight, requires_grad=conv.weight.requires_grad)
-    assert isinstance(conv.bias, nn.Parameter)
-    made.bias = conv.bias
-    return made.train(conv.training)

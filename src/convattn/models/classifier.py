@@ -4,12 +4,13 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convattn.encodings import Shift
+from convattn.grid import whole_number
 from convattn.layers import NormalisedConv, RelativeAttention
 
 
@@ -32,9 +33,6 @@ class FlopCount:
         return self.linear + self.mixing + self.content_scores + self.position_scores
 
 
-_Model = TypeVar("_Model", bound="ImageClassifier")
-
-
 class ImageClassifier(nn.Module):
     """A network that knows the arguments that it was made with, so that it can be saved, loaded and copied.
 
@@ -46,12 +44,13 @@ class ImageClassifier(nn.Module):
 
     def __new__(cls, *values: Any, **named: Any) -> Any:
         """Records the arguments of `__init__`."""
-        made = super().__new__(cls)
+        network = super().__new__(cls)
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-        defaults = {one.name: one.default for one in parameters}
-        given = {**defaults, **dict(zip(defaults, values, strict=False)), **named}
-        made.arguments = {name: _plain(value) for name, value in given.items()}
-        return made
+        arguments = {parameter.name: parameter.default for parameter in parameters}
+        arguments |= dict(zip(arguments, values, strict=False))
+        arguments |= named
+        network.arguments = {name: _plain(value) for name, value in arguments.items()}
+        return network
 
     def flops(self, image_size: int = 32) -> FlopCount:
         """Counts the floating-point operations for one image, from the sizes of its layers alone.
@@ -63,61 +62,65 @@ class ImageClassifier(nn.Module):
             Operations of the linear maps, of convolutions with the taps on the padding, of the mixing and of the
             scores; mixing and scores with N x N weights, that of a `NormalisedConv` too.
         """
-        return _count_flops(self, image_size)
+        counter = _Counter()
+        network = copy.deepcopy(self).to("meta").eval()
+        counter.watch(network)
+        channels = self.arguments["in_channels"]
+        network(torch.empty(1, channels, image_size, image_size, device="meta"))
+        return FlopCount(**counter.counts)
 
-    def _copy(self: _Model, **arguments: Any) -> _Model:
-        """Copies the network and gives the copy new arguments; the caller adapts its modules."""
-        made = copy.deepcopy(self)
-        made.arguments.update(arguments)
-        return made
+
+class _Counter:
+    """Counts operations by the sizes of what layers without values take and give."""
+
+    def __init__(self) -> None:
+        self.counts = {"linear": 0, "mixing": 0, "content_scores": 0, "position_scores": 0}
+
+    def watch(self, network: nn.Module) -> None:
+        """Registers the hooks that count, on each layer that multiplies."""
+        inside: set[nn.Module] = set()
+        for module in network.modules():
+            if module in inside:
+                continue
+            weight = getattr(module, "weight", None)
+            if isinstance(module, RelativeAttention | NormalisedConv):
+                inside.update(module.modules())
+                if isinstance(module, RelativeAttention):
+                    module.impl = "reference"  # the other paths look at the weights
+                module.register_forward_hook(self._count_attention)
+            elif weight is not None and weight.ndim > 1:
+                module.register_forward_hook(self._count_linear)
+
+    def _count_linear(self, layer: Any, _: Any, output: Tensor) -> None:
+        self.counts["linear"] += 2 * output.numel() * layer.weight[0].numel()
+
+    def _count_attention(self, layer: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
+        values = sum(weight.numel() for weight in layer.values.parameters())
+        self.counts["linear"] += 2 * queries * values
+        content = getattr(layer, "content", None)
+        is_shift = isinstance(getattr(layer, "encoding", None), Shift)
+        if not is_shift:
+            self.counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
+        if content is None:
+            return
+        products = 2 * queries * keys * content.key.out_features
+        self.counts["linear"] += 2 * (queries + keys) * content.key.weight.numel()
+        self.counts["content_scores"] += products
+        if content.uses_position:
+            self.counts["position_scores"] += products
+
+
+def require_whole(**sizes: object) -> None:
+    """Raises ArgumentError, which names the argument, unless every size is an integer of at least 1."""
+    for name, size in sizes.items():
+        whole_number(name, size)
 
 
 def _plain(value: Any) -> Any:
     """Copies a mapping as a dict and a sequence as a list, as JSON has them, and returns other values as they are."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return (
-        [*map(_plain, value)]
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else value
-    )
-
-
-def _count_flops(network: "ImageClassifier", image_size: int) -> FlopCount:
-    """Runs a copy without values, and counts by the sizes of what its layers take and give."""
-    counts = dict.fromkeys(("linear", "mixing", "content_scores", "position_scores"), 0)
-
-    def count(layer: nn.Module, _: Any, output: Tensor) -> None:
-        counts["linear"] += 2 * output.numel() * cast(Tensor, layer.weight)[0].numel()
-
-    def count_attention(
-        layer: RelativeAttention | NormalisedConv, inputs: tuple[Tensor], output: Tensor
-    ) -> None:
-        queries, keys = output[0, 0].numel(), inputs[0][0, 0].numel()
-        counts["linear"] += (
-            2 * queries * sum(weight.numel() for weight in layer.values.parameters())
-        )
-        if isinstance(layer, NormalisedConv) or not isinstance(layer.encoding, Shift):
-            counts["mixing"] += 2 * queries * keys * layer.num_heads * layer.in_channels
-        if isinstance(layer, RelativeAttention) and layer.content is not None:
-            products = 2 * queries * keys * layer.content.key.out_features
-            counts["linear"] += 2 * (queries + keys) * layer.content.key.weight.numel()
-            counts["content_scores"] += products
-            counts["position_scores"] += products if layer.content.uses_position else 0
-
-    empty = copy.deepcopy(network).to("meta").eval()
-    attention = [
-        module
-        for module in empty.modules()
-        if isinstance(module, RelativeAttention | NormalisedConv)
-    ]
-    for layer in attention:
-        if isinstance(layer, RelativeAttention):
-            layer.impl = "reference"  # the other paths look at the weights
-        layer.register_forward_hook(count_attention)
-    for module in set(empty.modules()) - {part for layer in attention for part in layer.modules()}:
-        weight = getattr(module, "weight", None)
-        if weight is not None and weight.ndim > 1:
-            module.register_forward_hook(count)
-    empty(torch.empty(1, network.arguments["in_channels"], image_size, image_size, device="meta"))
-    return FlopCount(**counts)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from convattn.errors import ShapeError
 from convattn.functional import take_every
-from convattn.grid import whole_number
-from convattn.models.classifier import ImageClassifier
+from convattn.models.classifier import ImageClassifier, require_whole
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))
 """Width of each stage, as a multiple of the first one's, and stride of its first block."""
@@ -49,20 +48,25 @@ class ResNet(ImageClassifier):
             ArgumentError: A size is out of range.
         """
         super().__init__()
-        sizes = {"num_classes": num_classes, "in_channels": in_channels, "width": width}
-        for name, size in {"blocks_per_stage": blocks_per_stage, **sizes}.items():
-            whole_number(name, size)
+        require_whole(
+            blocks_per_stage=blocks_per_stage,
+            num_classes=num_classes,
+            in_channels=in_channels,
+            width=width,
+        )
         self.in_channels = in_channels
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
             nn.BatchNorm2d(width),
         )
-        blocks, channels = [], width
+        self.stages = nn.Sequential()
+        channels = width
         for multiple, stride in _STAGES:
-            for number in range(blocks_per_stage):
-                blocks.append(_BasicBlock(channels, multiple * width, stride if number == 0 else 1))
-                channels = multiple * width
-        self.stages = nn.Sequential(*blocks)
+            outputs = multiple * width
+            self.stages.append(_BasicBlock(channels, outputs, stride))
+            for _ in range(blocks_per_stage - 1):
+                self.stages.append(_BasicBlock(outputs, outputs, stride=1))
+            channels = outputs
         self.head = nn.Linear(channels, num_classes)
 
     def forward(
@@ -108,11 +112,11 @@ class _BasicBlock(nn.Module):
         self, x: Float[Tensor, "batch channels rows cols"]
     ) -> Float[Tensor, "batch outputs out_rows out_cols"]:
         """Adds the outputs of the convolutions and of the shortcut."""
-        taken = take_every(
-            x, (self.stride, self.stride)
-        )  # strided 1 x 1 convolutions may err: decision 0013
         branch = F.relu(self.first_norm(self.first(x)))
-        return F.relu(self.second_norm(self.second(branch)) + self.shortcut(taken))
+        branch = self.second_norm(self.second(branch))
+        # torch's strided 1 x 1 convolutions may err: decision 0013
+        shortcut = self.shortcut(take_every(x, (self.stride, self.stride)))
+        return F.relu(branch + shortcut)
 
 
 def resnet18(num_classes: int = 10, *, in_channels: int = 3) -> ResNet:

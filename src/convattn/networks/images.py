@@ -1,14 +1,10 @@
 """Images for a network: read from files, prepared as it was trained, or taken from the package."""
 
-import io
 import json
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -38,111 +34,14 @@ from convattn.networks.source import (
     transformers_preparation,
 )
 
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats of pillow that are read; its others have readers that are seldom used, some of which start programs."""
-
-PIXELS = 120_000_000
-"""Pixels of one file; decoding takes up to 16 bytes for each."""
-
-_LONGEST = 100
-"""Length over width: a network's preparation may scale the shorter side up to hundreds of pixels."""
-
-_one_at_a_time = threading.Lock()
-
-
-class PictureError(DataError):
-    """A picture cannot be read: the file is not a picture, is damaged, or is larger than the limit."""
-
-    def __init__(self, reason: Literal["none", "damaged", "large"], message: str) -> None:
-        """Takes the reason and the message."""
-        self.reason: Literal["none", "damaged", "large"] = reason
-        super().__init__(message)
-
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        """Lets the error cross from one process to another."""
-        return type(self), (self.reason, str(self))
-
-
-def decode_picture(file: Any) -> Any:
-    """Returns the first picture of a file, as an RGB picture of pillow.
-
-    It is upright where the file says how it was held, and transparent parts are white. The size is read from the file's
-    head, before anything is decoded, and one picture is decoded at a time. Raises PictureError if the file is no
-    picture of these formats, is damaged, or has more pixels.
-    """
-    pil = _pillow()
-    with _one_at_a_time, warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of pillow, about large pictures and about odd but readable files
-        try:
-            with pil.Image.open(file, formats=FORMATS) as picture:
-                _require_size(picture, PIXELS)
-                return _colours(pil.ImageOps.exif_transpose(picture))
-        except pil.UnidentifiedImageError:
-            raise PictureError(
-                "none", f"this is no picture that can be read ({', '.join(FORMATS)})"
-            ) from None
-        except pil.Image.DecompressionBombError:
-            raise PictureError("large", f"the picture has more than {PIXELS:,} pixels") from None
-        except (PictureError, FileNotFoundError, PermissionError):
-            raise
-        except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
-            raise PictureError(
-                "damaged", f"the picture is damaged ({type(error).__name__}: {error})"
-            ) from None
-
-
-def _pillow() -> Any:
-    """Imports pillow."""
-    optional_module("PIL.ImageOps", "pillow", "pictures")
-    return optional_module("PIL.Image", "pillow", "pictures")
-
-
-def _require_size(picture: Any, pixels: int) -> None:
-    width, height = picture.size
-    if not (width and height):
-        raise PictureError("damaged", f"the picture has {width} × {height} pixels")
-    if width * height > pixels:
-        raise PictureError(
-            "large", f"the picture has {width} × {height} pixels; {pixels:,} may be read"
-        )
-    if max(width, height) > _LONGEST * min(width, height):
-        raise PictureError(
-            "large",
-            f"the picture has {width} × {height} pixels; one side may be {_LONGEST} times as long as the other",
-        )
-
-
-def _colours(picture: Any) -> Any:
-    """Makes a picture RGB: transparent parts become white, and grey of 16 bits becomes grey of 8."""
-    if picture.mode == "F":
-        raise PictureError(
-            "none", "the picture has floating-point numbers, and the value of white is unknown"
-        )
-    if picture.mode.startswith("I"):
-        # Pillow's own conversion takes every value above 255 for white.
-        grey = np.asarray(picture)
-        if grey.min() < 0 or grey.max() > 65_535:
-            raise PictureError(
-                "none", "the picture has numbers of 32 bits, and the value of white is unknown"
-            )
-        return (
-            _pillow()
-            .Image.fromarray(((grey.astype(np.uint32) + 128) // 257).astype(np.uint8))
-            .convert("RGB")
-        )
-    if picture.has_transparency_data:
-        image, whole = _pillow().Image, picture.convert("RGBA")
-        picture = image.alpha_composite(image.new("RGBA", whole.size, "white"), whole)
-    return picture.convert("RGB")
-
-
 Prepare = Callable[[Any], Tensor]
 """Turns an RGB picture of pillow into a tensor."""
 
 Colour = tuple[float, ...]
 """One number per channel."""
+
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+"""Endings of files that are read as pictures."""
 
 
 def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
@@ -181,22 +80,13 @@ class _AsTrained:
     std: Colour
 
     def __call__(self, picture: Any) -> Tensor:
-        small, sizes = picture.convert(self.mode), (self.size, self.size)
+        small = picture.convert(self.mode)
+        sizes = (self.size, self.size)
         if small.size != sizes:
-            small = small.resize(sizes, _pillow().Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1).movedim(2, 0).contiguous()
-        return normalise(pixels[None], self.mean, self.std)[0]
-
-
-def trained_on(folder: Path | None) -> str | None:
-    """Returns the name of the data that a network in a folder was trained on; None if it is unknown."""
-    for file in () if folder is None else (folder / "card.json", folder / "record.json"):
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            return str((content.get("run") or content)["data"]["name"]).partition(" (")[0]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-    return None
+            small = small.resize(sizes, _pillow().Resampling.BICUBIC)
+        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1)
+        image = pixels.movedim(2, 0).contiguous()
+        return normalise(image[None], self.mean, self.std)[0]
 
 
 def normalisation(
@@ -210,13 +100,25 @@ def normalisation(
         prepare = preparation(source, network, folder)
     except (ArgumentError, MissingDependencyError):
         return None
-    for step in (
-        prepare,
-        *reversed(getattr(prepare, "transforms", ())),
-    ):  # the last one of a chain that has them
+    chain = getattr(prepare, "transforms", ())
+    for step in (prepare, *reversed(chain)):
         mean, std = getattr(step, "mean", None), getattr(step, "std", None)
         if mean is not None and std is not None:
             return tuple(map(float, mean)), tuple(map(float, std))
+    return None
+
+
+def trained_on(folder: Path | None) -> str | None:
+    """Returns the name of the data that a network in a folder was trained on; None if it is unknown."""
+    if folder is None:
+        return None
+    for file in (folder / "card.json", folder / "record.json"):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            run = content.get("run", content)
+            return str(run["data"]["name"]).partition(" (")[0]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
     return None
 
 
@@ -229,128 +131,101 @@ def draw_images(
     for, or else 3 x 224 x 224.
     """
     if shape is None and isinstance(network, ImageClassifier):
-        shape = (
-            network.arguments.get("in_channels", 3),
-            *2 * (network.arguments.get("image_size", 32),),
-        )
+        size = network.arguments.get("image_size", 32)
+        shape = (network.arguments.get("in_channels", 3), size, size)
     return draw_image(network, shape)
-
-
-ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-"""Endings of files that are read as pictures."""
-
-_COLUMNS = ("image", "img")
-"""Columns of a parquet file that hold pictures; the first one is taken."""
 
 
 @final
 class Pictures(Sequence[Tensor]):
-    """Pictures that are decoded and prepared one by one."""
+    """Pictures that are read and prepared one by one."""
 
-    def __init__(self, sources: Sequence[tuple[str, Callable[[], Any]]], prepare: Prepare) -> None:
-        """Takes the name of each picture, for errors, with a function that returns it as an RGB picture of pillow."""
-        self._sources, self._prepare = sources, prepare
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Name of each picture: of its file, or where it is in a table."""
-        return tuple(Path(name).name for name, _ in self._sources)
+    def __init__(
+        self, names: Sequence[str], sources: Sequence[Path | np.ndarray], prepare: Prepare
+    ) -> None:
+        """Takes the name of each picture, and its file or its pixels, (rows, cols, 3) bytes."""
+        self.names = tuple(names)
+        self._sources = sources
+        self._prepare = prepare
 
     def __len__(self) -> int:
         """Returns the number of pictures."""
-        return len(self._sources)
+        return len(self.names)
 
     def __getitem__(self, number: Any) -> Any:
         """Returns a prepared picture; one that cannot be read raises DataError."""
-        name, source = self._sources[number]
-        try:
-            picture = source()
-        except (OSError, PictureError) as error:
-            raise DataError(f"cannot read the image {name}: {error}") from None
-        return self._prepare(picture)
+        source = self._sources[number]
+        if isinstance(source, Path):
+            return self._prepare(_read_picture(source))
+        return self._prepare(_pillow().fromarray(np.ascontiguousarray(source)))
 
 
 def open_images(
     path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None
 ) -> Sequence[Tensor] | Tensor:
-    """Opens a folder of pictures, a parquet file of pictures, or an array of numpy.
+    """Opens a folder of pictures, or an array of numpy.
 
     Args:
-        path: A folder; a file that ends in .parquet, with a column image or img of pictures; or one that ends in .npy:
-            (images, rows, cols, 3) of bytes are pictures, other whole numbers (texts, length) are token ids, and
-            floating-point numbers are what the network takes.
+        path: A folder, or a file that ends in .npy: (images, rows, cols, 3) of bytes are pictures, other whole numbers
+            (texts, length) are token ids, and floating-point numbers are what the network takes.
         prepare: Returns how pictures are prepared; called only if there are any.
         limit: How many to take, in the order of their names or rows; None takes all.
 
     Returns:
-        The images; pictures are decoded when they are asked for.
+        The images; pictures are read when they are asked for.
 
     Raises:
         ArgumentError: There is nothing at the path, or a file of another ending.
         DataError: The file is damaged, or holds something else or nothing.
     """
     if path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file()
-        )
+        files = [file for file in path.rglob("*") if file.suffix.lower() in ENDINGS]
         if not files:
             raise DataError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
-        return Pictures(
-            [(str(file), partial(decode_picture, file)) for file in files[:limit]], prepare()
-        )
-    if not path.is_file() or path.suffix.lower() not in (".parquet", ".npy"):
-        raise ArgumentError(must_be("--images", "a folder, a .parquet or a .npy file", str(path)))
-    if path.suffix.lower() == ".parquet":
-        return _read_parquet(path, prepare, limit)
-    return _read_array(path, prepare, limit)
+        files = sorted(files)[:limit]
+        return Pictures([file.name for file in files], files, prepare())
+    if not path.is_file() or path.suffix.lower() != ".npy":
+        raise ArgumentError(must_be("images", "a folder or a .npy file", str(path)))
+    array = _read_array(path)[:limit]
+    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
+        names = [f"{path.name}, image {row}" for row in range(len(array))]
+        return Pictures(names, list(array), prepare())
+    kind = np.float32 if array.dtype.kind == "f" else np.int64
+    with np.errstate(over="ignore"):  # infinite numbers are refused later
+        return torch.from_numpy(array.astype(kind))
 
 
 def stack_images(
-    opened: Sequence[Tensor] | Tensor, path: Path
+    images: Sequence[Tensor] | Tensor, path: Path
 ) -> Float[Tensor, "images channels rows cols"]:
     """Returns opened images as one batch; raises ArgumentError if they differ in size or are no images."""
-    made = list(opened)
-    if made[0].ndim != 3 or not made[0].is_floating_point():
-        raise ArgumentError(
-            f"--images must hold images, but {path} holds tensors of shape {tuple(made[0].shape)}"
-        )
-    if len({tuple(image.shape) for image in made}) > 1:
+    tensors = list(images)
+    if tensors[0].ndim != 3 or not tensors[0].is_floating_point():
+        shape = tuple(tensors[0].shape)
+        raise ArgumentError(f"images must be images, but {path} holds tensors of shape {shape}")
+    if len({tensor.shape for tensor in tensors}) > 1:
         raise ArgumentError(
             f"the images in {path} have different sizes when prepared for this network"
         )
-    return torch.stack(made)
+    return torch.stack(tensors)
 
 
-def _read_parquet(path: Path, prepare: Callable[[], Prepare], limit: int | None) -> Pictures:
-    pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
+def _pillow() -> Any:
+    return optional_module("PIL.Image", "pillow", "pictures").Image
+
+
+def _read_picture(file: Path) -> Any:
+    """Reads the first picture of a file, upright and in colours."""
+    image = _pillow()
+    operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
     try:
-        names = pa.parquet.read_schema(path).names
-        chosen = next((name for name in _COLUMNS if name in names), None)
-        if chosen is None:
-            raise DataError(
-                f"{path} must have a column {' or '.join(_COLUMNS)}, but has {', '.join(names) or 'none'}"
-            )
-        rows = pa.parquet.read_table(path, columns=[chosen])[chosen].slice(0, limit).to_pylist()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable parquet file ({error})") from None
-    if not rows:
-        raise DataError(f"{path} has no rows")
-    encoded = [row.get("bytes") if isinstance(row, dict) else row for row in rows]
-    return Pictures(
-        [(f"{path}, row {row}", partial(_decode, data)) for row, data in enumerate(encoded)],
-        prepare(),
-    )
+        with image.open(file) as picture:
+            return operations.exif_transpose(picture).convert("RGB")
+    except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
+        raise DataError(f"cannot read the image {file}: {type(error).__name__}: {error}") from None
 
 
-def _decode(data: Any) -> Any:
-    if not isinstance(data, bytes):
-        raise PictureError("none", f"no picture, but a {type(data).__name__}")
-    return decode_picture(io.BytesIO(data))
-
-
-def _read_array(
-    path: Path, prepare: Callable[[], Prepare], limit: int | None
-) -> Sequence[Tensor] | Tensor:
+def _read_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # noqa: BLE001 - numpy may fail in any way on a damaged file
@@ -359,23 +234,7 @@ def _read_array(
         raise DataError(
             f"{path} must hold numbers of at least one image, but is {array.dtype} of shape {array.shape}"
         )
-    array = array[:limit]
-    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
-        return Pictures(
-            [
-                (f"{path}, image {row}", partial(_picture, pixels))
-                for row, pixels in enumerate(array)
-            ],
-            prepare(),
-        )
-    with np.errstate(over="ignore"):  # infinite numbers are refused later
-        return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
-
-
-def _picture(pixels: np.ndarray) -> Any:
-    picture = _pillow().Image.fromarray(np.ascontiguousarray(pixels))
-    _require_size(picture, PIXELS)
-    return picture
+    return array
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,13 +257,15 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
     data = trained_on(folder)
     if data == "cifar10":
         samples = load_samples()
-        places = sorted([*range(0, len(samples.rows), 2), *range(1, len(samples.rows), 2)][:limit])
         split, rows, mean, std = samples.split, samples.rows, CIFAR10_MEAN, CIFAR10_STD
+        first, second = range(0, len(rows), 2), range(1, len(rows), 2)
+        places = sorted([*first, *second][:limit])
         what = "the test set of CIFAR-10"
     elif data == "digits":
         digits = load_digits()
         split, rows, mean, std = digits.test, range(len(digits.test)), digits.mean, digits.std
-        places, what = list(rows[:limit]), "the test set of digits"
+        places = list(rows[:limit])
+        what = "the test set of digits"
     else:
         return None
     classes = class_names(data)
@@ -415,16 +276,18 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
 
 def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages:
     """Returns `own_images`; raises ArgumentError, with the network's title, if its data are unknown."""
-    found = own_images(folder, limit)
-    if found is None:
+    images = own_images(folder, limit)
+    if images is None:
         raise ArgumentError(
-            f"--images must be given: {title} is not known to be trained on CIFAR-10 or digits"
+            f"images must be given: {title} is not known to be trained on CIFAR-10 or digits"
         )
-    return found
+    return images
 
 
 def class_names(data: str | None) -> tuple[str, ...]:
     """Returns the names of the classes of the data that a network was trained on; () where they are unknown."""
     if data == "digits":
         return tuple(map(str, range(10)))
-    return load_samples().classes if data == "cifar10" else ()
+    if data == "cifar10":
+        return load_samples().classes
+    return ()

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from convattn.convert import load_layer
 from convattn.convert.saved_layers import KINDS
-from convattn.errors import ArgumentError, CheckpointError, UnknownNameError, must_be_a
+from convattn.errors import ArgumentError, CheckpointError, must_be_a
 from convattn.networks.pretrained import fetch, network_folder
-from convattn.networks.source import NETWORKS, create_network, own_source, split_source
-from convattn.networks.tensors import load_tensors, put_layers
+from convattn.networks.replaced import put_layers
+from convattn.networks.source import create_network, own_source
+from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
 
 SCHEMA = 1
@@ -24,7 +25,7 @@ _FIELDS: dict[str, Any] = {
     "options": dict,
     "layers": list,
     "tied": dict,
-    "frozen": list | None,
+    "frozen": list,
     "strides": dict,
     "buffers": dict,
 }
@@ -88,32 +89,12 @@ def load_network(
         local_files_only=local_files_only,
         token=token,
     )
-    config = saved_config(folder)
-    if config.get("kind") == "network":
+    if saved_config(folder)["kind"] == "network":
         return _load_saved(folder, model, verify=verify)
     if model is not None:
-        raise ArgumentError(
-            must_be_a("model", f"None, because {folder} describes its own network", model)
-        )
-    if config.get("kind") in [*KINDS]:
-        return load_layer(folder, verify=verify).eval()
-    return _load_saved(folder, None, verify=verify)
-
-
-def saved_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads `config.json` of anything that this library saves or brings, or raises CheckpointError."""
-    folder = network_folder(folder)
-    config = read_config(folder)
-    if not ("architecture" in config or config.get("kind") in ["network", *KINDS]):
-        hint = (
-            f": a command takes one of transformers as hf:{folder}"
-            if "model_type" in config
-            else ""
-        )
-        raise CheckpointError(
-            f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}"
-        )
-    return config
+        expected = f"None, because {folder} describes its own network"
+        raise ArgumentError(must_be_a("model", expected, model))
+    return load_layer(folder, verify=verify).eval()
 
 
 class LoadedNetwork(NamedTuple):
@@ -129,9 +110,23 @@ class LoadedNetwork(NamedTuple):
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
     folder = network_folder(folder)
-    config, network = saved_config(folder), load_network(folder, verify=verify)
+    config = saved_config(folder)
+    network = load_network(folder, verify=verify)
     source, options = own_source(network) or (config.get("source"), config.get("options", {}))
     return LoadedNetwork(network, source, options, folder)
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """Reads `config.json` of anything that this library saves or brings, or raises CheckpointError."""
+    config = read_config(folder)
+    if config.get("kind") not in ["network", *KINDS]:
+        hint = ""
+        if "model_type" in config:
+            hint = f": a command takes one of transformers as hf:{folder}"
+        raise CheckpointError(
+            f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}"
+        )
+    return config
 
 
 def _load_saved(
@@ -140,71 +135,50 @@ def _load_saved(
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
     config, tensors = read_sealed(folder, verify=verify)
-    if "architecture" in config:
-        config = _upgraded(config)
-    if config.get("schema_version") != SCHEMA:
-        raise CheckpointError(
-            f"{file} must be of schema version {SCHEMA}, but is of {config.get('schema_version')!r}"
-        )
-    wrong = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
-    if wrong:
-        raise CheckpointError(f"{file} is damaged: {', '.join(wrong)}")
-    network = _build_architecture(folder, config, tensors, model)
+    schema = config.get("schema_version")
+    if schema != SCHEMA:
+        raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {schema!r}")
+    damaged = [name for name, kind in _FIELDS.items() if not isinstance(config.get(name), kind)]
+    if damaged:
+        raise CheckpointError(f"{file} is damaged: {', '.join(damaged)}")
+    if model is not None:
+        network = _given_network(model)
+    elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
+        network = nn.Identity()  # a layer that is the network takes its place
+    else:
+        network = _build(file, config, tensors)
     try:
         network = put_layers(network, config["layers"])
-        load_tensors(network, tensors, config["tied"], config)
+        load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
-        together = "with the model given" if model is not None else "together"
+        together = "together" if model is None else "with the model given"
         raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
     return network.eval()
 
 
-def _upgraded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `save_network` writes in place of a configuration of earlier versions: a class and its arguments."""
-    name = config["architecture"]
-    if not isinstance(name, str) or name not in NETWORKS:
-        raise UnknownNameError("network", name, NETWORKS)
-    options = {key: value for key, value in config.items() if key != "architecture"}
-    own = {"class": name, "source": f"convattn:{name}", "options": options, "layers": []}
-    return {
-        "schema_version": SCHEMA,
-        **own,
-        "tied": {},
-        "frozen": None,
-        "strides": {},
-        "buffers": {},
-    }
-
-
-def _build_architecture(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: Mapping[str, Tensor],
-    model: nn.Module | Callable[[], nn.Module] | None,
-) -> nn.Module:
-    """Builds the network anew, or takes a copy of the one given."""
+def _given_network(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    """Returns a copy of the network given, or what the function given builds."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
-    if model is not None:
-        built = model() if callable(model) else model
-        if not isinstance(built, nn.Module):
-            raise ArgumentError(
-                must_be_a("model", "a network, or a function that returns one", built)
-            )
-        return built
-    if any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
-        return nn.Identity()  # a layer that is the network takes its place
-    if config["source"] is None:
+    network = model() if callable(model) else model
+    if not isinstance(network, nn.Module):
+        expected = "a network, or a function that returns one"
+        raise ArgumentError(must_be_a("model", expected, network))
+    return network
+
+
+def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Builds the architecture that a configuration names."""
+    source = config["source"]
+    if source is None:
         raise ArgumentError(
-            f"model must be given, because {folder} does not say what builds its network: a {config['class']} as it was"
-            " before its conversion, or a function that builds one"
+            f"model must be given, because {file.parent} does not say what builds its network: a {config['class']} as"
+            " it was before its conversion, or a function that builds one"
         )
     try:
-        if split_source(config["source"])[0] == "hf":
+        if source.startswith("hf:"):
             raise ArgumentError("one of transformers is not fetched for a saved network")
-        require_sizes(config["options"], tensors, folder / CONFIG)
-        return create_network(config["source"], config["options"])
+        require_sizes(config["options"], tensors, file)
+        return create_network(source, config["options"])
     except ArgumentError as error:
-        raise CheckpointError(
-            f"{folder / CONFIG} describes a network that cannot be built: {error}"
-        ) from None
+        raise CheckpointError(f"{file} describes a network that cannot be built: {error}") from None

@@ -27,93 +27,19 @@ from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.networks.loading import SCHEMA, saved_config
 from convattn.networks.pretrained import network_folder
-from convattn.networks.source import create_network, own_source, split_source
-from convattn.networks.tensors import (
+from convattn.networks.replaced import (
     describe_layers,
     describe_replaced,
-    describe_tensors,
     differences,
-    file_tensors,
     put_layers,
 )
+from convattn.networks.source import create_network, own_source, split_source
+from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.sealed import may_replace, weights_digest, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
 """Certificate of a converted network or of a single layer."""
-
-_REST = (
-    "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
-    " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
-)
-
-
-def network_card(
-    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
-) -> str:
-    """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
-
-    Unknown facts are left out or called unknown.
-    """
-    attention = any("Attention" in layer["kind"] for layer in config["layers"])
-    tags = ["attention", "convolution", "relative-position"] if attention else ["convolution"]
-    source = config["source"]
-    name = source.partition(":")[2] if source else config["class"].rpartition(".")[2]
-    proof = "No certificate was saved with it."
-    if certificate is not None:
-        limit = ""
-        if certificate.weights is None:
-            limit = "Whether this certificate is of these weights is not known: it holds no digest of them.\n\n"
-        proof = (
-            f"{limit}```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
-        )
-    use = 'load_network("FOLDER")  # or "OWNER/NAME" on the Hub'
-    if not source and not any("" in layer["names"] for layer in config["layers"]):
-        use = (
-            f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
-        )
-    sections = [
-        f'---\nlibrary_name: "convattn"\nmodel_name: {json.dumps(name)}\ntags: {json.dumps(tags)}\n---',  # JSON is YAML
-        f"# {name}",
-        _origin(config, network, certificate),
-        f"## Certificate\n\n{proof}",
-        f"## Use\n\n```python\nfrom convattn import load_network\n\nnetwork = {use}\n```",
-        _REST,
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _origin(
-    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
-) -> str:
-    """Says what a network was, which layers replace others, and what saved it."""
-    origin = (
-        f"`{config['source']}`" if config["source"] else f"a network of class `{config['class']}`"
-    )
-    options = f" with {config['options']}" if config["options"] else ""
-    replaced = config["layers"]  # of a known source: those that a new network does not have
-    if not config["source"]:
-        entries = certificate.layers if isinstance(certificate, NetworkCertificate) else ()
-        converted = {layer.name for layer in entries}
-        replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
-    kinds = Counter(layer["kind"] for layer in replaced)
-    parts = ", ".join(f"{count} `{kind}`" for kind, count in sorted(kinds.items()))
-    none = (
-        "No layer was replaced."
-        if config["source"]
-        else "Whether layers of it replace others is not recorded."
-    )
-    made = f"These layers replace others: {parts}." if parts else none
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    versions = ", ".join(f"{name} {version}" for name, version in config["versions"].items())
-    return (
-        f"This network was {origin}{options}. {made} It has {parameters:,} parameters, and was saved by convattn"
-        f" {config['convattn']} with {versions}."
-    )
-
-
-_ADAPTERS = "convattn.heads."
-_INITIALISED = "convattn.heads.patch_attention"
 
 
 def save_network(
@@ -171,36 +97,36 @@ def save_network(
         raise ArgumentError(must_be_a("network", "an nn.Module", network))
     if source is not None and (not isinstance(source, str) or source.startswith("hf:")):
         raise ArgumentError(must_be("source", '"timm:NAME" or "torchvision:NAME"', source))
+    if source is None and options:
+        expected = "None without a source, whose builder takes them"
+        raise ArgumentError(must_be("options", expected, options))
     replace = may_replace(folder, overwrite=overwrite)
     if certificate is not None and not isinstance(certificate, AnyCertificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
-    kind = type(network).__name__
-    _require_layers(network, certificate)
-    if not _may_be_of(certificate, network):
-        raise ArgumentError(
-            f"certificate must be that of the weights that this {kind} has now, but is of other weights. Convert again,"
-            " or leave it out"
-        )
-    built = own_source(network) if source is None else (source, _json_options(options))
-    home, built_with = built or (None, {})
-    if source is None and options:
-        raise ArgumentError(
-            must_be("options", "None without a source, whose builder takes them", options)
-        )
+    _require_saveable(network)
+    if certificate is not None:
+        _require_certificate_of(network, certificate)
+    builder, arguments = own_source(network) or (None, {})
+    if source is not None:
+        builder, arguments = source, _json_options(options)
+    refusal = f"cannot save this {type(network).__name__}"
     try:
-        layers = describe_layers(network) if built is None else _compare_with_new(network, *built)
+        if builder is None:
+            layers = describe_layers(network)
+        else:
+            layers = _layers_unlike_new(network, builder, arguments)
         tensors, tied = file_tensors(network)
     except UnsupportedModelError as error:
-        place = f" as {home}" if home else ""
-        raise UnsupportedModelError(f"cannot save this {kind}{place}: {error}") from None
+        place = f" as {builder}" if builder else ""
+        raise UnsupportedModelError(f"{refusal}{place}: {error}") from None
     config = {
         "convattn": __version__,
         "schema_version": SCHEMA,
         "kind": "network",
         "class": full_name(type(network)),
-        "source": home,
-        "options": built_with,
-        "versions": _builder_versions(home),
+        "source": builder,
+        "options": arguments,
+        "versions": _builder_versions(builder),
         "layers": layers,
         "tied": tied,
         **describe_tensors(network),
@@ -209,9 +135,8 @@ def save_network(
         try:
             write_sealed(temporary, config, tensors, certificate, metadata=tied)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"cannot save this {kind}: {error}") from None
-        card = network_card(config, network, certificate)
-        write_atomically(temporary / "README.md", card)
+            raise UnsupportedModelError(f"{refusal}: {error}") from None
+        write_atomically(temporary / "README.md", network_card(config, network, certificate))
     return Path(folder)
 
 
@@ -270,8 +195,9 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
                     f"source, options and certificate must be left out, because {folder} has its own"
                 )
         api = optional_module("huggingface_hub", "huggingface-hub", "hub").HfApi(token=token)
+        repository = api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
         return api.upload_folder(
-            repo_id=api.create_repo(repo_id=repo_id, private=private, exist_ok=True).repo_id,
+            repo_id=repository.repo_id,
             repo_type="model",
             folder_path=folder,
             commit_message=commit_message,
@@ -280,75 +206,73 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
         )
 
 
-def _require_layers(network: nn.Module, certificate: AnyCertificate | None) -> None:
-    """Raises if a network is wrapped, a layer could not be rebuilt, or the certificate is of another network."""
-    kind, places = type(network).__name__, dict(network.named_modules(remove_duplicate=False))
-    rooms = {name: type(module).__module__ for name, module in places.items()}
-    if hasattr(network, "_orig_mod") or isinstance(
-        network, nn.DataParallel | nn.parallel.DistributedDataParallel
-    ):
-        raise UnsupportedModelError(f"cannot save this {kind}: save the network that it wraps")
-    if made := [name for name, room in rooms.items() if room.startswith(_ADAPTERS)]:
-        maker = (
-            "convolutional_init"
-            if _INITIALISED in rooms.values()
-            else "replace_convolutional_heads"
-        )
-        raise UnsupportedModelError(
-            f"cannot save this {kind}: {made[0]} was made by {maker}, which a saved network cannot record. Save the"
-            f" state_dict, and load it after the same call of {maker}"
-        )
-    if frozen := [name for name, module in places.items() if isinstance(module, FrozenAttention)]:
-        raise UnsupportedModelError(
-            f"cannot save this {kind}: {frozen[0] or ITSELF} is frozen and has no weights of its own. Save the network"
-            " that was frozen, and freeze it again after loading"
-        )
-    if not isinstance(certificate, NetworkCertificate):
-        return
-    to_attention = certificate.direction == "network_to_attention"
-    for layer in certificate.layers:
-        if layer.name not in places:
-            wanted = f"that of this {kind}, which has no {layer.name}"
-            raise ArgumentError(
-                f"certificate must be {wanted}, but is that of a {certificate.source}"
+def _require_saveable(network: nn.Module) -> None:
+    """Raises if a network is wrapped, or has a layer that could not be rebuilt."""
+    refusal = f"cannot save this {type(network).__name__}"
+    wrappers = nn.DataParallel | nn.parallel.DistributedDataParallel
+    if hasattr(network, "_orig_mod") or isinstance(network, wrappers):
+        raise UnsupportedModelError(f"{refusal}: save the network that it wraps")
+    for name, module in network.named_modules(remove_duplicate=False):
+        if isinstance(module, FrozenAttention):
+            raise UnsupportedModelError(
+                f"{refusal}: {name or ITSELF} is frozen and has no weights of its own. Save the network that was"
+                " frozen, and freeze it again after loading"
             )
-        attends = any(
-            isinstance(module, RelativeAttention) for module in places[layer.name].modules()
-        )
-        if attends is not to_attention:
-            wanted = f"that of this {kind}, where {layer.name or ITSELF} is{'' if attends else ' no'} attention"
-            raise ArgumentError(
-                f"certificate must be {wanted}, but is that of {certificate.direction}"
+        home = type(module).__module__
+        if home.startswith("convattn.heads."):
+            maker = "replace_convolutional_heads"
+            if home == "convattn.heads.patch_attention":
+                maker = "convolutional_init"
+            raise UnsupportedModelError(
+                f"{refusal}: {name} was made by {maker}, which a saved network cannot record. Save the state_dict, and"
+                f" load it after the same call of {maker}"
             )
 
 
-def _may_be_of(certificate: AnyCertificate | None, network: nn.Module) -> bool:
-    """Tells whether a certificate is of the weights that a network, or a layer of it, has, or does not say of which."""
-    if certificate is None or certificate.weights is None:
-        return True
-    if isinstance(certificate, NetworkCertificate):
-        return weights_digest(network) == certificate.weights
-    layers = (module for module in network.modules() if type(module) in KINDS.values())
-    return any(weights_digest(layer) == certificate.weights for layer in layers)
+def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> None:
+    """Raises ArgumentError unless a certificate is of a network as it is now, or of a layer of it."""
+    expected = f"certificate must be that of this {type(network).__name__}"
+    holders = [network]
+    if isinstance(certificate, Certificate):
+        holders = [module for module in network.modules() if type(module) in KINDS.values()]
+    else:
+        places = dict(network.named_modules(remove_duplicate=False))
+        to_attention = certificate.direction == "network_to_attention"
+        for layer in certificate.layers:
+            if layer.name not in places:
+                raise ArgumentError(
+                    f"{expected}, which has no {layer.name}, but is that of a {certificate.source}"
+                )
+            parts = places[layer.name].modules()
+            if any(isinstance(part, RelativeAttention) for part in parts) != to_attention:
+                article = "no attention" if to_attention else "attention"
+                raise ArgumentError(
+                    f"{expected}, where {layer.name or ITSELF} is {article}, but is that of {certificate.direction}"
+                )
+    if all(weights_digest(holder) != certificate.weights for holder in holders):
+        raise ArgumentError(
+            f"certificate must be that of the weights that this {type(network).__name__} has now, but is of other"
+            " weights. Convert again, or leave it out"
+        )
 
 
-def _compare_with_new(
-    network: nn.Module, source: str, options: dict[str, Any]
+def _layers_unlike_new(
+    network: nn.Module, builder: str, arguments: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
-    fresh = create_network(source, options)
     hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
+    fresh = create_network(builder, arguments)
     try:
         layers = describe_replaced(network, fresh)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{error}. {hint}") from None
-    differing = list(
-        islice(differences(network, put_layers(fresh, json.loads(json.dumps(layers)))), 4)
-    )
+    rebuilt = put_layers(fresh, json.loads(json.dumps(layers)))
+    differing = list(islice(differences(network, rebuilt), 4))
     if differing:
-        shown = "; ".join(differing[:3]) + ("; and more" if len(differing) > 3 else "")
+        more = "; and more" if len(differing) > 3 else ""
+        options = arguments or "no options"
         raise UnsupportedModelError(
-            f"a new one with {options or 'no options'} differs: {shown}. {hint}"
+            f"a new one with {options} differs: {'; '.join(differing[:3])}{more}. {hint}"
         )
     return layers
 
@@ -356,18 +280,88 @@ def _compare_with_new(
 def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Reads options, which must survive JSON."""
     try:
-        chosen = dict(options or {})
-        if json.loads(json.dumps(chosen)) == chosen:
-            return chosen
+        plain = dict(options or {})
+        if json.loads(json.dumps(plain)) == plain:
+            return plain
     except (TypeError, ValueError, RecursionError):
         pass
-    raise ArgumentError(
-        must_be("options", "a dict of JSON types: numbers, text, True, False, None, lists", options)
-    )
+    expected = "a dict of JSON types: numbers, text, True, False, None, lists"
+    raise ArgumentError(must_be("options", expected, options))
 
 
-def _builder_versions(source: str | None) -> dict[str, str]:
+def _builder_versions(builder: str | None) -> dict[str, str]:
     packages = ["torch"]
-    if source is not None and split_source(source)[0] != "convattn":
-        packages.append(split_source(source)[0])
+    if builder is not None and split_source(builder)[0] != "convattn":
+        packages.append(split_source(builder)[0])
     return {package: version(package) for package in packages}
+
+
+_REST = (
+    "The weights are a plain state dict in `model.safetensors`; `config.json` says how each layer is rebuilt. The"
+    " licence, the training data and the accuracy are those of the network that was converted, and are not known here."
+)
+
+
+def network_card(
+    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
+) -> str:
+    """Writes the model card of a saved network as Markdown with the Hub's front matter, from what `config.json` holds.
+
+    Unknown facts are left out or called unknown.
+    """
+    source, layers = config["source"], config["layers"]
+    name = source.partition(":")[2] if source else config["class"].rpartition(".")[2]
+    tags = ["convolution"]
+    if any("Attention" in layer["kind"] for layer in layers):
+        tags = ["attention", "convolution", "relative-position"]
+    front = [
+        'library_name: "convattn"',
+        f"model_name: {json.dumps(name)}",
+        f"tags: {json.dumps(tags)}",
+    ]
+    proof = "No certificate was saved with it."
+    if certificate is not None:
+        proof = f"```text\n{certificate.summary()}\n```\n\nEvery layer is in `certificate.json`."
+    use = 'load_network("FOLDER")  # or "OWNER/NAME" on the Hub'
+    if not source and not any("" in layer["names"] for layer in layers):
+        use = (
+            f'load_network("FOLDER", model={name}(...))  # a {name} as it was before its conversion'
+        )
+    sections = [
+        "\n".join(["---", *front, "---"]),  # JSON is YAML
+        f"# {name}",
+        _origin(config, network, certificate),
+        f"## Certificate\n\n{proof}",
+        f"## Use\n\n```python\nfrom convattn import load_network\n\nnetwork = {use}\n```",
+        _REST,
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _origin(
+    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
+) -> str:
+    """Says what a network was, which layers replace others, and what saved it."""
+    replaced = config["layers"]
+    if config["source"]:
+        origin = f"`{config['source']}`"
+        conversion = "No layer was replaced."
+    else:
+        origin = f"a network of class `{config['class']}`"
+        conversion = "Whether layers of it replace others is not recorded."
+        converted = set()
+        if isinstance(certificate, NetworkCertificate):
+            converted = {layer.name for layer in certificate.layers}
+        replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
+    kinds = Counter(layer["kind"] for layer in replaced)
+    if kinds:
+        counts = [f"{count} `{kind}`" for kind, count in sorted(kinds.items())]
+        conversion = f"These layers replace others: {', '.join(counts)}."
+    if config["options"]:
+        origin += f" with {config['options']}"
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    versions = [f"{name} {version}" for name, version in config["versions"].items()]
+    return (
+        f"This network was {origin}. {conversion} It has {parameters:,} parameters, and was saved by convattn"
+        f" {config['convattn']} with {', '.join(versions)}."
+    )

@@ -15,7 +15,7 @@ from convattn.convert import attention_to_conv, network_to_conv
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.models import AttentionNet, ConvNet
+from convattn.models import AttentionNet
 from convattn.testing.budget import assert_within_budget, roundings
 
 
@@ -107,8 +107,7 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
         record.measured_error
         == (made(x).double() - copy.deepcopy(model).double()(x.double())).abs().max().item()
     )
-    net = ConvNet.of(made)
-    save_network(net, tmp_path)
+    save_network(made, tmp_path)
     loaded = load_network(tmp_path)
     hi = copy.deepcopy(made).double()(x.double())
     assert_within_budget(loaded(x), hi, roundings(call, made, x))

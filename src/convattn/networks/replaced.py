@@ -1,0 +1,189 @@
+"""Layers that took the place of others: described for a file, put back, and all else held against a new network."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
+from convattn.convert.surgery import full_name, graft, is_own_hook, names_by_module
+from convattn.errors import CheckpointError, UnsupportedModelError
+from convattn.layers import RelativeAttention
+from convattn.wording import ITSELF
+
+_IDENTITY = nn.Identity.__name__
+_NO_FUNCTION = ("training", "grad_checkpointing")
+"""Attributes that do not change what a module computes in evaluation mode."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
+    """Describes every attention layer, plain convolution and identity of a network, where no new one can be compared.
+
+    Each entry holds what rebuilds the layer, and under "names" where it stands.
+    """
+    layers: list[dict[str, Any]] = []
+    inside: set[nn.Module] = set()
+    for module, names in names_by_module(network).items():
+        if module in inside or not _has_description(module) or _computes_weights(module):
+            continue
+        inside.update(module.modules())
+        layers.append({"names": names, **_describe(module)})
+    return layers
+
+
+def _computes_weights(module: nn.Module) -> bool:
+    """Tells whether hooks may compute the weights of a module, which is then left as the user's network has it."""
+    if isinstance(module, RelativeAttention):
+        return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
+def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
+    """Describes, as `describe_layers` does, the layers of a network that a new one of its source does not have.
+
+    A replaced module that cannot be described raises UnsupportedModelError.
+    """
+    layers: dict[nn.Module, dict[str, Any]] = {}
+    for name, module, other in _differing_places("", network, fresh):
+        if module in layers:
+            layers[module]["names"].append(name)
+        elif _has_description(module):
+            layers[module] = {"names": [name], **_describe(module)}
+        else:
+            counterpart = "nothing" if other is None else f"a {_class_name(other, module)}"
+            raise UnsupportedModelError(
+                f"{name or ITSELF} is a {_class_name(module, other)}, where a new network has {counterpart}"
+            )
+    return list(layers.values())
+
+
+def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
+
+    The network is changed. Returns it, or the layer that replaces it as a whole; a missing place raises
+    CheckpointError.
+    """
+    places = dict(network.named_modules(remove_duplicate=False))
+    replacements = {}
+    for described in layers:
+        if described["kind"] == _IDENTITY:
+            layer = nn.Identity()
+        else:
+            with torch.device("meta"):
+                layer = rebuild_layer(dict(described))
+        for name in described["names"]:
+            if name not in places:
+                raise CheckpointError(
+                    f"{type(network).__name__} has no module {name!r} to be replaced"
+                )
+            replacements[places[name]] = layer
+    return graft(network, replacements)
+
+
+def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
+    """Yields, in words, all other differences between a network and a new one with the same replaced layers.
+
+    Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), methods that
+    were replaced on a module, the number of hooks, and buffers that a state dict does not have.
+    """
+    old, new = network.state_dict(), fresh.state_dict()
+    for name in dict.fromkeys([*old, *new]):
+        if name not in new:
+            yield f"{name} is added"
+        elif name not in old:
+            yield f"{name} is missing"
+        elif old[name].shape != new[name].shape:
+            yield f"{name} is of shape {tuple(old[name].shape)}, not {tuple(new[name].shape)}"
+    others = dict(fresh.named_modules())
+    for name, module in network.named_modules():
+        if name in others:
+            yield from _attribute_differences(name, module, others[name])
+    buffers = dict(fresh.named_buffers())
+    for name, buffer in network.named_buffers():
+        if name in old:
+            continue
+        other = buffers.get(name)
+        if other is None or not torch.equal(buffer.cpu(), other.to(buffer.dtype)):
+            yield f"{name}, which is not in the state dict, has other values"
+
+
+def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
+    place = name or "the network"
+    old, new = _plain_attributes(module), _plain_attributes(other)
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            attribute = f"{name}.{key}" if name else key
+            yield f"{attribute} is {old.get(key, 'missing')}, not {new.get(key, 'missing')}"
+    for key in sorted(vars(module).keys() - vars(other).keys()):
+        if callable(vars(module)[key]) and hasattr(type(module), key):
+            yield f"{place} has another {key}"
+    for hooks in _HOOKS:
+        if len(getattr(module, hooks)) != len(getattr(other, hooks)):
+            yield f"{place} has hooks"
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, str]:
+    """Returns the public attributes of a module that are numbers, text or sequences of such, as text."""
+    attributes = {}
+    for key, value in vars(module).items():
+        if not key.startswith("_") and key not in _NO_FUNCTION and _is_plain(value):
+            attributes[key] = repr(value)
+    return attributes
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _differing_places(
+    name: str, module: nn.Module | None, other: nn.Module | None
+) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
+    """Walks through two networks, down to where their modules differ in class or description."""
+    if module is None and other is None:
+        return
+    if module is None:
+        kind = type(other).__name__
+        raise UnsupportedModelError(f"{name} is missing, where a new network has a {kind}")
+    if other is None or _plain_class(module) is not _plain_class(other):
+        yield name, module, other
+    elif _has_description(module) and _has_description(other):
+        if _as_text(module) != _as_text(other):
+            yield name, module, other
+    else:
+        for key in dict.fromkeys([*module._modules, *other._modules]):
+            child, counterpart = module._modules.get(key), other._modules.get(key)
+            place = f"{name}.{key}" if name else key
+            yield from _differing_places(place, child, counterpart)
+
+
+def _plain_class(module: nn.Module) -> type[nn.Module]:
+    return parametrize.type_before_parametrizations(module)
+
+
+def _class_name(module: nn.Module, other: nn.Module | None) -> str:
+    """Names a module's class, with its file where the other's class has the same name."""
+    kind = type(module)
+    if type(other).__name__ == kind.__name__:
+        return full_name(kind)
+    return kind.__name__
+
+
+def _has_description(module: nn.Module) -> bool:
+    return type(module) in (*KINDS.values(), nn.Identity)
+
+
+def _describe(module: nn.Module) -> dict[str, Any]:
+    if type(module) is nn.Identity:
+        return {"kind": _IDENTITY}
+    return describe_layer(module)
+
+
+def _as_text(module: nn.Module) -> str:
+    return json.dumps(_describe(module), sort_keys=True)

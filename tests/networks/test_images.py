@@ -1,0 +1,116 @@
+"""Files of images: pictures look as a person sees them, and what cannot be read is refused by name."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from convattn.errors import ArgumentError, DataError
+from convattn.networks.images import Pictures, open_images, stack_images
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+ORIENTATION = 0x0112  # of EXIF; 6: turned by a quarter
+
+
+def unused():
+    raise AssertionError("no pictures")
+
+
+def as_tensor(picture):
+    assert picture.mode == "RGB"
+    return torch.from_numpy(np.array(picture)).movedim(2, 0) / 255
+
+
+def picture(mode="RGB"):
+    """A red picture of 2 x 3 pixels, whose first pixel is blue."""
+    image = Image.new("RGB", (3, 2), RED)
+    image.putpixel((0, 0), BLUE)
+    return image.convert(mode)
+
+
+def save_turned(path):
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    picture().save(path, exif=exif)
+
+
+PICTURES = {
+    "colours.png": (picture().save, (3, 2, 3)),
+    "palette.gif": (picture("P").save, (3, 2, 3)),
+    "opaque.webp": (lambda path: picture("RGBA").save(path, lossless=True), (3, 2, 3)),
+    "grey.tiff": (picture("L").save, (3, 2, 3)),
+    "turned.png": (save_turned, (3, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_upright_and_in_colours(name, tmp_path):
+    save, shape = PICTURES[name]
+    save(tmp_path / name)
+    images = open_images(tmp_path, lambda: as_tensor)
+    assert images.names == (name,)
+    assert images[0].shape == shape
+    if name != "grey.tiff":
+        blue = images[0][:, 0, -1 if name == "turned.png" else 0]
+        assert blue.tolist() == [0, 0, 1]
+
+
+def test_pictures_are_taken_in_the_order_of_their_names(tmp_path):
+    for name in ("b.png", "a.PNG", "c.png"):
+        picture().save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no picture")
+    images = open_images(tmp_path, lambda: as_tensor, limit=2)
+    assert (images.names, len(images)) == (("a.PNG", "b.png"), 2)
+    assert stack_images(images, tmp_path).shape == (2, 3, 2, 3)
+    picture().resize((5, 5)).save(tmp_path / "b.png")
+    with pytest.raises(ArgumentError, match="have different sizes when prepared"):
+        stack_images(images, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
+def test_what_is_no_picture_is_refused_by_name(content, tmp_path):
+    file = tmp_path / "a.png"
+    picture().resize((50, 50)).save(file)
+    file.write_bytes(file.read_bytes()[:60] if content is None else content)
+    images = open_images(tmp_path, lambda: as_tensor)
+    with pytest.raises(DataError, match=r"cannot read the image .*a\.png: "):
+        images[0]
+    file.unlink()
+    with pytest.raises(DataError, match=r"cannot read the image .*a\.png: FileNotFoundError"):
+        images[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(">f4", torch.float32), (">i2", torch.int64), ("<f8", torch.float32)]
+)
+def test_arrays_are_read_in_any_order_of_bytes(kind, dtype, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(210).reshape(2, 3, 5, 7).astype(kind))
+    images = open_images(tmp_path / "a.npy", unused)
+    assert images.dtype == dtype
+    assert torch.equal(images, torch.arange(210).view(2, 3, 5, 7).to(dtype))
+
+
+def test_arrays_of_bytes_are_pictures(tmp_path):
+    pixels = np.arange(90, dtype=np.uint8).reshape(2, 3, 5, 3)
+    np.save(tmp_path / "a.npy", pixels)
+    images = open_images(tmp_path / "a.npy", lambda: as_tensor)
+    assert isinstance(images, Pictures)
+    assert images.names == ("a.npy, image 0", "a.npy, image 1")
+    assert torch.equal(images[1], torch.from_numpy(pixels[1]).movedim(2, 0) / 255)
+
+
+@pytest.mark.parametrize("shape", [(6, 0, 32, 3), (0, 32, 32, 3)])
+def test_arrays_without_pixels_are_refused(shape, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(shape, dtype=np.uint8))
+    message = r"must hold numbers of at least one image, but is uint8 of shape"
+    with pytest.raises(DataError, match=message):
+        open_images(tmp_path / "a.npy", unused)
+
+
+@pytest.mark.parametrize("sizes", ["-1", str(10**12), str(10**23), "True"])
+def test_arrays_of_impossible_sizes_are_refused(sizes, tmp_path):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}, 3, 5, 5), }}"
+    text = header.ljust(117) + "\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + text.encode() + bytes(1200))
+    with pytest.raises(DataError, match=r"a\.npy: not a readable array of numpy"):
+        open_images(tmp_path / "a.npy", unused)
