@@ -4,8 +4,8 @@ import torch
 from tests.analysis.reference_statistics import reference_convolution, reference_error
 from tests.analysis.statistics_cases import within
 
-from convattn.heads import kernel_fit as convolution
-from convattn.heads.kernel_fit import ConvolutionFit
+from convattn.heads import convolution_fit as convolution
+from convattn.heads.convolution_fit import ConvolutionFit
 
 CASES = [((5, 4), 3), ((7,), 5), ((3, 5), 1)]
 

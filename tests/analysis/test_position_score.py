@@ -39,13 +39,13 @@ def by_position(layout, images=8, seed=0, dtype=torch.float64):
     return call, pairs, table[:, :-1].log_softmax(-1)
 
 
-@pytest.mark.parametrize("rounds", [likelihood._ROUNDS_OF_LIKELIHOOD, 0], ids=["rounds", "steps"])
+@pytest.mark.parametrize("rounds", [likelihood._ROUNDS, 0], ids=["rounds", "steps"])
 @pytest.mark.parametrize(
     "name", ["global", "sequence", "windows", "keys outside", "one class token"]
 )
 def test_weights_by_position_are_found_again(name, rounds, monkeypatch):
     """Their shares are those of softmax, which the mean weight of each displacement is not."""
-    monkeypatch.setattr(likelihood, "_ROUNDS_OF_LIKELIHOOD", rounds)
+    monkeypatch.setattr(likelihood, "_ROUNDS", rounds)
     call, pairs, table = by_position(LAYOUTS[name])
     sums, _ = added(call, [slice(0, 8)], 4)
     everything = sums.map(lambda part: part.sum(dim=0))
@@ -138,7 +138,7 @@ def test_heads_that_look_beyond_the_border_are_position_alone(grid, centre, shar
     ("name", "told"), [("_STEPS", True), ("_LARGEST", True), ("_SETTLED", False)]
 )
 def test_heads_whose_fit_does_not_end_are_named(name, told, monkeypatch):
-    monkeypatch.setattr(likelihood, "_ROUNDS_OF_LIKELIHOOD", 0)
+    monkeypatch.setattr(likelihood, "_ROUNDS", 0)
     monkeypatch.setattr(likelihood, name, int(not told))
     report = analyze(gated(0.9), noise(6, 6, 5, 6), controls=(), progress=False)
     expected = "position scores of 3 heads, controls included: weights by displacement were not fitted to the end"

@@ -18,28 +18,16 @@ from torch import Tensor
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
 
-
-def jackknife(others: list[float]) -> float:
-    """Returns the standard error of a statistic from its values without each of several groups of images.
-
-    Fewer than two groups have none: nan.
-
-    Example:
-        >>> jackknife([1.0, 2.0, 3.0])
-        1.1547005383792515
-    """
-    if len(others) < 2:
-        return float("nan")
-    found = torch.tensor(others, dtype=torch.float64)
-    count = len(others)
-    return float(((count - 1) / count * (found - found.mean()).square().sum()).sqrt())
-
-
 _STEPS = 720
 """Positions of keys are told apart to 1/720 of a cell: halves, thirds, … of one are exact."""
 
 NO_POSITION = "none of its queries, or none of its keys, has a position"
 """Why a layer has no pairs."""
+
+_TINY = 1e-38
+
+_IN_CACHE = 2**20
+"""Bytes of one head's weights that are summed at once: with what is made of them, less than a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +38,8 @@ class Pairs:
     rows: Int64[Tensor, " rows"]  # Which queries have a position, in any of the groups
     cols: Int64[Tensor, " cols"]  # Which keys have a position
     valid: Bool[Tensor, "groups rows cols"] | None  # Which of their pairs count; None if all
-    bins: Int64[
-        Tensor, "groups rows cols"
-    ]  # Number of each pair's displacement; those that do not count have the last
+    # Number of each pair's displacement; those that do not count have the last
+    bins: Int64[Tensor, "groups rows cols"]
     displacements: Float64[Tensor, "displacements axes"]  # Every displacement δ = k − q, in cells
     counts: Float64[Tensor, " displacements"]  # Number of pairs with it
     queries: int  # Queries that have a pair, in all groups
@@ -73,17 +60,15 @@ class Pairs:
 
     def fits(self, layout: Layout) -> bool:
         """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
-        mine = self.layout
-        if mine.grid != layout.grid or (mine.allowed is not None and layout.allowed is None):
+        own = self.layout
+        if own.grid != layout.grid:
             return False
-        same = [
-            (mine.queries, layout.queries),
-            (mine.keys, layout.keys),
-            (mine.key_prefix, layout.key_prefix),
-        ]
-        if mine.allowed is not None and layout.allowed is not None:
-            same.append((mine.allowed, layout.allowed))
-        return all(old is new or torch.equal(old, new) for old, new in same)
+        for name in ("queries", "keys", "key_prefix"):
+            if not torch.equal(getattr(own, name), getattr(layout, name)):
+                return False
+        if own.allowed is None:
+            return True
+        return layout.allowed is not None and torch.equal(own.allowed, layout.allowed)
 
 
 def has_positions(layout: Layout) -> bool:
@@ -95,41 +80,33 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     """Sorts the pairs of a layout; if none has a position, UnsupportedModelError is raised."""
     if not has_positions(layout):
         raise UnsupportedModelError(f"{name}: {NO_POSITION}")
-    rows, cols = (
-        (layout.queries >= 0).any(dim=0).nonzero()[:, 0],
-        (~layout.key_prefix).nonzero()[:, 0],
-    )
-    queries = layout.queries[:, rows]
-    valid = (queries >= 0)[:, :, None].expand(-1, -1, len(cols))
+    rows = (layout.queries >= 0).any(dim=0).nonzero()[:, 0]
+    cols = (~layout.key_prefix).nonzero()[:, 0]
+    valid = (layout.queries[:, rows] >= 0)[:, :, None].expand(-1, -1, len(cols))
     if layout.allowed is not None:
         valid = valid & layout.allowed[:, rows][:, :, cols]
-    places = layout.query_positions()[:, rows].nan_to_num()
-    steps = ((layout.keys[:, None, cols] - places[:, :, None]).double() * _STEPS).round().long()
-    low = steps.amin(dim=(0, 1, 2))
-    sizes = steps.amax(dim=(0, 1, 2)) - low + 1
+    queries = layout.query_positions()[:, rows].nan_to_num()
+    steps = (layout.keys[:, None, cols] - queries[:, :, None]).double() * _STEPS
+    steps = steps.round().long()
+    first = steps.amin(dim=(0, 1, 2))
+    sizes = steps.amax(dim=(0, 1, 2)) - first + 1
     code = torch.zeros(steps.shape[:-1], dtype=torch.int64, device=steps.device)
     for axis in range(len(layout.grid)):
-        code = code * sizes[axis] + steps[..., axis] - low[axis]
-    found, bins = code[valid].unique(return_inverse=True)
-    numbered = torch.full_like(code, len(found))
-    numbered[valid] = bins
-    displacements = torch.stack(torch.unravel_index(found, tuple(sizes.tolist())), dim=1) + low
+        code = code * sizes[axis] + steps[..., axis] - first[axis]
+    codes, numbers = code[valid].unique(return_inverse=True)
+    bins = torch.full_like(code, len(codes))
+    bins[valid] = numbers
+    displacements = torch.stack(torch.unravel_index(codes, tuple(sizes.tolist())), dim=1) + first
     return Pairs(
         layout=layout,
         rows=rows,
         cols=cols,
         valid=None if bool(valid.all()) else valid.clone(),
-        bins=numbered,
+        bins=bins,
         displacements=displacements.double() / _STEPS,
-        counts=torch.bincount(bins).double(),
+        counts=torch.bincount(numbers).double(),
         queries=int(valid.any(dim=2).sum()),
     )
-
-
-_TINY = 1e-38
-
-_IN_CACHE = 2**20
-"""Bytes of one head's weights that are summed at once: with what is made of them, less than a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +121,8 @@ class HeadSums:
     squares: Float64[Tensor, "*groups heads"]  # Σ (A − level)²
     # Σ (A − mean of the batch)² · n/(n − 1) over images compared: unbiased for their number times the variance
     over_images: Float64[Tensor, "*groups heads"]
-    entropies: Float64[
-        Tensor, "*groups heads"
-    ]  # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
+    # Σ m · entropy of a query, m = Σ_k |A| its attention on positions
+    entropies: Float64[Tensor, "*groups heads"]
     prefix: Float64[Tensor, "*groups heads prefix_keys"]  # Σ A of positions on each prefix key
     prefix_size: Float64[Tensor, "*groups heads"]  # Σ |A| of positions on all prefix keys
     # Σ A of prefix queries; one group of queries only
@@ -158,148 +134,10 @@ class HeadSums:
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
-        return HeadSums(
-            **{
-                item.name: getattr(self, item.name) + getattr(other, item.name)
-                for item in fields(self)
-            }
-        )
-
-
-def sum_heads(
-    call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
-) -> HeadSums:
-    """Sums the weights of one batch; `members` says which group of images each image is in."""
-    weights = call.weights
-    images, windows, heads = weights.shape[:3]
-    made = empty_sums(call, pairs, groups)
-    ones = torch.ones(images, dtype=torch.float64, device=weights.device)
-    made.images.index_add_(0, members, ones)
-    made.compared.index_add_(0, members, ones * (images > 1))
-    level = 2.0 ** -round(log2(weights.shape[-1]))  # the power of two nearest to 1/keys
-    runs = members.unique_consecutive(return_counts=True)
-    dtype = torch.promote_types(weights.dtype, torch.float32)
-    mass, logs, squares, apart = weights.new_empty(
-        4, images, windows, heads, len(pairs.rows), dtype=dtype
-    )
-    for chosen, tile in tiles(call, pairs):
-        signed = images > 0 and float(tile.amin()) < 0
-        total = tile.new_zeros(
-            len(runs[0]), *tile.shape[1:]
-        )  # Σ (A − level) over the images of a run
-        absolute = torch.zeros_like(total) if signed else total
-        for run, part in _stretches(tile, runs[1]):
-            size = tile[part].abs() if signed else tile[part]
-            mass[part, :, chosen] = size.sum(dim=4)
-            logs[part, :, chosen] = size.clamp_min(_TINY).log_().mul_(size).sum(dim=4)
-            shifted = _shifted(tile[part], level, pairs)
-            total[run] += shifted.sum(dim=0)
-            if signed:
-                absolute[run] += size.sum(dim=0)
-            squares[part, :, chosen] = shifted.square_().sum(dim=4)
-        mean = total.sum(dim=0) / max(images, 1)
-        for _, part in _stretches(tile, runs[1]):
-            apart[part, :, chosen] = (
-                _shifted(tile[part], level, pairs).sub_(mean).square_().sum(dim=4)
-            )
-        for run, group in enumerate(runs[0].tolist()):
-            _add_bins(made.centred[group, chosen], total[run], pairs)
-            if signed:
-                _add_bins(made.absolute[group, chosen], absolute[run], pairs)
-    logs = mass * mass.clamp_min(_TINY).log() - logs
-    apart *= images / max(images - 1, 1)
-    for found, row in zip(
-        (made.entropies, made.squares, made.over_images), (logs, squares, apart), strict=True
-    ):
-        found.index_add_(0, members, row.double().sum(dim=(1, 3)))
-    _sum_prefix(made, call, pairs, members)
-    images_of = made.images[:, None, None]
-    by_displacement = made.centred + level * images_of * pairs.counts
-    absolute = torch.where(
-        (made.absolute > 0).any(dim=(0, 2))[None, :, None], made.absolute, by_displacement
-    )
-    return replace(made, by_displacement=by_displacement, absolute=absolute)
-
-
-def tiles(
-    call: AttentionCall, pairs: Pairs
-) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
-    """Yields the weights of the pairs that count, others in between as 0, of a few heads: as many as fit a cache."""
-    heads = call.weights.shape[2]
-    step = max(1, _IN_CACHE // (pairs.bins.numel() * 4))
-    for first in range(0, heads, step):
-        chosen = slice(first, min(first + step, heads))
-        whole = call.weights[:, :, chosen]
-        if not whole.dtype.is_floating_point or whole.dtype.itemsize < 4:
-            whole = whole.float()
-        tile = _picked(_picked(whole, pairs.rows, 3), pairs.cols, 4)
-        yield chosen, tile if pairs.valid is None else tile * pairs.valid[:, None]
-
-
-def images_in_cache(tile: Float[Tensor, "images ..."]) -> int:
-    """Returns how many images of a tile are summed at once."""
-    return max(1, _IN_CACHE // max(tile[:1].numel() * tile.itemsize, 1))
-
-
-def _stretches(
-    tile: Float[Tensor, "images ..."], counts: Int64[Tensor, " runs"]
-) -> Iterator[tuple[int, slice]]:
-    """Cuts each run of images, which follow each other and are in one group, into stretches that fit a cache."""
-    first, step = 0, images_in_cache(tile)
-    for run, count in enumerate(counts.tolist()):
-        for start in range(first, first + count, step):
-            yield run, slice(start, min(start + step, first + count))
-        first += count
-
-
-def _shifted(
-    part: Float[Tensor, "images groups heads rows cols"], level: float, pairs: Pairs
-) -> Float[Tensor, "images groups heads rows cols"]:
-    """Takes the level away from weights of pairs that count."""
-    shifted = part - level
-    return shifted if pairs.valid is None else shifted.mul_(pairs.valid[:, None])
-
-
-def _picked(
-    weights: Float[Tensor, "images groups heads queries keys"],
-    chosen: Int64[Tensor, " chosen"],
-    axis: int,
-) -> Float[Tensor, "images groups heads rows cols"]:
-    """Takes some of the queries or keys, without a copy where they are one stretch."""
-    first, count = int(chosen[0]), len(chosen)
-    if int(chosen[-1]) - first + 1 == count:
-        return weights.narrow(axis, first, count)
-    return weights.index_select(axis, chosen)
-
-
-def _add_bins(
-    total: Float64[Tensor, "heads displacements"],
-    weights: Float[Tensor, "groups heads rows cols"],
-    pairs: Pairs,
-) -> None:
-    """Adds up the weights of each displacement."""
-    bins, size = pairs.bins.flatten(), total.shape[1]
-    for head in range(len(total)):
-        total[head] += torch.bincount(
-            bins, weights[:, head].double().flatten(), minlength=size + 1
-        )[:size]
-
-
-def _sum_prefix(
-    made: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]
-) -> None:
-    """Sums what positions pay to prefix keys, and the maps of prefix queries."""
-    layout = pairs.layout
-    if made.prefix.shape[2]:
-        on_prefix = _picked(call.weights[..., layout.key_prefix], pairs.rows, 3).double()
-        if pairs.valid is not None:
-            on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
-        made.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
-        made.prefix_size.index_add_(0, members, on_prefix.abs().sum(dim=(1, 3, 4)))
-    if made.prefix_maps.shape[2]:
-        made.prefix_maps.index_add_(
-            0, members, call.weights[:, 0][:, :, _prefix_queries(layout)].double()
-        )
+        total = {}
+        for item in fields(self):
+            total[item.name] = getattr(self, item.name) + getattr(other, item.name)
+        return HeadSums(**total)
 
 
 def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
@@ -326,7 +164,131 @@ def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
     )
 
 
+def sum_heads(
+    call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
+) -> HeadSums:
+    """Sums the weights of one batch; `members` says which group of images each image is in."""
+    images, keys = len(call.weights), call.weights.shape[4]
+    sums = empty_sums(call, pairs, groups)
+    ones = torch.ones(images, dtype=torch.float64, device=call.weights.device)
+    sums.images.index_add_(0, members, ones)
+    if images > 1:
+        sums.compared.index_add_(0, members, ones)
+    level = 2.0 ** -round(log2(keys))  # the power of two nearest to 1/keys
+    present, counts = members.unique_consecutive(return_counts=True)
+    for heads, tile in tiles(call, pairs):
+        signed = tile.numel() > 0 and float(tile.amin()) < 0
+        by_group = list(zip(present.tolist(), tile.split(counts.tolist()), strict=True))
+        mean = tile.new_zeros(tile.shape[1:])
+        for group, members_of_group in by_group:
+            total, absolute = torch.zeros_like(mean), torch.zeros_like(mean)
+            for part in members_of_group.split(images_in_cache(tile)):
+                size = part.abs() if signed else part
+                sums.entropies[group, heads] += _total(_entropies(size))
+                if signed:
+                    absolute += size.sum(dim=0)
+                shifted = _shifted(part, level, pairs)
+                total += shifted.sum(dim=0)
+                sums.squares[group, heads] += _total(shifted.square_().sum(dim=4))
+            mean += total / images
+            _add_bins(sums.centred[group, heads], total, pairs)
+            if signed:
+                _add_bins(sums.absolute[group, heads], absolute, pairs)
+        for group, members_of_group in by_group:
+            for part in members_of_group.split(images_in_cache(tile)):
+                apart = _shifted(part, level, pairs).sub_(mean).square_().sum(dim=4)
+                sums.over_images[group, heads] += _total(apart) * images / max(images - 1, 1)
+    _sum_prefix(sums, call, pairs, members)
+    by_displacement = sums.centred + level * sums.images[:, None, None] * pairs.counts
+    signed_heads = (sums.absolute > 0).any(dim=(0, 2))[:, None]
+    absolute = torch.where(signed_heads, sums.absolute, by_displacement)
+    return replace(sums, by_displacement=by_displacement, absolute=absolute)
+
+
+def tiles(
+    call: AttentionCall, pairs: Pairs
+) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
+    """Yields the weights of the pairs that count, others in between as 0, of a few heads: as many as fit a cache."""
+    count = call.weights.shape[2]
+    step = max(1, _IN_CACHE // (pairs.bins.numel() * 4))
+    for first in range(0, count, step):
+        heads = slice(first, min(first + step, count))
+        weights = call.weights[:, :, heads]
+        if not weights.dtype.is_floating_point or weights.dtype.itemsize < 4:
+            weights = weights.float()
+        tile = _select(_select(weights, pairs.rows, 3), pairs.cols, 4)
+        yield heads, tile if pairs.valid is None else tile * pairs.valid[:, None]
+
+
+def images_in_cache(tile: Float[Tensor, "images ..."]) -> int:
+    """Returns how many images of a tile are summed at once."""
+    return max(1, _IN_CACHE // max(tile[:1].numel() * tile.itemsize, 1))
+
+
+def _entropies(
+    size: Float[Tensor, "images groups heads rows cols"],
+) -> Float[Tensor, "images groups heads rows"]:
+    """Returns m · entropy of each query, m = Σ |A|."""
+    mass = size.sum(dim=4)
+    logs = size.clamp_min(_TINY).log_().mul_(size).sum(dim=4)
+    return mass * mass.clamp_min(_TINY).log() - logs
+
+
+def _total(rows: Float[Tensor, "images groups heads rows"]) -> Float64[Tensor, " heads"]:
+    """Sums what was computed for each query."""
+    return rows.double().sum(dim=(0, 1, 3))
+
+
+def _shifted(
+    part: Float[Tensor, "images groups heads rows cols"], level: float, pairs: Pairs
+) -> Float[Tensor, "images groups heads rows cols"]:
+    """Takes the level away from weights of pairs that count."""
+    shifted = part - level
+    return shifted if pairs.valid is None else shifted.mul_(pairs.valid[:, None])
+
+
+def _select(
+    weights: Float[Tensor, "images groups heads queries keys"],
+    places: Int64[Tensor, " places"],
+    axis: int,
+) -> Float[Tensor, "images groups heads rows cols"]:
+    """Takes some of the queries or keys, without a copy where they are one stretch."""
+    first, count = int(places[0]), len(places)
+    if int(places[-1]) - first + 1 == count:
+        return weights.narrow(axis, first, count)
+    return weights.index_select(axis, places)
+
+
+def _add_bins(
+    total: Float64[Tensor, "heads displacements"],
+    weights: Float[Tensor, "groups heads rows cols"],
+    pairs: Pairs,
+) -> None:
+    """Adds up the weights of each displacement."""
+    bins, size = pairs.bins.flatten(), total.shape[1]
+    for head in range(len(total)):
+        values = weights[:, head].double().flatten()
+        total[head] += torch.bincount(bins, values, minlength=size + 1)[:size]
+
+
+def _sum_prefix(
+    sums: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]
+) -> None:
+    """Sums what positions pay to prefix keys, and the maps of prefix queries."""
+    layout = pairs.layout
+    if sums.prefix.shape[2]:
+        on_prefix = _select(call.weights[..., layout.key_prefix], pairs.rows, 3).double()
+        if pairs.valid is not None:
+            on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
+        sums.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
+        sums.prefix_size.index_add_(0, members, on_prefix.abs().sum(dim=(1, 3, 4)))
+    if sums.prefix_maps.shape[2]:
+        maps = call.weights[:, 0][:, :, _prefix_queries(layout)]
+        sums.prefix_maps.index_add_(0, members, maps.double())
+
+
 def _prefix_queries(layout: Layout) -> Int64[Tensor, " prefix_queries"]:
     """Returns which queries of the only group are prefix tokens, in the order of the tokens."""
-    found = ((layout.queries[0] < 0) & (layout.queries[0] != OUTSIDE)).nonzero()[:, 0]
-    return found[layout.queries[0, found].argsort(descending=True)]
+    queries = layout.queries[0]
+    tokens = ((queries < 0) & (queries != OUTSIDE)).nonzero()[:, 0]
+    return tokens[queries[tokens].argsort(descending=True)]

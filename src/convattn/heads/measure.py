@@ -9,9 +9,11 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads.convolution_fit import ConvolutionFit
 from convattn.heads.head_report import Estimate, HeadStatistics, LayerStatistics, mean_of
-from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, jackknife, make_pairs, sum_heads
-from convattn.heads.kernel_fit import ConvolutionFit, KernelFit
+from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, make_pairs, sum_heads
+from convattn.heads.jackknife import jackknife
+from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import AttentionCall
 from convattn.heads.verdict import RULES
 from convattn.wording import ITSELF
