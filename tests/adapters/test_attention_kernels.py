@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from convattn.heads import reading
-from convattn.heads.reading import FusedKernel, own_weights, prove_own, rows_sum_to_one, weights_of
+from convattn.heads import products
+from convattn.heads.products import fused_product, weights_of
+from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one
 from convattn.layers import RelativeAttention2d
 from convattn.testing.budget import assert_within_budget, roundings
 
@@ -44,7 +45,7 @@ def plain(q, k, mask=None, causal=False):
 @pytest.mark.parametrize("at_once", [1, 500, 10**6])
 @pytest.mark.parametrize("name", masks())
 def test_weights_are_those_of_the_formula(name, at_once, monkeypatch):
-    monkeypatch.setattr(reading, "_SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(products, "_SCORES_AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(1)
     q, k = torch.randn(5, 3, QUERIES, 4, generator=draw), torch.randn(5, 3, KEYS, 4, generator=draw)
     mask, causal = masks()[name]
@@ -91,11 +92,11 @@ def exact(parts):
 
 def proof_of(parts, *, kernel_off=0.0, weights_off=0.0):
     """Proves a kernel whose first channel, and weights whose product there, are off by so many budgets."""
-    rounded = FusedKernel(exact(parts).float(), *parts)
+    rounded = fused_product(exact(parts).float(), *parts)
     budget = rounded.proof(rounded.weights(), 1).budget
     out = exact(parts)
     out[..., 0] += kernel_off * budget
-    kernel = FusedKernel(out.float(), *parts)
+    kernel = fused_product(out.float(), *parts)
     proof = kernel.proof(kernel.weights().double() + weights_off * budget / 7, 1)
     assert proof.budget == budget
     return proof

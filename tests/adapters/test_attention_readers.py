@@ -13,7 +13,7 @@ from convattn.heads.families.timm_vits import read_class_token, read_patches, re
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
 from convattn.heads.families.windows import read_sam
 from convattn.heads.layout import Layout, global_layout, on_grid
-from convattn.heads.reading import factors_of_einsum
+from convattn.heads.products import factors_of_einsum
 
 
 def module(**attributes):

@@ -14,9 +14,11 @@ from torch import nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import catalogue as registered
+from convattn.heads import products
 from convattn.heads.catalogue import attention_layers, register_attention
 from convattn.heads.families.windows import window_layout
 from convattn.heads.layout import Layout, global_layout
+from convattn.heads.products import weights_of
 from convattn.heads.reading import watch
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 
@@ -239,10 +241,11 @@ def test_a_mode_of_the_model_does_not_reach_the_weights_and_the_callback(mode, f
 
 def test_weights_that_are_not_the_modules_own_are_refused(monkeypatch):
     """The negative control of the proof: weights with a leak of 1e-5."""
-    from convattn.heads import reading
-
-    right = reading.FusedKernel.weights
-    monkeypatch.setattr(reading.FusedKernel, "weights", lambda self: right(self) + 1e-5)
+    monkeypatch.setattr(
+        products,
+        "weights_of",
+        lambda *arguments, **options: weights_of(*arguments, **options) + 1e-5,
+    )
     with pytest.raises(
         UnsupportedModelError,
         match=r"blocks\.0\.attn \(Attention\): weights × values is .* rounding",

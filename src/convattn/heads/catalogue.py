@@ -209,7 +209,7 @@ def _unknown(model: nn.Module) -> str:
     return "it has no module whose class is known to attend"
 
 
-def chosen_layers(
+def layers_to_read(
     model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
 ) -> Mapping[nn.Module, str]:
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""

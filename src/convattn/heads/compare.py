@@ -1,11 +1,19 @@
 """Compares two reports: what differs by more than chance."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from convattn.errors import ArgumentError
-from convattn.heads.head_report import HEAD_NUMBERS, Estimate, HeadReport, LayerReport, mean_of
+from convattn.heads.head_report import (
+    HEAD_NUMBERS,
+    Estimate,
+    HeadReport,
+    HeadStatistics,
+    LayerReport,
+    mean_of,
+)
 from convattn.record import Record
 from convattn.wording import counted
 
@@ -55,15 +63,16 @@ class ReportComparison(Record):
     def summary(self) -> str:
         """Returns the comparison in a few lines of plain text, with the ten largest differences."""
         shifts = sum(math.isinf(item.errors) for item in self.differences)
-        told = f"{len(self.differences) - shifts} of more than {self.threshold:g} standard errors"
+        count = f"{len(self.differences) - shifts} of more than {self.threshold:g} standard errors"
+        if shifts:
+            count += f", {counted(shifts, 'shift')} of hard heads"
+        score = "{:.3g} and {:.3g}, mean of the layers".format(*self.convolution_score)
         rows = {
             "convolutional heads": "{} and {}".format(*self.convolutional),
             "hard heads": "{} and {}".format(*self.hard),
             "mean distance": "{:.3g} and {:.3g} cells".format(*self.mean_distance),
-            "convolution R²": "{:.3g} and {:.3g}, mean of the layers".format(
-                *self.convolution_score
-            ),
-            "differences": told + (f", {counted(shifts, 'shift')} of hard heads" if shifts else ""),
+            "convolution R²": score,
+            "differences": count,
         }
         compared = f"{counted(self.heads, 'head')} of {counted(self.layers, 'layer')} compared"
         lines = [f"heads of {self.first} and {self.second}: {compared}"]
@@ -96,106 +105,93 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     Raises:
         ArgumentError: They have no layers in common: a report holds none.
     """
-    pairs = list(zip(first.layers, second.layers, strict=False))
-    if not pairs:
+    layers = list(zip(first.layers, second.layers, strict=False))
+    if not layers:
         raise ArgumentError("reports must have layers, but one has none")
-    same_kernel, same_radius = (
-        first.kernel_size == second.kernel_size,
-        first.radius == second.radius,
-    )
-    of_layers = _OF_LAYERS if same_kernel else ()
-    of_heads = tuple(name for name in HEAD_NUMBERS if same_radius or name != _OF_RADIUS)
+    skipped: set[str] = set()
+    if first.kernel_size != second.kernel_size:
+        skipped.update(_OF_LAYERS)
+    if first.radius != second.radius:
+        skipped.add(_OF_RADIUS)
+    differences: list[HeadDifference] = []
     unjudged: set[str] = set()
-    found = [item for pair in pairs for item in _differences(*pair, of_layers, of_heads, unjudged)]
-    heads = [list(zip(one.heads, other.heads, strict=False)) for one, other in pairs]
-    matched = [pair for layer in heads for pair in layer]
-    limits = []
-    if len(first.layers) != len(second.layers):
-        limits.append(
-            f"layers without a partner: the reports have {len(first.layers)} and {len(second.layers)}"
-        )
-    if any(len(one.heads) != len(other.heads) for one, other in pairs):
-        limits.append("heads without a partner: some layers have another number of heads")
-    if any(one.grid != other.grid for one, other in pairs):
-        limits.append("grids differ: lengths are in cells of each network's own grid")
-    if not same_kernel:
-        limits.append(
-            f"{', '.join(_OF_LAYERS)}: kernel_size is {first.kernel_size} and {second.kernel_size}"
-        )
-    if not same_radius:
-        limits.append(f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}")
+    heads: list[tuple[HeadStatistics, HeadStatistics]] = []
+    for one, other in layers:
+        heads += zip(one.heads, other.heads, strict=False)
+        differences += _hard_shifts(one, other)
+        for head, name, *values in _numbers(one, other):
+            errors = _errors(*values)
+            if name in skipped:
+                continue
+            if math.isnan(errors):
+                unjudged.add(name)
+            elif errors > _THRESHOLD:
+                differences.append(HeadDifference(one.name, head, name, *values, errors))
+    sides = [[pair[side] for pair in heads] for side in (0, 1)]
+    scores = [[pair[side].measured.convolution_score for pair in layers] for side in (0, 1)]
+    limits = list(_limits(first, second))
     if unjudged:
-        limits.append(
-            f"{', '.join(sorted(unjudged))}: not known, or without a standard error, in a report"
-        )
-    ones, others = [one for one, _ in matched], [other for _, other in matched]
-    scores = [
-        [layer.measured.convolution_score for layer in layers]
-        for layers in zip(*pairs, strict=True)
-    ]
+        names = ", ".join(sorted(unjudged))
+        limits.append(f"{names}: not known, or without a standard error, in a report")
     return ReportComparison(
         first=first.model,
         second=second.model,
-        layers=len(pairs),
-        heads=len(matched),
-        convolutional=(
-            sum(head.convolutional for head in ones),
-            sum(head.convolutional for head in others),
-        ),
-        hard=(sum(head.hard for head in ones), sum(head.hard for head in others)),
-        mean_distance=(
-            mean_of([head.distance for head in ones]),
-            mean_of([head.distance for head in others]),
-        ),
-        convolution_score=(mean_of(scores[0]), mean_of(scores[1])),
+        layers=len(layers),
+        heads=len(heads),
+        convolutional=_both(sides, lambda side: sum(head.convolutional for head in side)),
+        hard=_both(sides, lambda side: sum(head.hard for head in side)),
+        mean_distance=_both(sides, lambda side: mean_of([head.distance for head in side])),
+        convolution_score=_both(scores, mean_of),
         threshold=_THRESHOLD,
-        differences=tuple(sorted(found, key=lambda item: -item.errors)),
+        differences=tuple(sorted(differences, key=lambda item: -item.errors)),
         not_covered=tuple(limits),
     )
 
 
-def _differences(
-    one: LayerReport,
-    other: LayerReport,
-    of_layers: tuple[str, ...],
-    of_heads: tuple[str, ...],
-    unjudged: set[str],
-) -> Iterator[HeadDifference]:
-    """Yields what differs in one layer; adds the names of numbers that differ, but not by a known number of errors."""
-    numbers = [
-        (-1, name, getattr(one.measured, name), getattr(other.measured, name)) for name in of_layers
-    ]
+def _both(sides: Sequence[Any], number: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Returns a number of each of two sides."""
+    return number(sides[0]), number(sides[1])
+
+
+def _limits(first: HeadReport, second: HeadReport) -> Iterator[str]:
+    """Yields what cannot be compared."""
+    counts = len(first.layers), len(second.layers)
+    layers = list(zip(first.layers, second.layers, strict=False))
+    if counts[0] != counts[1]:
+        yield f"layers without a partner: the reports have {counts[0]} and {counts[1]}"
+    if any(len(one.heads) != len(other.heads) for one, other in layers):
+        yield "heads without a partner: some layers have another number of heads"
+    if any(one.grid != other.grid for one, other in layers):
+        yield "grids differ: lengths are in cells of each network's own grid"
+    if first.kernel_size != second.kernel_size:
+        sizes = f"kernel_size is {first.kernel_size} and {second.kernel_size}"
+        yield f"{', '.join(_OF_LAYERS)}: {sizes}"
+    if first.radius != second.radius:
+        yield f"{_OF_RADIUS}: radius is {first.radius} and {second.radius}"
+
+
+def _numbers(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, Estimate, Estimate]]:
+    """Yields each number of two layers: its head, or −1, its name, and both values."""
+    for name in _OF_LAYERS:
+        yield -1, name, getattr(one.measured, name), getattr(other.measured, name)
     for left, right in zip(one.heads, other.heads, strict=False):
-        numbers += [
-            (left.head, name, getattr(left, name), getattr(right, name)) for name in of_heads
-        ]
+        for name in HEAD_NUMBERS:
+            yield left.head, name, getattr(left, name), getattr(right, name)
         if len(left.shift) == len(right.shift):
-            shifts = enumerate(zip(left.shift, right.shift, strict=True))
-            numbers += [(left.head, f"shift[{axis}]", *pair) for axis, pair in shifts]
-    for head, name, first, second in numbers:
-        errors = _errors(first, second)
-        if math.isnan(errors):
-            unjudged.add(name)
-        elif errors > _THRESHOLD:
-            yield HeadDifference(one.name, head, name, first, second, errors)
-    for head, name, first, second in _hard_shifts(one, other):
-        if first != second:
-            yield HeadDifference(
-                one.name,
-                head,
-                name,
-                Estimate(first, math.nan),
-                Estimate(second, math.nan),
-                math.inf,
-            )
+            for axis, shifts in enumerate(zip(left.shift, right.shift, strict=True)):
+                yield left.head, f"shift[{axis}]", *shifts
 
 
-def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, float, float]]:
-    """Yields the shifts of hard heads along each axis; these are whole numbers and have no standard error."""
+def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[HeadDifference]:
+    """Yields the shifts of hard heads that differ; these are whole numbers and have no standard error."""
     for left, right in zip(one.heads, other.heads, strict=False):
-        if left.hard and right.hard and len(left.hard_shift) == len(right.hard_shift):
-            for axis, shifts in enumerate(zip(left.hard_shift, right.hard_shift, strict=True)):
-                yield left.head, f"hard_shift[{axis}]", *shifts
+        if not (left.hard and right.hard and len(left.hard_shift) == len(right.hard_shift)):
+            continue
+        for axis, shifts in enumerate(zip(left.hard_shift, right.hard_shift, strict=True)):
+            if shifts[0] != shifts[1]:
+                values = [Estimate(shift, math.nan) for shift in shifts]
+                name = f"hard_shift[{axis}]"
+                yield HeadDifference(one.name, left.head, name, *values, math.inf)
 
 
 def _errors(first: Estimate, second: Estimate) -> float:

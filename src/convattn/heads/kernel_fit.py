@@ -94,9 +94,8 @@ def _squared_errors(
 ) -> Float64[Tensor, "heads images"]:
     """Returns the squared distance of weights to those expected, of every head and image."""
     expected = expected.to(tile.dtype)
-    squares = []
-    for part in tile.split(images_in_cache(tile)):
-        squares.append((part - expected).square_().sum(dim=4))
+    parts = tile.split(images_in_cache(tile))
+    squares = [(part - expected).square_().sum(dim=4) for part in parts]
     return torch.cat(squares).double().sum(dim=(1, 3)).mT
 
 

@@ -1,35 +1,20 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from convattn.convert.surgery import (
-    copy_network,
-    full_name,
-    graft,
-    keep_modes,
-)
-from convattn.errors import (
-    ArgumentError,
-    UnsupportedModelError,
-    must_be,
-    must_be_a,
-)
+from convattn.convert.surgery import copy_network, full_name, graft, keep_modes
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import HeadReport, LayerReport
 from convattn.heads.patch_grid import fix_grid
-from convattn.heads.replaceable_heads import (
-    check_heads,
-    measured_heads,
-    why_not_head,
-    why_not_layer,
-)
+from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
 from convattn.sealed import weights_digest
@@ -62,8 +47,6 @@ class HeadReplacement(Record):
         ([2], [0, 1])
     """
 
-    schema_version: ClassVar[int] = 3
-
     model: str  # Class of the network
     threshold: float  # Position score from which heads were replaced; nan if they were named
     heads: tuple[ReplacedHead, ...]  # All heads of the report
@@ -86,20 +69,17 @@ class HeadReplacement(Record):
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
-        chosen = (
-            "named by the caller"
-            if self.threshold != self.threshold
-            else f"R² ≥ {self.threshold:g}"
-        )
+        rule = f"R² ≥ {self.threshold:g}"
+        if math.isnan(self.threshold):
+            rule = "named by the caller"
         without = counted(len(self.layers_without_softmax), "layer")
         lines = [
-            f"head replacement: {len(self.replaced)} of {counted(len(self.heads), 'head')} of {self.model} ({chosen})",
+            f"head replacement: {len(self.replaced)} of {counted(len(self.heads), 'head')} of {self.model} ({rule})",
             f"  softmax         none left in {without}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
-        reasons = {head.reason for head in self.left}
-        for reason in sorted(reasons):
-            count = sum(head.reason == reason for head in self.left)
+        reasons = Counter(head.reason for head in self.left)
+        for reason, count in sorted(reasons.items()):
             lines.append(f"  left            {counted(count, 'head')}: {reason}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
@@ -156,73 +136,72 @@ def replace_convolutional_heads(
         raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
-    if (
-        isinstance(threshold, bool)
-        or not isinstance(threshold, int | float)
-        or not 0 < threshold <= 1
-    ):
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not number or not 0 < threshold <= 1:
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
     named = None if heads is None else check_heads(report, heads)
     _require_of_model(report, model)
-    limits = (*_NOT_COVERED, *_weights_limit(report, model, same_weights=same_weights))
-    made = copy_network(model)
+    other_weights = _other_weights(report, model, same_weights=same_weights)
+    network = copy_network(model)
     new_layers: dict[nn.Module, nn.Module] = {}
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
-        reasons = _reasons(layer, float(threshold), named)
-        wanted = [head for head, reason in enumerate(reasons) if reason is None]
-        old = made.get_submodule(layer.name)
-        boxes: dict[int, tuple[int, ...]] = {}
+        old = network.get_submodule(layer.name)
         try:
             matrices = _read_layer(old, layer)
-            if wanted:
-                groups = measured_heads(layer, wanted)
-                grid = None if layer.pattern == "sequence" and not layer.prefix else layer.grid
-                new_layers[old] = keep_modes(
-                    old, matrices.wrap(ConvolvedAttention(matrices, groups, grid))
-                )
-                if len(layer.grid) == 2:
-                    fix_grid(made, layer.name, layer.grid)
-                boxes = {
-                    head: tuple(group.kernel.shape[1:]) for group in groups for head in group.heads
-                }
         except UnsupportedModelError as error:
-            refused.append(f"{layer.name} ({type(old).__name__}): {error}")
-            reasons = [str(error)] * len(layer.heads)
-        for head, reason in zip(layer.heads, reasons, strict=True):
-            score, box = head.position_score.value, boxes.get(head.head, ())
-            why = "it is a convolution" if reason is None else reason
-            records.append(ReplacedHead(layer.name, head.head, score, reason is None, box, why))
+            refused.append(f"  {layer.name} ({type(old).__name__}): {error}")
+            records += _records(layer, [str(error)] * len(layer.heads), {})
+            continue
+        reasons = why_not(layer, threshold, named)
+        boxes: dict[int, tuple[int, ...]] = {}
+        replaced = [head for head, reason in enumerate(reasons) if reason is None]
+        if replaced:
+            groups = measured_heads(layer, replaced)
+            any_length = layer.pattern == "sequence" and not layer.prefix
+            grid = None if any_length else layer.grid
+            attention = ConvolvedAttention(matrices, groups, grid)
+            new_layers[old] = keep_modes(old, matrices.wrap(attention))
+            if len(layer.grid) == 2:
+                fix_grid(network, layer.name, layer.grid)
+            for group in groups:
+                boxes |= dict.fromkeys(group.heads, tuple(group.kernel.shape[1:]))
+        records += _records(layer, reasons, boxes)
     if len(refused) == len(report.layers):
-        listed = "\n".join(f"  {reason}" for reason in refused)
+        listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
-    made = graft(made, new_layers)
-    changed = list(dict.fromkeys(head.layer for head in records if head.replaced))
+    network = graft(network, new_layers)
     with_softmax = {head.layer for head in records if not head.replaced}
-    return made, HeadReplacement(
+    without_softmax = [layer.name for layer in report.layers if layer.name not in with_softmax]
+    return network, HeadReplacement(
         model=type(model).__name__,
         threshold=float(threshold) if named is None else math.nan,
         heads=tuple(records),
-        layers_without_softmax=tuple(name for name in changed if name not in with_softmax),
-        parameters=sum(parameter.numel() for parameter in made.parameters()),
+        layers_without_softmax=tuple(without_softmax),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
-        not_covered=limits,
+        not_covered=(*_NOT_COVERED, *other_weights),
     )
 
 
-def _reasons(
-    layer: LayerReport, threshold: float, named: frozenset[tuple[str, int]] | None
-) -> list[str | None]:
-    """Returns for each head of a layer why it is left; None for those that are replaced."""
-    whole = why_not_layer(layer)
-    reasons = []
-    for head in layer.heads:
-        if named is not None and (layer.name, head.head) not in named:
-            reasons.append("it was not named")
-        else:
-            reasons.append(whole or why_not_head(layer, head, threshold if named is None else None))
-    return reasons
+def _records(
+    layer: LayerReport, reasons: Sequence[str | None], boxes: dict[int, tuple[int, ...]]
+) -> list[ReplacedHead]:
+    """Records the heads of a layer; `reasons` say why they are left, None for those that are replaced."""
+    records = []
+    for head, reason in zip(layer.heads, reasons, strict=True):
+        records.append(
+            ReplacedHead(
+                layer=layer.name,
+                head=head.head,
+                score=head.position_score.value,
+                replaced=reason is None,
+                box=boxes.get(head.head, ()),
+                reason=reason or "it is a convolution",
+            )
+        )
+    return records
 
 
 def _require_of_model(report: HeadReport, model: nn.Module) -> None:
@@ -230,9 +209,12 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
     modules = dict(model.named_modules(remove_duplicate=False))
     if not report.layers:
         raise ArgumentError("report must have layers, but has none")
+    names = [layer.name for layer in report.layers]
+    if len(set(names)) != len(names):
+        raise ArgumentError("report must name each layer once")
     for layer in report.layers:
-        once, runs, _ = layer.name.partition(" (call ")
-        if runs and once in modules:
+        once, again, _ = layer.name.partition(" (call ")
+        if again and once in modules:
             raise UnsupportedModelError(
                 f"{once} runs more than once on an image, and its heads cannot be replaced"
             )
@@ -242,22 +224,20 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
             )
         kind = full_name(type(modules[layer.name]))
         if kind != layer.kind:
-            raise ArgumentError(
-                must_be("report", f"of this network, where {layer.name} is a {kind}", layer.kind)
-            )
-    listed = [layer.name for layer in report.layers]
-    if len(set(listed)) != len(listed):
-        raise ArgumentError("report must name each layer once")
+            expected = f"of this network, where {layer.name} is a {kind}"
+            raise ArgumentError(must_be("report", expected, layer.kind))
 
 
-def _weights_limit(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
-    """Says if the weights of the network are not known to be those measured; with `same_weights`, others raise."""
+def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
+    """Says if the network's weights are not those measured; with `same_weights` this raises."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    digests = {name: weights_digest(modules[name]) for name in report.weights if name in modules}
-    other = [name for name, digest in digests.items() if digest != report.weights[name]]
-    if not other:
+    changed = []
+    for name, digest in report.weights.items():
+        if name in modules and weights_digest(modules[name]) != digest:
+            changed.append(name)
+    if not changed:
         return []
-    layers = some([name for name in other if name]) or "other layers than those measured"
+    layers = some([name for name in changed if name]) or "other layers than those measured"
     if same_weights:
         raise ArgumentError(
             f"report must be measured with the weights that this {type(model).__name__} has now, but was measured with"
@@ -270,9 +250,11 @@ def _weights_limit(report: HeadReport, model: nn.Module, *, same_weights: bool) 
 def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
     """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     if is_own(old):
-        content = "heads of this library's layers with content are not replaced"
-        position = "it has no content: attention_to_conv makes a convolution of it"
-        raise UnsupportedModelError(position if old.content is None else content)
+        if old.content is None:
+            raise UnsupportedModelError(
+                "it has no content: attention_to_conv makes a convolution of it"
+            )
+        raise UnsupportedModelError("heads of this library's layers with content are not replaced")
     matrices = read_matrices(old)
     if matrices.heads != len(layer.heads):
         raise ArgumentError(

@@ -1,8 +1,7 @@
 """Which heads of a report can run as convolutions, and the heads' kernels."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -23,23 +22,19 @@ _PATTERNS = ("global", "sequence")
 
 def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]:
     """Returns the heads that the caller names, or raises if they are not pairs of a layer's name and a number."""
+    pairs = "pairs of a layer's name and the number of a head"
     if isinstance(heads, str) or not isinstance(heads, Sequence | set | frozenset):
-        raise ArgumentError(
-            must_be_a("heads", "pairs of a layer's name and the number of a head", heads)
-        )
+        raise ArgumentError(must_be_a("heads", pairs, heads))
     known = {layer.name: len(layer.heads) for layer in report.layers}
     for item in heads:
         if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
-            raise ArgumentError(
-                must_be("heads", "pairs of a layer's name and the number of a head", item)
-            )
+            raise ArgumentError(must_be("heads", pairs, item))
         name, number = item
         if name not in known:
             raise UnknownNameError("layer", name, known)
         if not is_whole(number) or not 0 <= number < known[name]:
-            raise ArgumentError(
-                must_be("heads", f"numbers from 0 to {known[name] - 1} in {name}", number)
-            )
+            numbers = f"numbers from 0 to {known[name] - 1} in {name}"
+            raise ArgumentError(must_be("heads", numbers, number))
     return frozenset((name, int(number)) for name, number in heads)
 
 
@@ -68,27 +63,52 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
     every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
     if not is_whole(count) or not 0 <= count <= len(every):
-        raise ArgumentError(
-            must_be("count", f"from 0 to {len(every)}, the heads of the report", count)
-        )
+        counts = f"from 0 to {len(every)}, the heads of the report"
+        raise ArgumentError(must_be("count", counts, count))
     if not is_whole(seed) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
     order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
     return tuple(every[index] for index in sorted(order.tolist()))
 
 
-def why_not_layer(layer: LayerReport) -> str | None:
-    """Returns why none of a layer's heads can be replaced; None if they can."""
+def why_not(
+    layer: LayerReport, threshold: float, named: frozenset[tuple[str, int]] | None
+) -> list[str | None]:
+    """Returns for each head of a layer why it is left; None for those that are replaced.
+
+    Heads that the caller names are replaced whatever their score.
+    """
+    reasons: list[str | None] = []
+    for head in layer.heads:
+        if named is None:
+            reasons.append(_unusable(layer, head) or _below(head, threshold))
+        elif (layer.name, head.head) in named:
+            reasons.append(_unusable(layer, head))
+        else:
+            reasons.append("it was not named")
+    return reasons
+
+
+def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
+    """Returns why a head's kernel cannot be run; None if it can."""
     if layer.pattern not in _PATTERNS:
         return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
-    return None if layer.normalised else "its layer's weights do not sum to one"
+    if not layer.normalised:
+        return "its layer's weights do not sum to one"
+    kernel = head.position_kernel
+    complete = len(kernel) == len(layer.displacements) and math.isfinite(sum(kernel))
+    if not complete or min(kernel, default=-1) < 0:
+        return "the report holds no kernel of weights for it"
+    if sum(kernel) <= 0:
+        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
+    displacements = torch.tensor(layer.displacements, dtype=torch.float64)
+    if not torch.equal(displacements, displacements.round()):
+        return "its keys lie between the positions"
+    return None
 
 
-def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | None) -> str | None:
-    """Returns why a head is left; None if it is replaced. `threshold` is None for heads that the caller names."""
-    unusable = _why_unusable(layer, head.position_kernel)
-    if unusable is not None or threshold is None:
-        return unusable
+def _below(head: HeadStatistics, threshold: float) -> str | None:
+    """Returns why a head's numbers do not make it a convolution; None if they do."""
     score = head.position_score.value
     if math.isnan(score):
         return "its position score is not known: its weights do not vary, or it was measured on one image"
@@ -96,21 +116,6 @@ def why_not_head(layer: LayerReport, head: HeadStatistics, threshold: float | No
         return "its position score is below the threshold"
     if not head.kernel_share.value >= LEAST_SHARE:
         return f"the report's radius holds less than {LEAST_SHARE:.0%} of its attention"
-    return None
-
-
-def _why_unusable(layer: LayerReport, kernel: Sequence[float]) -> str | None:
-    """Returns why a kernel cannot be run; None if it can."""
-    if (
-        len(kernel) != len(layer.displacements)
-        or not math.isfinite(sum(kernel))
-        or min(kernel, default=-1) < 0
-    ):
-        return "the report holds no kernel of weights for it"
-    if sum(kernel) <= 0:
-        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
-    if any(step != round(step) for shift in layer.displacements for step in shift):
-        return "its keys lie between the positions"
     return None
 
 
@@ -137,6 +142,22 @@ class _Box(NamedTuple):
         ends = zip(self.first, self.last, strict=True)
         return kernel[tuple(slice(first + radius, last + radius + 1) for first, last in ends)]
 
+    def without_a_side(self) -> Iterator["_Box"]:
+        """Yields the boxes that have one side less and still contain 0."""
+        for axis in range(len(self.first)):
+            first, last = list(self.first), list(self.last)
+            if first[axis] < 0:
+                first[axis] += 1
+                yield _Box(tuple(first), self.last)
+            if last[axis] > 0:
+                last[axis] -= 1
+                yield _Box(self.first, tuple(last))
+
+    def joined(self, other: "_Box") -> "_Box":
+        """Returns the smallest box that contains both."""
+        first = tuple(map(min, self.first, other.first))
+        return _Box(first, tuple(map(max, self.last, other.last)))
+
 
 def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHeads, ...]:
     """Reads the kernels of some heads, in groups of similar size, the smallest first."""
@@ -144,53 +165,46 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHe
     boxes = {head: _smallest_box(kernel, layer.grid) for head, kernel in kernels.items()}
     groups: list[tuple[list[int], _Box]] = []
     for head in sorted(heads, key=lambda head: boxes[head].taps):
-        box = boxes[head]
         if groups:
-            members, old = groups[-1]
-            joint = _Box(tuple(map(min, old.first, box.first)), tuple(map(max, old.last, box.last)))
-            if (
-                joint.taps <= _APART * boxes[members[0]].taps
-            ):  # the first member has the smallest box
+            members, box = groups[-1]
+            joint, smallest = box.joined(boxes[head]), boxes[members[0]]
+            if joint.taps <= _APART * smallest.taps:
                 groups[-1] = ([*members, head], joint)
                 continue
-        groups.append(([head], box))
+        groups.append(([head], boxes[head]))
     return tuple(_group(layer, members, kernels, box) for members, box in groups)
 
 
 def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*whole"]]:
-    """Returns the kernel of each head, in a box as far to all sides as the report's displacements."""
+    """Returns the kernel of each head, of sum 1, in a box as far to all sides as the report's displacements."""
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
-    weights = torch.tensor(
-        [layer.heads[head].position_kernel for head in heads], dtype=torch.float64
-    )
     radius = int(displacements.abs().max())
-    whole = torch.zeros(len(heads), *(2 * radius + 1,) * len(layer.grid), dtype=torch.float64)
-    whole[(slice(None), *(displacements + radius).unbind(1))] = weights / weights.sum(
-        1, keepdim=True
-    )
-    return dict(zip(heads, whole, strict=True))
+    places = (displacements + radius).unbind(1)
+    kernels = {}
+    for head in heads:
+        weights = torch.tensor(layer.heads[head].position_kernel, dtype=torch.float64)
+        kernels[head] = weights.new_zeros((2 * radius + 1,) * len(layer.grid))
+        kernels[head][places] = weights / weights.sum()
+    return kernels
 
 
 def _smallest_box(kernel: Float[Tensor, "*whole"], grid: tuple[int, ...]) -> _Box:
     """Cuts sides off a kernel, the lightest first, as long as at most `_CUT` of any query's weights is outside."""
     radius = kernel.shape[0] // 2
-    first, last = [-radius] * kernel.ndim, [radius] * kernel.ndim
-    box, outside = _Box(tuple(first), tuple(last)), torch.zeros_like(kernel)
-    seen = partial(CONVOLVE[len(grid)], torch.ones(1, 1, *grid, dtype=kernel.dtype), padding=radius)
-    spare = _CUT * seen(kernel[None, None])
+    ones = torch.ones(1, 1, *grid, dtype=kernel.dtype)
+
+    def seen(kernel: Tensor) -> Tensor:
+        return CONVOLVE[len(grid)](ones, kernel[None, None], padding=radius)
+
+    spare = _CUT * seen(kernel)
+    box = _Box((-radius,) * kernel.ndim, (radius,) * kernel.ndim)
     while True:
-        inside = box.cut(kernel)
-        sides = []
-        for axis in range(kernel.ndim):
-            if first[axis] < 0:
-                sides.append((inside.select(axis, 0).sum().item(), axis, first, 1))
-            if last[axis] > 0:
-                sides.append((inside.select(axis, -1).sum().item(), axis, last, -1))
-        _, axis, ends, step = min(sides, key=lambda side: side[0], default=(math.inf, 0, first, 0))
-        ends[axis] += step
-        smaller = _Box(tuple(first), tuple(last))
-        smaller.cut(outside.copy_(kernel)).zero_()
-        if smaller == box or bool((seen(outside[None, None]) > spare).any()):
+        smaller = max(
+            box.without_a_side(), key=lambda other: other.cut(kernel).sum().item(), default=box
+        )
+        outside = kernel.clone()
+        smaller.cut(outside).zero_()
+        if smaller == box or bool((seen(outside) > spare).any()):
             return box
         box = smaller
 
@@ -199,20 +213,17 @@ def _group(
     layer: LayerReport, heads: Sequence[int], kernels: dict[int, Float[Tensor, "*whole"]], box: _Box
 ) -> MeasuredHeads:
     """Returns heads with their kernels in one box, and with their weights for prefix tokens."""
-    inside = torch.stack([box.cut(kernels[head]) for head in heads])
-    total = inside.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
+    kernel = torch.stack([box.cut(kernels[head]) for head in heads])
+    kernel /= kernel.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
     statistics = [layer.heads[head] for head in heads]
-    shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64).view(
-        len(heads), -1
-    )
-    prefix, tokens = shares.shape[1], shares.shape[1] + prod(layer.grid)
-    maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64).view(
-        len(heads), prefix, tokens
-    )
+    tokens = layer.prefix + prod(layer.grid)
+    shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64)
+    maps = torch.tensor([head.prefix_maps for head in statistics], dtype=torch.float64)
+    maps = maps.view(len(heads), layer.prefix, tokens)
     return MeasuredHeads(
         heads=tuple(heads),
-        kernel=inside / total,
+        kernel=kernel,
         first=box.first,
-        prefix_shares=shares,
+        prefix_shares=shares.view(len(heads), layer.prefix),
         prefix_maps=maps / maps.sum(-1, keepdim=True),
     )
