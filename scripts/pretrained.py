@@ -24,7 +24,8 @@ from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
 from convattn.lab.augment import views
-from convattn.lab.run_folder import HeadTrace, model_card
+from convattn.lab.head_trace import HeadTrace
+from convattn.lab.model_card import model_card
 from convattn.lab.run_setup import load_data_of
 from convattn.lab.tables import markdown_table
 from convattn.networks import load_network

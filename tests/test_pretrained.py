@@ -18,7 +18,7 @@ from convattn.convert.surgery import full_name
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
-from convattn.lab.run_setup import quadratic_encodings
+from convattn.lab.head_trace import quadratic_encodings
 from convattn.networks.datasets import class_scores
 from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed

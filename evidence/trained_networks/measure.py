@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate, Verdict
 from convattn.data import ImageDataset, normalise
-from convattn.lab.run_setup import quadratic_encodings
+from convattn.lab.head_trace import quadratic_encodings
 from convattn.layers import RelativeAttention
 from convattn.networks import load_network
 from convattn.provenance import RunRecord

@@ -1,5 +1,5 @@
 import pytest
-from tests.analysis.run_cases import make_all
+from tests.lab.run_cases import make_all
 
 
 @pytest.fixture(scope="session")

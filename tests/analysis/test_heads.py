@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from convattn.errors import CheckpointError
 from convattn.heads import read_heads
-from convattn.lab.run_folder import HeadTrace
+from convattn.lab.head_trace import HeadTrace
 from convattn.models import AttentionNet
 
 

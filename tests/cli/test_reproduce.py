@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tests.analysis.run_cases import make_run
+from tests.lab.run_cases import make_run
 
 from convattn.cli import main
 from convattn.lab.reproduction import TARGETS, Reproduction

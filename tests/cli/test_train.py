@@ -137,7 +137,7 @@ def test_finished_run_is_shown_again_by_resume(capsys):
 @pytest.mark.filterwarnings("default::convattn.errors.CheckpointWarning")
 def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr("convattn.lab.loop.Session.summary", lambda _: 1 / 0)
+        patch.setattr("convattn.lab.loop.Trainer.summary", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             main(["train", "digits-quadratic", *SET, "--checkpoint-every", "2"])
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
@@ -187,7 +187,7 @@ def test_interruption_names_the_command_that_goes_on(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("convattn.lab.loop.Session.summary", interrupt)
+        patch.setattr("convattn.lab.loop.Trainer.summary", interrupt)
         assert main(["train", "digits-quadratic", *SET, "-o", "my run"]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(

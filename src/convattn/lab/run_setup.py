@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -10,9 +9,10 @@ import torch
 from torch import nn
 
 from convattn.convert import network_to_attention
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import Quadratic
 from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
 from convattn.lab.cifar10 import load_cifar10
+from convattn.lab.head_trace import quadratic_encodings
 from convattn.lab.pruning import prune_heads
 from convattn.lab.recipe import (
     AttentionNetRecipe,
@@ -33,16 +33,6 @@ from convattn.models import AttentionNet, ConvNet, ResNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, load_digits, normalise
 from convattn.provenance import RunRecord
-
-
-def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
-    """Returns the quadratic encodings of a network's layers, first to last."""
-    return [
-        module
-        for module in network.modules()
-        if isinstance(module, Quadratic | GeneralizedQuadratic)
-    ]
-
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
 """What a recipe can train."""
@@ -152,7 +142,8 @@ def build_optimizer(
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
     Centres and shapes of quadratic encodings have no weight decay. The bias of a `SpeedNet`'s stem learns for
-    `stem_epochs`; None means all. `rate_of_group` gives the factor of the learning rate in each group.
+    `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
+    learns, "epochs".
     """
     own = _own_groups(recipe, network, stem_epochs)
     members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
@@ -170,11 +161,6 @@ def build_optimizer(
     return torch.optim.SGD(
         groups, lr=recipe.learning_rate, momentum=recipe.momentum, nesterov=recipe.nesterov
     )
-
-
-def rate_of_group(group: Mapping[str, Any], epoch: int) -> float:
-    """Returns the learning rate of a group of parameters, as a multiple of the run's; 0 once it no longer learns."""
-    return group["rate"] if group["epochs"] is None or epoch < group["epochs"] else 0.0
 
 
 def _own_groups(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.training.study_fake import FakeTrain
+from tests.lab.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, RecipeError
 from convattn.files import sole_use

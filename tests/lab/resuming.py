@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pyarrow import parquet
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn.lab import train
 from convattn.lab.trainer import Trainer

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from pyarrow import parquet
-from tests.data.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
+from tests.lab.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
 
 from convattn.data import load_cifar10
 from convattn.errors import DataError

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from pyarrow import parquet
-from tests.analysis.run_cases import change_record, copy_run
+from tests.lab.run_cases import change_record, copy_run
 
 from convattn import load_network
 from convattn.errors import DataError

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tests.training.tiny import tiny_data
+from tests.lab.tiny import tiny_data
 
 from convattn.errors import RecipeError, UnknownNameError
 from convattn.lab import load_recipe, recipe_names, train

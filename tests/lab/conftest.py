@@ -1,6 +1,6 @@
 import pytest
-from tests.training.resuming import RECIPE
-from tests.training.tiny import tiny_data
+from tests.lab.resuming import RECIPE
+from tests.lab.tiny import tiny_data
 
 from convattn.lab import train
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
-from tests.training.tiny import tiny_data, tiny_speed_recipe
+from tests.lab.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
+from tests.lab.tiny import tiny_data, tiny_speed_recipe
 
 from convattn.errors import CheckpointError, CheckpointWarning
 from convattn.lab import loop, train
@@ -118,6 +118,14 @@ def test_run_cut_off_before_its_record_is_finished_without_another_step(
     )
 
 
+def test_files_that_were_damaged_are_written_again(whole, monkeypatch, tmp_path):
+    cut_off(monkeypatch, tmp_path / "run", step=7)
+    (tmp_path / "run" / "metrics.jsonl").write_text("{")
+    (tmp_path / "run" / "heads.parquet").unlink()
+    resume(tmp_path / "run")
+    assert timeless(tmp_path / "run") == timeless(whole)
+
+
 def test_heads_of_the_start_are_kept_once_where_only_its_checkpoint_is_left(
     whole, monkeypatch, tmp_path
 ):
@@ -161,7 +169,7 @@ def test_words_of_another_claim_do_not_make_another_run(whole, monkeypatch, tmp_
 
 def kill(recipe, folder, count):
     """Kills so many runs at random moments, resumes them and compares their ends with that of an undisturbed one."""
-    command = [sys.executable, "-m", "tests.training.kills", recipe, folder, str(count), "0"]
+    command = [sys.executable, "-m", "tests.lab.kills", recipe, folder, str(count), "0"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -192,7 +200,7 @@ def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
     checkpoints, left = Checkpoints(tmp_path), tmp_path / ".step-00000003.01234567.convattn"
     left.mkdir()
     (left / "model.safetensors").write_text("half")
-    with checkpoints.new(5, processes=1) as place:
+    with checkpoints._new(5, processes=1) as place:
         assert place.name.startswith(".step-00000005.")
         assert not left.exists()
     assert [item.name for item in tmp_path.iterdir()] == ["step-00000005"]

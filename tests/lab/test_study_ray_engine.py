@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from tests.training.study_fake import FakeTrain
+from tests.lab.study_fake import FakeTrain
 
 from convattn.errors import DeviceError
 from convattn.lab import study

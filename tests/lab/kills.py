@@ -1,6 +1,6 @@
 """Kills training runs at random moments and takes them up again; a program of its own, because it forks.
 
-`python -m tests.training.kills RECIPE FOLDER COUNT SEED` leaves one finished run that nothing disturbed in
+`python -m tests.lab.kills RECIPE FOLDER COUNT SEED` leaves one finished run that nothing disturbed in
 FOLDER/whole, and COUNT runs in FOLDER/0, FOLDER/1, … each killed once, with SIGKILL, at a moment drawn evenly from the
 time that a run takes; a run that had finished by then is begun anew, so that all COUNT are killed under way.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import accelerate  # noqa: F401 - loaded once, before the forks
 import torch
-from tests.training.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.lab import Recipe, train
 

@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from tests.training.tiny import tiny_recipe, tiny_speed_recipe
+from tests.lab.tiny import tiny_recipe, tiny_speed_recipe
 
 from convattn.errors import RecipeError
 from convattn.lab import load_recipe, recipe_to_toml

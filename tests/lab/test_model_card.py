@@ -1,10 +1,10 @@
 import re
 
 import pytest
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn.lab import train
-from convattn.lab.run_folder import model_card
+from convattn.lab.model_card import model_card
 from convattn.networks.images import own_images, trained_on
 from convattn.provenance import RunRecord
 

@@ -10,7 +10,7 @@ import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from tests.training.study_fake import FakeTrain
+from tests.lab.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, MissingDependencyError
 from convattn.lab import study

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from convattn.errors import ArgumentError
@@ -27,14 +26,16 @@ def test_the_interval_is_that_of_a_table_of_t():
     assert t_interval([2.0] * 4) == (2.0, 2.0)
 
 
-def test_intervals_hold_the_mean_as_often_as_they_say():
-    """Of 4,000 samples of three to eight normal numbers; 95 % ± 4 standard errors."""
-    draws = np.random.default_rng(0)
-    held = 0
-    for number in range(4_000):
-        low, high = t_interval(draws.normal(1.0, 3.0, 3 + number % 6).tolist())
-        held += low <= 1 <= high
-    assert abs(held / 4_000 - 0.95) < 4 * (0.95 * 0.05 / 4_000) ** 0.5
+def test_intervals_grow_with_the_spread_and_shrink_with_the_number():
+    """The 97.5 % quantiles of t, from every table: the interval of ±1 and zeros holds its mean by t · s / √n."""
+    quantiles = {3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 7: 2.4469, 8: 2.3646}
+    for n, quantile in quantiles.items():
+        values = [1.0, -1.0, *[0.0] * (n - 2)]
+        reach = quantile * (2 / (n - 1) / n) ** 0.5
+        for centre, scale in ((0.0, 1.0), (1.0, 3.0)):
+            low, high = t_interval([centre + scale * value for value in values])
+            expected = (centre - scale * reach, centre + scale * reach)
+            assert (low, high) == pytest.approx(expected, abs=1e-4 * scale), f"n = {n}"
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])

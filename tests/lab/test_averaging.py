@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.training.tiny import tiny_speed_recipe
+from tests.lab.tiny import tiny_speed_recipe
 from torch import nn
 
 from convattn.lab.recipe import LookaheadRecipe
@@ -61,7 +61,7 @@ def test_lookahead_follows_its_formula(steps):
     hi, lows = references(partial(followed, look), small_network())
     for step in range(1, TOTAL + 1):
         move(network, step)
-        update_average(average, network, recipe, step=step, total=TOTAL)
+        update_average(average, network, recipe, step, TOTAL)
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
         assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
@@ -80,7 +80,7 @@ def test_weights_without_a_lookahead_are_left_alone():
     for step in (1, 2):
         move(network, step)
         before = {name: value.clone() for name, value in network.state_dict().items()}
-        update_average(average, network, recipe, step=step, total=TOTAL)
+        update_average(average, network, recipe, step, TOTAL)
         assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert not torch.equal(average.module[0].weight, network[0].weight)
 

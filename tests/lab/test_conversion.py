@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError, CheckpointError, ConversionError, RecipeError

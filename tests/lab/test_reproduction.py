@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from tests.analysis.run_cases import RECIPES, change_record, copy_run, make_run
+from tests.lab.run_cases import RECIPES, change_record, copy_run, make_run
 
 from convattn import load_network
 from convattn.data import load_digits, normalise

@@ -2,7 +2,7 @@ import dataclasses
 import shutil
 
 import pytest
-from tests.analysis.run_cases import change_record, copy_run
+from tests.lab.run_cases import change_record, copy_run
 
 from convattn.errors import ArgumentError, CheckpointError
 from convattn.lab.runs import find_runs, group_runs, read_metrics

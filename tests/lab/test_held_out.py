@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from tests.training.test_resume import cut_off, resume, timeless
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.lab.test_resume import cut_off, resume, timeless
+from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn.data import ImageSplit
 from convattn.errors import RecipeError

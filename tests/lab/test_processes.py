@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.training.tiny import references_of_runs, tiny_data, tiny_recipe
+from tests.lab.tiny import references_of_runs, tiny_data, tiny_recipe
 
 from convattn.errors import DeviceError, MissingDependencyError
 from convattn.lab import recipe_to_toml, train
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.training.tiny import tiny_data
+from tests.lab.tiny import tiny_data
 from convattn.lab import load_recipe, train
 from convattn.lab.trainer import Trainer
 
@@ -73,7 +73,7 @@ def train_in_two_processes(recipe, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    done = run("-m", "tests.training.pair", folder, port)
+    done = run("-m", "tests.lab.pair", folder, port)
     assert done.returncode == 0, done.stderr
     return RunRecord.load(folder / "run" / "record.json")
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from convattn.lab import trainer as memory
-from convattn.lab.trainer import peak_memory
+from convattn.lab import loop as memory
+from convattn.lab.loop import peak_memory
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def test_peak_memory_is_at_least_what_is_held():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak is inherited")
 def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
     held = torch.ones(300_000_000)
-    ask = "import torch; from convattn.lab.trainer import peak_memory; print(peak_memory(torch.device('cpu')))"
+    ask = "import torch; from convattn.lab.loop import peak_memory; print(peak_memory(torch.device('cpu')))"
     done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
     assert 0 < int(done.stdout) < held.nbytes
 

@@ -3,14 +3,15 @@ import torch
 from pyarrow import parquet
 
 from convattn.heads.head_snapshots import HEAD_COLUMNS
-from convattn.lab.run_folder import HeadTrace
+from convattn.lab.head_trace import HeadTrace
+from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet, ConvNet
 
 SIZES = {"width": 8, "depth": 2, "heads": 3, "ffn": 8}
 
 
 def read(trace, folder):
-    trace.save(folder / "heads.parquet")
+    write_parquet(folder / "heads.parquet", trace.rows, HEAD_COLUMNS)
     return parquet.read_table(folder / "heads.parquet")
 
 

@@ -4,21 +4,18 @@ import json
 import math
 import re
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from pyarrow import parquet
 from rich.console import Console
-from tests.training.tiny import tiny_data, tiny_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn import load_network
 from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.heads.head_snapshots import HEAD_COLUMNS
-from convattn.lab import load_recipe, loop, train
-from convattn.lab import loop as session
+from convattn.lab import load_recipe, loop, train, trainer
 from convattn.lab.run_setup import build_network, build_optimizer
-from convattn.lab.trainer import EpochResult
 from convattn.models import AttentionNet
 from convattn.provenance import RunRecord
 
@@ -72,10 +69,10 @@ def test_each_epoch_is_told():
     ],
 )
 def test_time_left_is_that_of_the_epochs_so_far(seconds, epochs, said):
-    results = [EpochResult(1, 1, 0.1, 1.0, 1.0, 0.5, float(number), 1.0) for number in seconds]
+    history = [{"seconds": float(number)} for number in seconds]
     left = (epochs - len(seconds)) * sum(seconds) / len(seconds)
     until = time.strftime("%a %H:%M", time.localtime(1.8e9 + left))
-    assert loop._time_left(results, epochs, 1.8e9) == said.format(until)
+    assert loop.time_left(history, epochs, 1.8e9) == said.format(until)
 
 
 def test_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
@@ -216,23 +213,7 @@ def test_what_is_no_terminal_is_shown_nothing(monkeypatch):
 
 
 def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "_MOMENTS", 3)  # of ten steps in two epochs
+    monkeypatch.setattr(trainer, "_MOMENTS", 3)  # of ten steps in two epochs
     train(tiny_recipe(epochs=2), output=tmp_path / "run", data=tiny_data(), progress=False)
     steps = parquet.read_table(tmp_path / "run" / "heads.parquet")["step"].to_pylist()
     assert steps == [step for step in (0, 4, 5, 8, 10) for _ in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("resumed", "processes", "more"),
-    [
-        (0, 1, []),
-        (2, 1, ["peak memory, hardware, versions and revision before the run was last resumed"]),
-        (0, 3, ["peak memory of the other processes"]),
-    ],
-)
-def test_record_names_what_it_does_not_cover(without_type_checks, resumed, processes, more):
-    session = SimpleNamespace(ledger=SimpleNamespace(resumed=resumed))
-    assert loop._not_covered(session, processes) == (
-        "the spread over seeds: this is one run",
-        *more,
-    )

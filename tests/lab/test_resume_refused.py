@@ -1,16 +1,13 @@
 import dataclasses
 import json
-import math
 import os
 import resource
 import subprocess
 import sys
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
-from tests.training.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
-from tests.training.tiny import tiny_data
+from tests.lab.resuming import RECIPE, cut_off, newest, resume, timeless, truncate
+from tests.lab.tiny import tiny_data
 
 from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning
 from convattn.lab import train
@@ -73,71 +70,6 @@ def test_no_checkpoint_left_is_an_error_and_nothing_starts_anew(monkeypatch, tmp
     assert sorted(file.name for file in (tmp_path / "run").rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda file: file.unlink(), "must hold 1 epochs, each once"),
-        (lambda file: file.write_text(2 * file.read_text()), "must hold 1 epochs, each once"),
-        (
-            lambda file: file.write_text('{"step": 5, "epoch": 1}\n'),
-            "learning_rate is missing; it must be a number",
-        ),
-        (lambda file: file.write_text("{"), "JSONDecodeError"),
-        (lambda file: file.write_text(100_000 * "["), "RecursionError"),
-    ],
-)
-def test_metrics_that_are_not_those_of_the_epochs_before_are_an_error(
-    monkeypatch, tmp_path, damage, reason
-):
-    cut_off(monkeypatch, tmp_path / "run", step=7)
-    damage(tmp_path / "run" / "metrics.jsonl")
-    with pytest.raises(CheckpointError, match=f"cannot resume .*{reason}"):
-        resume(tmp_path / "run")
-
-
-def flip_a_byte(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 255
-    file.write_bytes(content)
-
-
-def rewritten(change):
-    def damage(file):
-        parquet.write_table(
-            pa.Table.from_pylist(change(parquet.read_table(file).to_pylist())), file
-        )
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda file: file.unlink(), "must hold every head"),
-        (flip_a_byte, ""),
-        (rewritten(lambda rows: rows[:-1]), "must hold every head"),
-        (rewritten(lambda rows: rows + rows[-1:]), "must hold every head"),
-        (rewritten(lambda rows: rows[::-1]), "must hold every head"),
-        (
-            rewritten(lambda rows: [{**row, "centre_row": None} for row in rows]),
-            "must hold every head",
-        ),
-        (
-            rewritten(lambda rows: [{**row, "sharpness": math.nan} for row in rows]),
-            "must hold every head",
-        ),
-        (rewritten(lambda rows: [{"step": row["step"]} for row in rows]), "KeyError"),
-    ],
-)
-def test_heads_that_are_not_those_of_the_steps_before_are_an_error(
-    monkeypatch, tmp_path, damage, reason
-):
-    cut_off(monkeypatch, tmp_path / "run", step=7)
-    damage(tmp_path / "run" / "heads.parquet")
-    with pytest.raises(CheckpointError, match=f"cannot resume .*{reason}"):
-        resume(tmp_path / "run")
-
-
 def test_checkpoint_that_other_code_wrote_is_an_error(monkeypatch, tmp_path):
     cut_off(monkeypatch, tmp_path / "run", step=7)
     with monkeypatch.context() as patch:
@@ -161,7 +93,7 @@ def test_other_data_are_refused(monkeypatch, tmp_path):
             made, record=dataclasses.replace(made.record, hashes={"train": digest})
         )
 
-    monkeypatch.setattr("tests.training.resuming.tiny_data", lambda: data("one"))
+    monkeypatch.setattr("tests.lab.resuming.tiny_data", lambda: data("one"))
     cut_off(monkeypatch, tmp_path / "run", step=7)
     expected = "with other data: it has seen {'train': 'one'}, but there is {'train': 'two'}"
     with pytest.raises(CheckpointError, match=expected):

@@ -1,6 +1,6 @@
 """Trains in two processes that share every batch, as `torchrun` starts them; a program of its own, because it forks.
 
-`python -m tests.training.pair FOLDER PORT` trains by FOLDER/recipe.toml into FOLDER/run. Both are forked from a process
+`python -m tests.lab.pair FOLDER PORT` trains by FOLDER/recipe.toml into FOLDER/run. Both are forked from a process
 that has loaded everything and computed nothing, so that torch is loaded once rather than three times.
 """
 
@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 import accelerate  # noqa: F401 - loaded once, before the forks
-from tests.training.tiny import tiny_data
+from tests.lab.tiny import tiny_data
 
 from convattn.lab import load_recipe, train
 
