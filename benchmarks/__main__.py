@@ -15,7 +15,6 @@ from convattn.errors import MissingDependencyError
 if TYPE_CHECKING:
     from benchmarks.record import CaseResult
 
-__all__ = ["bench", "main"]
 
 _PROGRAM = "python -m benchmarks"
 _ROUNDS, _QUICK_ROUNDS = 7, 3

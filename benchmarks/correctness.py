@@ -18,8 +18,6 @@ from convattn.functional.reference import (
 )
 from convattn.layers import RelativeAttention
 
-__all__ = ["FEW_NUMBERS", "Truth", "judge", "roads", "some_queries"]
-
 _QUERIES = 64
 
 FEW_NUMBERS = 2 * LEAST_ROUNDINGS

@@ -11,8 +11,6 @@ from convattn.functional import pad_keys
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 
-__all__ = ["attend_at"]
-
 
 def attend_at(
     layer: RelativeAttention,

@@ -16,15 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "NO_COUNTER",
-    "extra_memory",
-    "in_a_process_of_its_own",
-    "make_call",
-    "plain_float32",
-    "time_rounds",
-]
-
 NO_COUNTER = "measured on CUDA and Linux only"
 """Why there is no memory where the system cannot tell."""
 

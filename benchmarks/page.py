@@ -6,8 +6,6 @@ from benchmarks.record import BenchmarkRecord, CaseResult
 from benchmarks.report import exponents, table
 from benchmarks.suites import find_suite
 
-__all__ = ["figure_of", "suite_page"]
-
 
 def suite_page(record: BenchmarkRecord) -> str:
     """Writes the page of a record, in Markdown; every number comes from the record."""

@@ -8,16 +8,6 @@ from typing import ClassVar
 
 from convattn.record import Record
 
-__all__ = [
-    "BenchmarkRecord",
-    "CaseResult",
-    "Check",
-    "Measurement",
-    "Spread",
-    "fit_exponent",
-    "spread",
-]
-
 
 @dataclass(frozen=True)
 class Spread:

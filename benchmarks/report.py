@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from benchmarks.record import CaseResult, Check, Measurement, Spread, fit_exponent, spread
 
-__all__ = ["describe_check", "exponents", "medians", "table"]
-
 _NONE = "–"
 _MEBI = 2**20
 

@@ -21,12 +21,9 @@ from benchmarks.page import figure_of, suite_page
 from benchmarks.record import BenchmarkRecord, CaseResult, Check, Measurement
 from benchmarks.setting import Setting
 from benchmarks.suites import Suite, find_suite
-from convattn.errors import DeviceError, MissingDependencyError, install_hint
 from convattn.files import write_atomically
 from convattn.grid import whole_number
 from convattn.provenance import describe_hardware, describe_versions, find_revision
-
-__all__ = ["measure_memory", "run_case", "run_suite", "write_files"]
 
 
 def run_suite(
@@ -86,11 +83,7 @@ def run_suite(
 def run_case(case: Case, setting: Setting, rounds: int) -> CaseResult:
     """Checks the contenders of a case, times those that are right in turns, and measures their memory."""
     entered = {name: _enter(name, build) for name, build in case.contenders(setting).items()}
-    calls = {
-        name: item.call
-        for name, (item, found) in entered.items()
-        if item is not None and found.right
-    }
+    calls = {name: item.call for name, (item, found) in entered.items() if found.right}
     seconds = time_rounds(calls, rounds=rounds * case.turns, device=setting.torch_device)
     measurements = []
     for name, (_, found) in entered.items():
@@ -120,29 +113,21 @@ def write_files(record: BenchmarkRecord, folder: Path) -> Path:
     record.save(folder / f"{suite.file}.json")
     for name, results in record.groups().items():
         if figure_of(results):
-            paths = [folder / f"{name}.{form}" for form in ("svg", "png")]
-            draw_time_over_size(paths, results, fitted=not record.quick)
+            draw_time_over_size(folder / f"{name}.png", results, fitted=not record.quick)
     return write_atomically(folder / f"{suite.file}-tables.md", suite_page(record))
 
 
-def _enter(name: str, build: Callable[[], Contender]) -> tuple[Contender | None, Measurement]:
+def _enter(name: str, build: Callable[[], Contender]) -> tuple[Contender, Measurement]:
     """Builds a contender, checks it, and if it is right calls it once; or says why it does not run."""
-    blank = Measurement(name, "", None, None, (), None, None, "", None)
-    try:
-        contender = build()
-    except MissingDependencyError as error:
-        return None, replace(
-            blank, skipped=f"{error.package} is not installed: {install_hint(error.extra)}"
-        )
-    except DeviceError as error:
-        return None, replace(blank, skipped=str(error))
+    contender = build()
     note, path = contender.describe()
-    entered = replace(blank, note=note, path=path, weights=contender.weights)
-    if contender.ours:
-        return contender, replace(entered, check=_attempt(contender))
-    try:  # a peer may lack a kernel for the case, or need more memory than there is
+    entered = Measurement(name, note, path, None, (), contender.weights, None, "", None)
+    try:
         return contender, replace(entered, check=_attempt(contender))
     except (RuntimeError, ValueError) as error:
+        if contender.ours:
+            raise
+        # a peer may lack a kernel for the case, or need more memory than there is
         return contender, replace(entered, skipped=f"did not run: {_first_line(error)}")
 
 

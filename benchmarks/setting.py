@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, DeviceError, UnknownNameError, must_be
 
-__all__ = ["DTYPES", "Setting", "seeded"]
-
 DTYPES = ("bfloat16", "float32", "float64")
 """Dtypes that can be measured."""
 

@@ -10,13 +10,9 @@ from benchmarks.cases.case import Case
 from benchmarks.cases.layer import LayerCase
 from benchmarks.cases.network import NetworkCase
 from benchmarks.cases.scaling import ScalingCase
-from benchmarks.cases.speedrun import SpeedRunCase
 from benchmarks.cases.training import TrainingCase
 from convattn.errors import UnknownNameError
 
-__all__ = ["SUITES", "Suite", "choose", "find_suite"]
-
-_ALL = ("convattn", "reference", "published", "conv", "sdpa", "gpsa", "flex")
 _PATHS = ("separable", "fourier", "shift")
 
 
@@ -90,9 +86,7 @@ def _full_layers() -> tuple[Case, ...]:
         return LayerCase(name=name.format(size=size), kind=kind, **sizes)
 
     plain = [
-        layer(
-            f"quadratic-{{size}}-{task}", "quadratic", size, forms=_ALL, training=task == "training"
-        )
+        layer(f"quadratic-{{size}}-{task}", "quadratic", size, training=task == "training")
         for size in batches
         for task in ("forward", "training")
     ]
@@ -105,9 +99,8 @@ def _full_layers() -> tuple[Case, ...]:
     scaling = _scaling((16, 32, 64, 128, 224), channels=400, heads=9)
     paper = {"width": 400, "depth": 6, "heads": 9, "ffn": 512, "image_size": 32}
     small = {"width": 36, "depth": 2, "heads": 9, "ffn": 48, "image_size": 16}
-    speed = SpeedRunCase(name="speedrun-step", widths=(64, 256, 256), batch=256, size=32)
     training = _training(paper, small, batch=25, steps=20)
-    return (*plain, *generalized, *distance, *hard, content, *scaling, *training, speed)
+    return (*plain, *generalized, *distance, *hard, content, *scaling, *training)
 
 
 def _tiny_layers() -> tuple[Case, ...]:
@@ -117,15 +110,14 @@ def _tiny_layers() -> tuple[Case, ...]:
     ours = ("convattn", "reference", "published")
     network = {"width": 16, "depth": 1, "heads": 3, "ffn": 16, "image_size": 8}
     return (
-        LayerCase(name="quadratic-8-forward", kind="quadratic", **tiny, forms=_ALL),
-        LayerCase(name="quadratic-8-training", kind="quadratic", **tiny, forms=_ALL, training=True),
+        LayerCase(name="quadratic-8-forward", kind="quadratic", **tiny),
+        LayerCase(name="quadratic-8-training", kind="quadratic", **tiny, training=True),
         LayerCase(name="generalized-quadratic-8", kind="generalized_quadratic", **tiny),
         LayerCase(name="distance-8", kind="distance", **tiny),
         LayerCase(name="hard-8", kind="hard", **hard),
         LayerCase(name="content-8-training", kind="content", **measured, forms=ours, training=True),
         *_scaling((8, 16, 32), channels=16, heads=3),
         *_training(network, network, batch=4, steps=5),
-        SpeedRunCase(name="speedrun-step", widths=(8, 12), batch=4, size=8),
     )
 
 

@@ -10,8 +10,6 @@ from benchmarks.record import Check
 from benchmarks.setting import Setting
 from convattn.layers import FrozenAttention, RelativeAttention
 
-__all__ = ["Case", "Contender", "bytes_held", "path_taken"]
-
 
 @dataclass(frozen=True, eq=False)
 class Contender:

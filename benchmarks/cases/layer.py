@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
 
-from einops import rearrange
 from torch import Tensor, nn
 
 from benchmarks.cases.case import Case, Contender, bytes_held, path_taken
-from benchmarks.cases.peers import DenseBiasAttention, FlexBiasAttention, compiled_flex, create_gpsa
+from benchmarks.cases.peers import DenseBiasAttention
 from benchmarks.cases.published import PublishedAttention
 from benchmarks.correctness import Truth, some_queries
 from benchmarks.measure import make_call
@@ -18,8 +17,6 @@ from benchmarks.setting import Setting, seeded
 from convattn.convert import conv_to_attention
 from convattn.layers import RelativeAttention, RelativeAttention2d
 from convattn.models import AttentionNet
-
-__all__ = ["FORMS", "Form", "LayerCase", "build_convolution", "build_layer"]
 
 _OURS = frozenset({"convattn", "reference"})
 _CHECKED_IMAGES = 2
@@ -82,14 +79,11 @@ class LayerCase(Case):
         self, name: str, setting: Setting, images: Tensor, truth: Callable[[], Truth]
     ) -> Contender:
         form = FORMS[name](self, setting)
-        prepared = form.prepare(images)
         return Contender(
-            call=make_call(form.module, prepared, training=self.training),
+            call=make_call(form.module, images, training=self.training),
             describe=lambda: (form.note, path_taken(form.module, self.shape)),
             check=(lambda: truth().check(form, form.layer)) if form.same_function else None,
-            warm_up=make_call(
-                form.module, form.prepare(images[:1, :, :4, :4]), training=self.training
-            ),
+            warm_up=make_call(form.module, images[:1, :, :4, :4], training=self.training),
             weights=bytes_held(form.module),
             ours=name in _OURS,
         )
@@ -104,27 +98,16 @@ class Form:
         note: What it is.
         layer: The layer whose parameters it computes with, of which gradients are compared; None where it has its own.
         same_function: Whether it computes the function of the case's layer, and so is checked before it is timed.
-        tokens: Width of the (batch, pixels, channels) that it takes instead of images; None for images.
     """
 
     module: nn.Module
     note: str
     layer: RelativeAttention | None = None
     same_function: bool = False
-    tokens: int | None = None
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Returns images in the form that the module takes."""
-        if self.tokens is None:
-            return images
-        pixels = rearrange(
-            images[:, : self.tokens], "batch channels rows cols -> batch (rows cols) channels"
-        )
-        return pixels.contiguous()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Computes the outputs for images."""
-        return self.module(self.prepare(images))
+        return self.module(images)
 
 
 def build_convolution(case: LayerCase) -> nn.Conv2d:
@@ -204,22 +187,6 @@ def _sdpa(case: LayerCase, setting: Setting) -> Form:
     )
 
 
-def _gpsa(case: LayerCase, setting: Setting) -> Form:
-    with seeded(case.seed):
-        peer = setting.place(create_gpsa(case.channels, case.heads), training=case.training)
-    width = case.channels - case.channels % case.heads
-    return Form(
-        peer, f"timm ConViT GPSA, {width} channels, narrow heads: another function", tokens=width
-    )
-
-
-def _flex(case: LayerCase, setting: Setting) -> Form:
-    attention = compiled_flex(setting.torch_device)
-    layer = _placed(case, setting)
-    peer = FlexBiasAttention(layer, attention).train(case.training)
-    return Form(peer, "torch FlexAttention with a table of scores", layer, same_function=True)
-
-
 FORMS: Mapping[str, Callable[[LayerCase, Setting], Form]] = MappingProxyType(
     {
         "convattn": _ours,
@@ -227,8 +194,6 @@ FORMS: Mapping[str, Callable[[LayerCase, Setting], Form]] = MappingProxyType(
         "published": _published,
         "conv": _conv,
         "sdpa": _sdpa,
-        "gpsa": _gpsa,
-        "flex": _flex,
     }
 )
 """Builders of the forms, each from the data of a case alone."""

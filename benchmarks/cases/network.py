@@ -18,8 +18,6 @@ from convattn.convert.surgery import copy_module
 from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention
 
-__all__ = ["FORMS", "NetworkCase", "all_pairs"]
-
 FORMS: Mapping[str, str] = MappingProxyType(
     {
         "original": "the network as it is",

@@ -1,7 +1,7 @@
-"""Peers: the same function, or the same task, computed by what others ship."""
+"""A peer: the same function by the fused attention of torch."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 from einops import einsum, rearrange
@@ -9,12 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.errors import DeviceError, MissingDependencyError
 from convattn.functional import displacement_scores, pad_keys
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
-
-__all__ = ["DenseBiasAttention", "FlexBiasAttention", "compiled_flex", "create_gpsa"]
 
 _QUERY_WIDTH = 16
 """Width of the queries, all zero, where scores do not depend on content; fused kernels want at least 16."""
@@ -73,67 +70,6 @@ class DenseBiasAttention(nn.Module):
             "batch heads queries width, queries keys width -> batch heads queries keys",
         ) / (query.shape[-1] ** 0.5)
         return query, key, bias
-
-
-@final
-class FlexBiasAttention(nn.Module):
-    """The function of a layer without content by FlexAttention, which looks the score of a displacement up in a table.
-
-    Attributes:
-        layer: The layer whose parameters it uses; without content, groups and dropout.
-    """
-
-    def __init__(self, layer: RelativeAttention, attention: Callable[..., Any]) -> None:
-        """Takes over the parameters of a layer; the function is `flex_attention` of torch, compiled or not."""
-        super().__init__()
-        self.layer = layer
-        self._attention = attention
-
-    def forward(
-        self, x: Float[Tensor, "batch channels rows cols"]
-    ) -> Float[Tensor, "batch outputs rows cols"]:
-        """Returns what the layer returns, but for rounding."""
-        axes, values = _axes_and_values(self.layer, x)
-        table = self.layer.encoding.table(
-            axes, torch.promote_types(x.dtype, torch.float32), x.device
-        )
-        (rows, cols), heads = axes, self.layer.num_heads
-        row, col, across, along = (
-            rows.index(x.device),
-            cols.index(x.device),
-            len(cols.queries),
-            cols.keys,
-        )
-        query, key = (_zeros(values, size) for size in (_count(axes), values.shape[-2]))
-        shape = (-1, heads, -1, -1)
-        mixed = self._attention(
-            query.expand(shape),
-            key.expand(shape),
-            values.expand(shape),
-            score_mod=lambda score, _, head, query, key: (
-                score
-                + table[head, row[query // across, key // along], col[query % across, key % along]]
-            ),
-        )
-        return _combine(self.layer, mixed, axes)
-
-
-def compiled_flex(device: torch.device) -> Callable[..., Any]:
-    """Returns FlexAttention, compiled for CUDA, where alone it is fused with gradients."""
-    if device.type != "cuda":
-        raise DeviceError("FlexAttention is measured on CUDA only")
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
-
-
-def create_gpsa(channels: int, heads: int) -> nn.Module:
-    """Makes ConViT's gated positional self-attention on (batch, pixels, width), as wide as the heads divide."""
-    try:
-        from timm.models.convit import GPSA
-    except ImportError:
-        raise MissingDependencyError("timm", "bench") from None
-    return GPSA(channels - channels % heads, num_heads=heads)
 
 
 def _axes_and_values(layer: RelativeAttention, x: Tensor) -> tuple[Sequence[Axis], Tensor]:

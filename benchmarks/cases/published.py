@@ -14,8 +14,6 @@ from convattn.functional import pad_keys
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 
-__all__ = ["PublishedAttention"]
-
 _QUERIES, _KEYS = "rows cols", "key_rows key_cols"
 
 

@@ -17,8 +17,6 @@ from convattn.convert import conv_to_attention
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention, RelativeAttention1d, RelativeAttention2d
 
-__all__ = ["MODULES", "ScalingCase"]
-
 _SMALL = {1: 512, 2: 8}
 """Pixels along each axis of the call that loads all code."""
 

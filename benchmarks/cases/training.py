@@ -17,8 +17,6 @@ from benchmarks.setting import Setting, seeded
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 
-__all__ = ["TrainingCase", "compute_as", "is_mixed", "training_steps"]
-
 _CLASSES = 10
 _CHECKED_IMAGES = 8
 _NOTES = {

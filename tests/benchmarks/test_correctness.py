@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
 
-from benchmarks.cases.layer import FORMS, Form, LayerCase, build_convolution, build_layer
-from benchmarks.cases.peers import FlexBiasAttention, compiled_flex
+from benchmarks.cases.layer import FORMS, LayerCase, build_convolution, build_layer
 from benchmarks.correctness import Truth, judge, some_queries
 from benchmarks.setting import Setting
 from convattn.errors import ArgumentError, DeviceError, UnknownNameError
@@ -51,20 +49,6 @@ def test_honest_contenders_pass_in_bfloat16(name):
     setting, case = Setting(dtype="bfloat16"), tiny()
     check = checked(case, FORMS[name](case, setting), setting)
     assert check.passed, check
-
-
-@pytest.mark.parametrize("kind", ["quadratic", "distance", "hard"])
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_flex_attention_computes_the_same(kind):
-    case = tiny(kind)
-    layer = build_layer(case).eval()
-    check = checked(case, Form(FlexBiasAttention(layer, flex_attention), "", layer))
-    assert check.passed, check
-
-
-def test_flex_attention_is_left_to_cuda():
-    with pytest.raises(DeviceError, match="FlexAttention is measured on CUDA only"):
-        compiled_flex(CPU)
 
 
 def test_convolution_passes_as_hard_heads_only():
