@@ -1,1 +1,0 @@
-"""How quick is the interactive page?"""
