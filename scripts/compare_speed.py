@@ -11,96 +11,103 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CASES: dict[str, dict[str, Any]] = {
-    f"{name}, {'training' if training else 'forward'}": {**case, "training": training}
-    for training in (False, True)
-    for name, case in {
-        **{
-            f"8 x 8, 16 channels, {encoding}": {
-                "encoding": encoding,
-                "channels": 16,
-                "shape": (1, 8),
-                "calls": 40,
-            }
-            for encoding in ("quadratic", "generalized_quadratic", "learned_axial", "distance")
-        },
-        **{
-            f"{size} x {size}, 128 channels, {encoding}": {
-                "encoding": encoding,
-                "channels": 128,
-                "shape": (batch, size),
-            }
-            for encoding in ("quadratic", "learned_axial")
-            for batch, size in ((16, 16), (4, 32))
-        },
-        "64 x 64, 128 channels, quadratic": {
-            "encoding": "quadratic",
-            "channels": 128,
-            "shape": (1, 64),
-        },
-        "16 x 16, 128 channels, generalized_quadratic": {
-            "encoding": "generalized_quadratic",
-            "channels": 128,
-            "shape": (8, 16),
-        },
-        "32 x 32, 128 channels, distance": {
-            "encoding": "distance",
-            "channels": 128,
-            "shape": (2, 32),
-        },
-        "16 x 16, 64 channels, content": {
-            "encoding": "quadratic",
-            "channels": 64,
-            "shape": (4, 16),
-            "content": True,
-        },
-        "the paper's network, quadratic": {"network": "paper", "shape": (2, 32)},
-        "ResNet-18, converted": {"network": "resnet18", "shape": (4, 32)},
-        "ResNet-18, converted, separable": {
-            "network": "resnet18",
-            "shape": (1, 32),
-            "options": {"impl": "separable"},
-        },
-        "ResNet-18, converted, sharpness 5": {
-            "network": "resnet18",
-            "shape": (1, 32),
-            "options": {"sharpness": 5.0},
-        },
-    }.items()
-}
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: some calls of a module, built by the checkout that is imported."""
+
+    name: str
+    build: Callable[[], Any]
+    channels: int
+    batch: int
+    size: int
+    calls: int = 1
+    training: bool = False
 
 
-def prepare(case: dict[str, Any]) -> Callable[[], None]:
-    """Builds what a case times: some calls of a layer or a network, with a backward pass in training."""
-    import torch
+def layer(encoding: str, channels: int, batch: int, size: int, **options: Any) -> Case:
+    """Describes a layer of nine heads, 40 calls of it where it is tiny; options are those of the layer."""
 
+    def build() -> Any:
+        import convattn
+
+        kind = convattn.RelativeAttention2d
+        if "gate" in options:
+            content = convattn.Content(position=False, content_bias=False)
+            kind = getattr(convattn, "GatedRelativeAttention2d", kind)  # of older checkouts
+            return kind(channels, channels, 9, encoding=encoding, content=content, **options)
+        return kind(channels, channels, 9, encoding=encoding, **options)
+
+    words = [f"{size} x {size}", f"{channels} channels", encoding, *options]
+    return Case(", ".join(words), build, channels, batch, size, calls=40 if size == 8 else 1)
+
+
+def converted(name: str, batch: int, **options: Any) -> Case:
+    """Describes a ResNet-18 as attention; options are those of the conversion."""
+
+    def build() -> Any:
+        import convattn
+
+        return convattn.network_to_attention(convattn.resnet18().eval(), **options)[0]
+
+    return Case(f"ResNet-18, converted{name}", build, 3, batch, 32)
+
+
+def paper() -> Any:
+    """Builds the paper's network."""
     import convattn
 
+    return convattn.AttentionNet("quadratic")
+
+
+FORWARD = (
+    layer("quadratic", 16, 1, 8),
+    layer("generalized_quadratic", 16, 1, 8),
+    layer("learned_axial", 16, 1, 8),
+    layer("distance", 16, 1, 8),
+    layer("quadratic", 128, 16, 16),
+    layer("quadratic", 128, 4, 32),
+    layer("quadratic", 128, 1, 64),
+    layer("learned_axial", 128, 16, 16),
+    layer("learned_axial", 128, 4, 32),
+    layer("generalized_quadratic", 128, 8, 16),
+    layer("distance", 128, 2, 32),
+    layer("quadratic", 64, 4, 16, content=True),
+    layer("quadratic", 64, 4, 16, gate="sigmoid"),
+    Case("the paper's network, quadratic", paper, 3, 2, 32),
+    converted("", 4),
+    converted(", separable", 1, impl="separable"),
+    converted(", sharpness 5", 1, sharpness=5.0),
+)
+
+
+def cases() -> Iterator[Case]:
+    """Yields every case at inference, then in training."""
+    for training in (False, True):
+        for case in FORWARD:
+            name = f"{case.name}, {'training' if training else 'forward'}"
+            shape = (case.channels, case.batch, case.size, case.calls)
+            yield Case(name, case.build, *shape, training=training)
+
+
+def prepare(case: Case) -> Callable[[], None]:
+    """Builds what a case times, with a backward pass in training."""
+    import torch
+
     torch.manual_seed(0)
-    batch, size = case["shape"]
-    if case.get("network") == "paper":
-        module = convattn.AttentionNet("quadratic")
-    elif case.get("network") == "resnet18":
-        module, _ = convattn.network_to_attention(
-            convattn.resnet18().eval(), **case.get("options", {})
-        )
-    else:
-        channels, content = case["channels"], case.get("content", False)
-        module = convattn.RelativeAttention2d(
-            channels, channels, 9, encoding=case["encoding"], content=content
-        )
-    module.train(case["training"])
-    x = torch.randn(batch, case.get("channels", 3), size, size)
+    module = case.build().train(case.training)
+    x = torch.randn(case.batch, case.channels, case.size, case.size)
 
     def call() -> None:
-        for _ in range(case.get("calls", 1)):
-            with torch.set_grad_enabled(case["training"]):
+        for _ in range(case.calls):
+            with torch.set_grad_enabled(case.training):
                 y = module(x)
-            if case["training"]:
+            if case.training:
                 y.square().mean().backward()
                 module.zero_grad()
 
@@ -113,11 +120,12 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    by_name = {case.name: case for case in cases()}
     name, call = "", None
     for line in sys.stdin:
         if call is None or line.strip() != name:
             name = line.strip()
-            call = prepare(CASES[name])
+            call = prepare(by_name[name])
             call()
         start = time.perf_counter()
         call()
@@ -127,15 +135,10 @@ def serve() -> None:
 
 def start(checkout: Path) -> subprocess.Popen[str]:
     """Starts the process of a checkout."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(checkout.resolve() / "src"),
-        "OMP_NUM_THREADS": "1",
-    }
+    place = {"PYTHONPATH": str(checkout.resolve() / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
-    return subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=os.environ | place, text=True, **pipes)
 
 
 def ask(process: subprocess.Popen[str], name: str) -> float:
@@ -152,35 +155,29 @@ def ask(process: subprocess.Popen[str], name: str) -> float:
 
 def main() -> None:
     """Times all cases and prints a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--only", nargs="*", default=[""], help="cases whose name contains one of these"
-    )
-    arguments = parser.parse_args()
-    before, after = start(arguments.before), start(arguments.after)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of names of cases")
+    options = parser.parse_args()
+    before, after = start(options.before), start(options.after)
     print("| case | before, ms | after, ms | after / before | quartiles |\n|---|---|---|---|---|")  # noqa: T201
-    for name, case in CASES.items():
-        if not any(text in name for text in arguments.only):
+    for case in cases():
+        if not any(text in case.name for text in options.only):
             continue
         for process in (before, after):
-            ask(process, name)
-        rounds = []
-        for turn in range(arguments.rounds):
+            ask(process, case.name)
+        old, new = [], []
+        for turn in range(options.rounds):
             order = (before, after) if turn % 2 == 0 else (after, before)
-            seconds = {process: ask(process, name) for process in order}
-            rounds.append((seconds[before], seconds[after]))
-        calls = case.get("calls", 1)
-        old, new = (
-            1000 / calls * statistics.median(column) for column in zip(*rounds, strict=True)
-        )
-        low, middle, high = statistics.quantiles([new / old for old, new in rounds], n=4)
-        row = f"| {name} | {old:.2f} | {new:.2f} | {middle:.2f} | {low:.2f}, {high:.2f} |"
-        print(row, flush=True)  # noqa: T201
+            seconds = {process: ask(process, case.name) for process in order}
+            old.append(1000 * seconds[before] / case.calls)
+            new.append(1000 * seconds[after] / case.calls)
+        ratios = [b / a for a, b in zip(old, new, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        times = f"{statistics.median(old):.2f} | {statistics.median(new):.2f}"
+        print(f"| {case.name} | {times} | {middle:.2f} | {low:.2f}, {high:.2f} |", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

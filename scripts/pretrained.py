@@ -15,6 +15,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pyarrow import parquet
@@ -60,18 +61,12 @@ COPIES = {
 
 def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rounds floating-point tensors to what the file stores; raises if a number is too large for it."""
-    made = {
-        name: tensor.to(STORED) if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
-    lost = [
-        name
-        for name, tensor in tensors.items()
-        if not torch.equal(tensor.isinf(), made[name].isinf())
-    ]
-    if lost:
-        raise UnsupportedModelError(f"{', '.join(lost)}: numbers are too large for {STORED}")
-    return made
+    narrow = {}
+    for name, tensor in tensors.items():
+        narrow[name] = tensor.to(STORED) if tensor.is_floating_point() else tensor
+        if not torch.equal(tensor.isinf(), narrow[name].isinf()):
+            raise UnsupportedModelError(f"{name}: numbers are too large for {STORED}")
+    return narrow
 
 
 def share_right(scores: Tensor, split: ImageSplit) -> float:
@@ -104,46 +99,45 @@ def store(
         raise ArgumentError(f"data must be those of the run in {run}, but their hashes differ")
     with new_folder(target, "NAME") as folder:
         config, tensors = read_sealed(run)
-        write_sealed(
-            folder, {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}, rounded(tensors)
-        )
+        config = {**config, LOAD_AS: str(LOADED).removeprefix("torch.")}
+        write_sealed(folder, config, rounded(tensors))
+        network = load_network(folder)
         if (run / HEADS).is_file():
-            ends_of(run / HEADS, load_network(folder)).save(folder / HEADS)
-        told = {"name": target.name, "command": command, "revision": revision, "settings": settings}
-        card = replace(measure(folder, record, data), **told)
+            ends_of(run / HEADS, network).save(folder / HEADS)
+        card = PretrainedCard(
+            name=target.name,
+            task=TASKS[record.recipe["data"]["name"]],
+            file_dtype=str(STORED).removeprefix("torch."),
+            dtype=str(LOADED).removeprefix("torch."),
+            bytes=(folder / WEIGHTS).stat().st_size,
+            tested=len(data.test),
+            command=command,
+            revision=revision,
+            run=record,
+            settings=settings,
+            **measure(network, record, data),
+        )
         card.save(folder / CARD)
         write_atomically(folder / "README.md", card_text(card))
     return card
 
 
-def measure(folder: Path, record: RunRecord, data: ImageDataset) -> PretrainedCard:
-    """Loads what was written, and tests it; name, command and revision are yet to be filled in."""
-    network = load_network(folder)
+def measure(network: nn.Module, record: RunRecord, data: ImageDataset) -> dict[str, Any]:
+    """Tests what was written: accuracies on the test images, and the classes of the embedded ones."""
     images = normalise(data.test.images, data.mean, data.std)
-    kind, several = record.recipe["data"]["name"], record.recipe["training"]["test_views"]
     samples: tuple[int, ...] = ()
-    if kind == "cifar10":
+    if record.recipe["data"]["name"] == "cifar10":
         shown = normalise(load_samples().split.images, data.mean, data.std)
         samples = tuple(class_scores(network, shown).argmax(1).tolist())
-    with_views = None
+    several, with_views = record.recipe["training"]["test_views"], None
     if several != "none":
         parts = [share * class_scores(network, view) for share, view in views(images, several)]
         with_views = share_right(torch.stack(parts).sum(0), data.test)
-    return PretrainedCard(
-        name="",
-        task=TASKS[kind],
-        file_dtype=str(STORED).removeprefix("torch."),
-        dtype=str(LOADED).removeprefix("torch."),
-        bytes=(folder / WEIGHTS).stat().st_size,
-        accuracy=share_right(class_scores(network, images), data.test),
-        views_accuracy=with_views,
-        tested=len(data.test),
-        sample_classes=samples,
-        command="",
-        revision=None,
-        run=record,
-        settings=None,
-    )
+    return {
+        "accuracy": share_right(class_scores(network, images), data.test),
+        "views_accuracy": with_views,
+        "sample_classes": samples,
+    }
 
 
 def card_text(card: PretrainedCard) -> str:
@@ -195,56 +189,44 @@ def table() -> str:
         for file in sorted(place.glob(f"*/{CARD}")):
             card = PretrainedCard.load(file)
             name = f"convattn:{card.name}" if packaged else f"pretrained/{card.name}"
-            link = f"[`{name}`]({'../src/convattn/pretrained/' if packaged else ''}{card.name}/README.md)"
+            folder = f"../src/convattn/pretrained/{card.name}" if packaged else card.name
             several = "" if card.views_accuracy is None else f"{card.views_accuracy:.2%}"
+            cells = [card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}"]
             size = f"{card.bytes / 2**20:.2f} MiB"
-            rows.append(
-                (link, card.task, f"{card.accuracy:.2%}", several, f"{card.run.parameters:,}", size)
-            )
-    return markdown_table(
-        ["network", "task", "test accuracy", "with views", "trainable parameters", "weights"], rows
-    )
+            rows.append([f"[`{name}`]({folder}/README.md)", *cells, size])
+    names = ["network", "task", "test accuracy", "with views", "trainable parameters", "weights"]
+    return markdown_table(names, rows)
 
 
 def page() -> str:
     """Returns `pretrained/README.md` with the table as it must be."""
     text = (PLACES[False] / "README.md").read_text(encoding="utf-8")
-    return re.sub(
-        r"^\|.*\n(\|.*\n)*", lambda _: f"{table().rstrip()}\n", text, count=1, flags=re.MULTILINE
-    )
+    old = re.compile(r"^\|.*\n(\|.*\n)*", flags=re.MULTILINE)
+    return old.sub(lambda _: f"{table()}\n", text, count=1)
 
 
 def main(arguments: list[str]) -> int:
     """Runs the script; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("name", nargs="?", help="name of the folder to make")
     parser.add_argument("--package", action="store_true", help="put it into the package")
-    parser.add_argument(
-        "--settings", help="how the settings of the run were chosen, and on which images"
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="write the table of pretrained/README.md only"
-    )
-    given = parser.parse_args(arguments)
-    if not given.table:
-        if given.name is None:
+    parser.add_argument("--settings", help="how the settings of the run were found")
+    parser.add_argument("--table", action="store_true", help="write the table only")
+    options = parser.parse_args(arguments)
+    if not options.table:
+        if options.name is None:
             parser.error("RUN and NAME are needed")
-        target = PLACES[given.package] / given.name
-        words = ["python", "scripts/pretrained.py", portable_path(given.run), given.name]
-        command = shlex.join([*words, *(["--package"] if given.package else [])])
-        revision = (
-            find_revision()
-        )  # before a folder is replaced, after which the checkout would count as changed
+        target = PLACES[options.package] / options.name
+        command = ["python", "scripts/pretrained.py", portable_path(options.run), options.name]
+        command += ["--package"] if options.package else []
+        revision = find_revision()  # before a folder is replaced, which would count as a change
         try:
-            data = load_data_of(RunRecord.load(given.run / "record.json"))
+            data = load_data_of(RunRecord.load(options.run / "record.json"))
             if (target / CARD).is_file():
                 shutil.rmtree(target)
-            card = store(
-                given.run, target, data, command, revision=revision, settings=given.settings
-            )
+            facts = {"revision": revision, "settings": options.settings}
+            card = store(options.run, target, data, shlex.join(command), **facts)
             print(card.summary())  # noqa: T201
         except ConvAttnError as error:
             print(f"pretrained.py: {error}", file=sys.stderr)  # noqa: T201

@@ -32,53 +32,35 @@ SETTINGS: dict[str, tuple[dict[str, str], int]] = {
 }
 """Environment and number of seeds of each setting."""
 
-FOLDERS = ["functional", "layers", "encodings", "convert", "adapters", "models", "testing"]
-UNCHECKED = ["-o", "addopts=--import-mode=importlib"]
-"""Options in place of those in pyproject.toml: types are checked by `make test`, and no number depends on it."""
+OPTIONS = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+"""Types are checked by `make test`, and no number depends on it."""
 
-FAST = [
-    "-m",
-    "not slow",
-    "-k",
-    "not compile and not export",
-    *(f"tests/{folder}" for folder in FOLDERS),
-]
+FOLDERS = ("functional", "layers", "encodings", "convert", "adapters", "models", "testing")
+FAST = ["-m", "not slow", "-k", "not compile and not export"]
+FAST += [f"tests/{folder}" for folder in FOLDERS]
 SLOW = ["-m", "slow", "tests/convert/test_no_false_alarms.py"]
 
 
 def run(setting: str, shift: int, further: list[str]) -> dict[str, Any]:
     """Runs the tests once, and returns what a line of the file holds."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **SETTINGS[setting][0]}
-    record: dict[str, Any] = {
-        "setting": setting,
-        "shift": shift,
-        "tests": 0,
-        "skipped": 0,
-        "failed": [],
-    }
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **SETTINGS[setting][0]}
+    record = {"setting": setting, "shift": shift, "tests": 0, "skipped": 0, "failed": []}
     start = time.monotonic()
-    for chosen in (FAST, SLOW):
-        if not (ROOT / chosen[-1]).exists():
+    for tests in (FAST, SLOW):
+        if not (ROOT / tests[-1]).exists():
             continue
         with TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
-            options = [
-                "-q",
-                f"--seed-shift={shift}",
-                f"--junitxml={report}",
-                "-p",
-                "no:cacheprovider",
-                *further,
-            ]
-            command = [sys.executable, "-m", "pytest", *UNCHECKED, *options, *chosen]
+            words = [f"--seed-shift={shift}", f"--junitxml={report}", *further, *tests]
+            command = [sys.executable, "-m", "pytest", *OPTIONS, *words]
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+                command, cwd=ROOT, env=variables, text=True, check=False, **streams
             )
-            if (
-                done.returncode not in (0, 1, 5) or not report.exists()
-            ):  # 1: tests failed, 5: there were none
+            ended = done.returncode in (0, 1, 5)  # 1: tests failed, 5: there were none
+            if not ended or not report.exists():
                 raise SystemExit(
-                    f"{setting}, shift {shift}: pytest did not run\n{done.stdout[-3000:]}{done.stderr}"
+                    f"{setting}, shift {shift}: pytest did not run\n{done.stdout[-3000:]}"
                 )
             count(record, report)
     return record | {"seconds": round(time.monotonic() - start)}
@@ -96,48 +78,41 @@ def count(record: dict[str, Any], report: Path) -> None:
 
 def table(records: list[dict[str, Any]]) -> str:
     """Writes a row per setting in Markdown, then the tests that failed, with the shifts at which they did."""
-    rows = ["| setting | seeds | tests run | skipped | failed |", "|---|---|---|---|---|"]
+    lines = ["| setting | seeds | tests run | skipped | failed |", "|---|---|---|---|---|"]
     failures: dict[str, list[str]] = {}
     for setting in dict.fromkeys(record["setting"] for record in records):
         ours = [record for record in records if record["setting"] == setting]
         skipped = sum(record["skipped"] for record in ours)
-        ran, failed = (
-            sum(record["tests"] for record in ours) - skipped,
-            sum(len(record["failed"]) for record in ours),
-        )
-        rows.append(f"| {setting} | {len(ours)} | {ran} | {skipped} | {failed} |")
+        tests = sum(record["tests"] for record in ours) - skipped
+        failed = sum(len(record["failed"]) for record in ours)
+        lines.append(f"| {setting} | {len(ours)} | {tests} | {skipped} | {failed} |")
         for record in ours:
             for name in record["failed"]:
                 failures.setdefault(name, []).append(f"{setting} {record['shift']}")
-    return "\n".join(
-        [*rows, "", *(f"- {name}: {', '.join(where)}" for name, where in sorted(failures.items()))]
-    )
+    lines.append("")
+    lines += [f"- {name}: {', '.join(places)}" for name, places in sorted(failures.items())]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs what is missing, and prints the table; further options go to pytest, as --numprocesses=8."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="file of JSON lines, one per run"
-    )
-    parser.add_argument(
-        "--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="which settings"
-    )
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", help="shifts to run in place of those of each setting"
-    )
-    given, further = parser.parse_known_args(arguments)
-    lines = given.output.read_text().splitlines() if given.output.exists() else []
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file of JSON lines")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, nargs="+", help="shifts in place of the usual ones")
+    options, further = parser.parse_known_args(arguments)
+    lines = options.output.read_text().splitlines() if options.output.exists() else []
     records = [json.loads(line) for line in lines]
     there = {(record["setting"], record["shift"]) for record in records}
-    for setting in given.settings:
-        for shift in range(SETTINGS[setting][1]) if given.seeds is None else given.seeds:
+    for setting in options.settings:
+        for shift in options.seeds or range(SETTINGS[setting][1]):
             if (setting, shift) in there:
                 continue
-            records.append(run(setting, shift, further))
-            with given.output.open("a") as file:
-                file.write(json.dumps(records[-1]) + "\n")
-            sys.stderr.write(f"{setting}, shift {shift}: {len(records[-1]['failed'])} failed\n")
+            record = run(setting, shift, further)
+            records.append(record)
+            with options.output.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            sys.stderr.write(f"{setting}, shift {shift}: {len(record['failed'])} failed\n")
     sys.stdout.write(table(records) + "\n")
     return int(any(record["failed"] for record in records))
 

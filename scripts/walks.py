@@ -1,9 +1,10 @@
 """Counts what one meets on the way through the library, by following the calls: python scripts/walks.py.
 
-There are five walks: one image through a layer, one nn.Conv2d to its certificate, a network to attention, a network's
-heads to their report, and a recipe to its trained weights.
-For each it counts the files of convattn that are entered, their functions, the calls of them (frames), and the classes
-of convattn that are passed to them or returned. Each walk is taken once before it is counted, so that imports do not
+There are six walks: one image through a layer, one nn.Conv2d to its certificate, a network to attention, a saved
+network to its weights, a network's heads to their report, and a recipe to its trained weights. For each it counts the
+files of convattn that are entered, the stays in them, their functions, the calls of them (frames), and the classes of
+convattn that are passed to them or returned. A stay is what one reads in a file before the next: functions are read in
+the order in which they are first entered, each once. Each walk is taken once before it is counted: imports do not
 count; what torch and other packages do is left out, and so are comprehensions.
 """
 
@@ -23,6 +24,7 @@ from convattn import (
     RelativeAttention2d,
     analyze,
     conv_to_attention,
+    load_network,
     load_recipe,
     network_to_attention,
     resnet18,
@@ -46,11 +48,14 @@ class Walk:
     Attributes:
         functions: Code of every function of convattn that was entered.
         frames: How many times one was entered.
+        stays: How many times a function that is new on the walk lies in another file than the new one before.
         types: Classes of convattn that were passed or returned, also in a list or a tuple.
     """
 
     functions: set[CodeType] = field(default_factory=set)
     frames: int = 0
+    stays: int = 0
+    last: str = ""
     types: set[type] = field(default_factory=set)
 
     @property
@@ -63,14 +68,16 @@ class Walk:
         code = frame.f_code
         if event not in ("call", "return") or not is_ours(code):
             return
-        if event == "call":
-            self.functions.add(code)
-            self.frames += 1
-            self.types.update(
-                kind for value in list(frame.f_locals.values()) for kind in classes(value)
-            )
-        else:
+        if event == "return":
             self.types.update(classes(result))
+            return
+        self.frames += 1
+        if code not in self.functions:
+            self.functions.add(code)
+            self.stays += code.co_filename != self.last
+            self.last = code.co_filename
+        for value in list(frame.f_locals.values()):
+            self.types.update(classes(value))
 
 
 def is_ours(code: CodeType) -> bool:
@@ -139,6 +146,7 @@ WALKS: dict[str, Callable[[], object]] = {
     "image, quadratic heads, training": image("quadratic", training=True),
     "nn.Conv2d to its certificate": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1)),
     "network to attention": conversion(),
+    "saved network to its weights": lambda: load_network("convattn:cifar10-small"),
     "heads to their report": report(),
     "recipe to its weights": recipe,
 }
@@ -147,9 +155,9 @@ WALKS: dict[str, Callable[[], object]] = {
 
 def table(walks: dict[str, Walk]) -> str:
     """Returns the counts as a table in Markdown."""
-    lines = ["| walk | files | functions | frames | types |", "|---|---|---|---|---|"]
+    lines = ["| walk | files | stays | functions | frames | types |", "|---|---|---|---|---|---|"]
     for name, walk in walks.items():
-        counts = (len(walk.files), len(walk.functions), walk.frames, len(walk.types))
+        counts = [len(walk.files), walk.stays, len(walk.functions), walk.frames, len(walk.types)]
         lines.append(f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + " |")
     return "\n".join(lines)
 

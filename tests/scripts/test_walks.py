@@ -11,7 +11,7 @@ SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "walks.py"))
 @pytest.mark.parametrize("name", SCRIPT["WALKS"])
 def test_walk_is_counted(name):
     walk = SCRIPT["take"](SCRIPT["WALKS"][name])
-    assert 0 < len(walk.files) <= len(walk.functions) <= walk.frames
+    assert 0 < len(walk.files) <= walk.stays <= len(walk.functions) <= walk.frames
     assert walk.types
     assert name in SCRIPT["table"]({name: walk})
 
