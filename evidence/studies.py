@@ -11,8 +11,6 @@ import numpy as np
 from convattn.lab.study_record import difference_in_words
 from convattn.lab.tables import markdown_table
 
-__all__ = ["TrainedRun", "difference_table", "provenance", "read_study", "spread"]
-
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:

@@ -8,8 +8,6 @@ Writes analysis-time.json and the page analysis-time.md:
     python -m evidence.analysis_time
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +20,8 @@ from torch import Tensor, nn
 
 from benchmarks.measure import extra_memory
 from convattn import analyze
-from convattn.files import write_atomically
-from convattn.provenance import describe_hardware, describe_versions, find_revision
+from convattn.lab.tables import markdown_table
+from evidence.results import environment, new_parser, publish, versions_in_words
 
 NETWORK, SIZE, BATCH = "vit_base_patch16_224", 224, 20
 EXPLICIT, ALONE, CONTROLS = "forward, explicit attention", "analyze", "analyze with both controls"
@@ -85,66 +83,62 @@ def measure_all(images: int, rounds: int) -> dict[str, dict[str, Any]]:
     contenders(torch.randn(3, 3, SIZE, SIZE))[CONTROLS]()  # loads all code
     calls = contenders(torch.randn(images, 3, SIZE, SIZE))
     names = list(calls)
-    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "bytes": 0} for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    memory = dict.fromkeys(names, 0)
     for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             began = time.process_time()
             extra = extra_memory(calls[name], torch.device("cpu"))
-            found[name]["seconds"].append(time.process_time() - began)
-            found[name]["bytes"] = max(found[name]["bytes"], extra or 0)
-            print(f"{name}: {found[name]['seconds'][-1]:.1f} s", flush=True)
+            seconds[name].append(time.process_time() - began)
+            memory[name] = max(memory[name], extra or 0)
+            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
+    measured = {}
     for name in names:
-        pairs = zip(found[name]["seconds"], found[EXPLICIT]["seconds"], strict=True)
-        found[name]["ratios"] = [seconds / explicit for seconds, explicit in pairs]
-    return found
+        pairs = zip(seconds[name], seconds[EXPLICIT], strict=True)
+        ratios = [own / explicit for own, explicit in pairs]
+        measured[name] = {"seconds": seconds[name], "bytes": memory[name], "ratios": ratios}
+    return measured
 
 
 def page(record: dict[str, Any]) -> str:
     """Writes the page; every number comes from the record."""
     once = record["rounds"] == 1
-    rows = ["| | seconds | × explicit attention | GiB |", "|---|---|---|---|"]
+    rows = []
     for name, one in record["measured"].items():
         extremes = "" if once else f" ({min(one['ratios']):.2f} to {max(one['ratios']):.2f})"
         ratio = f"{median(one['ratios']):.2f}{extremes}"
-        rows.append(
-            f"| {name} | {median(one['seconds']):.1f} | {ratio} | {one['bytes'] / 2**30:.2f} |"
-        )
+        rows.append([name, f"{median(one['seconds']):.1f}", ratio, f"{one['bytes'] / 2**30:.2f}"])
+    rounds = f"medians of {record['rounds']} rounds in turns, ratios with extremes"
     return PAGE.format(
         **{name: record[name] for name in ("network", "images", "size", "batch", "command")},
-        rounds="measured once"
-        if once
-        else f"medians of {record['rounds']} rounds in turns, ratios with extremes",
+        rounds="measured once" if once else rounds,
         spread="the spread between rounds, " if once else "",
-        rows="\n".join(rows),
+        rows=markdown_table(["", "seconds", "× explicit attention", "GiB"], rows),
         processor=record["hardware"]["processor"],
-        versions=", ".join(f"{name} {version}" for name, version in record["versions"].items()),
-        revision=record["revision"] or "unknown",
+        versions=versions_in_words(record),
+        revision=record["revision"],
     )
 
 
 def main() -> None:
     """Measures, and writes record and page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = new_parser(__doc__)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     record = {
-        "command": f"python -m evidence.analysis_time --images {options.images} --rounds {options.rounds}"
-        " --output docs/results",
+        **environment("evidence.analysis_time", "timm"),
         "network": NETWORK,
         "size": SIZE,
-        "batch": BATCH,
         "images": options.images,
+        "batch": BATCH,
         "rounds": options.rounds,
         "measured": measure_all(options.images, options.rounds),
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(("torch", "timm")),
-        "revision": find_revision(Path(__file__).parent),
     }
-    write_atomically(options.output / "analysis-time.json", json.dumps(record, indent=1) + "\n")
-    write_atomically(options.output / "analysis-time.md", page(record))
+    file = Path(__file__).with_name("analysis-time.json")
+    publish(file, record, "analysis-time", page(record))
 
 
 if __name__ == "__main__":

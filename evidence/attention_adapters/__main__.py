@@ -7,10 +7,8 @@ budget, or the script fails. Writes attention-adapters.json and the page attenti
     python -m evidence.attention_adapters
 """
 
-import argparse
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from typing import Any
 import torch
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.files import write_atomically
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
-from convattn.provenance import describe_hardware, describe_versions, find_revision
+from convattn.lab.tables import markdown_table
 from evidence.attention_adapters.subjects import SUBJECTS, Subject
+from evidence.results import environment, new_parser, publish, versions_in_words
 
 PAGE = """\
 # Attention weights of {total} architectures
@@ -62,6 +60,17 @@ Layers of these networks that are known and not read, with their reasons:
 Not covered: trained weights, half precision, other image sizes. That tokens lie where the layouts say is shown by
 tests, which move one position of small networks of every pattern and look at which queries and keys change.
 """
+
+_COLUMNS = [
+    "architecture",
+    "library",
+    "input",
+    "layers",
+    "layout",
+    "prefix",
+    "error / budget",
+    "rows sum to 1",
+]
 
 
 @dataclass
@@ -116,64 +125,53 @@ def read(subject: Subject) -> Reading:
     return found
 
 
-def page(readings: Sequence[Reading], record: dict[str, Any]) -> str:
+def page(readings: Sequence[Reading], record: Mapping[str, Any]) -> str:
     """Writes the page; every number comes from the readings."""
-    done = [found for found in readings if found.refused is None]
-    layers = [layer for found in done for layer in found.layers]
-    plain = sorted(
-        {layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]}
-    )
-    skipped = {kind: reason for found in done for kind, reason in found.skipped.items()}
-    rows = [
-        "| architecture | library | input | layers | layout | prefix | error / budget | rows sum to 1 |"
-    ]
-    rows += ["|---" * 8 + "|"] + [_row(found) for found in done]
-    reasons = [
-        f"- {found.name} ({found.library}): {_reasons(found.refused)}"
-        for found in readings
-        if found.refused
-    ]
+    done = [reading for reading in readings if reading.refused is None]
+    layers: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
+    for reading in done:
+        layers += reading.layers
+        skipped |= reading.skipped
+    plain = {layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]}
+    refusals = []
+    for reading in readings:
+        if reading.refused is not None:
+            reasons = _reasons(reading.refused)
+            refusals.append(f"- {reading.name} ({reading.library}): {reasons}")
+    reasons = [f"- `{kind}`: {reason}" for kind, reason in sorted(skipped.items())]
     return PAGE.format(
         total=len(readings),
         read=len(done),
         layers=len(layers),
-        worst=max(found.share for found in done),
+        worst=max(reading.share for reading in done),
         normalised=sum(layer["normalised"] for layer in layers),
-        exceptions=f"those of {', '.join(plain)} need not" if plain else "all of them",
-        refused=len(reasons),
-        table="\n".join(rows),
-        skipped="\n".join(f"- `{kind}`: {reason}" for kind, reason in sorted(skipped.items()))
-        or "None.",
-        refusals="\n".join(reasons),
-        command=record["command"],
-        hardware=record["hardware"],
-        versions=", ".join(f"{name} {version}" for name, version in record["versions"].items()),
-        revision=record["revision"] or "unknown",
-        seconds=record["seconds"],
+        exceptions=f"those of {', '.join(sorted(plain))} need not" if plain else "all of them",
+        refused=len(refusals),
+        table=markdown_table(_COLUMNS, [_row(reading) for reading in done]),
+        skipped="\n".join(reasons) or "None.",
+        refusals="\n".join(refusals),
+        versions=versions_in_words(record),
+        **{name: record[name] for name in ("command", "hardware", "revision", "seconds")},
     )
 
 
-def _row(found: Reading) -> str:
+def _row(reading: Reading) -> list[str]:
     layouts: dict[str, None] = {}
-    for layer in found.layers:
+    for layer in reading.layers:
         layouts[f"{layer['pattern']} {' × '.join(map(str, layer['grid']))}"] = None
-    prefix = sorted({layer["prefix"] for layer in found.layers})
-    whole = all(layer["normalised"] for layer in found.layers)
-    cells = (
-        found.name + (f" ({found.note})" if found.note else ""),
-        found.library,
-        " × ".join(map(str, found.input[1:])),
-        len(found.layers),
+    prefixes = sorted({layer["prefix"] for layer in reading.layers})
+    whole = all(layer["normalised"] for layer in reading.layers)
+    return [
+        f"{reading.name} ({reading.note})" if reading.note else reading.name,
+        reading.library,
+        " × ".join(map(str, reading.input[1:])),
+        f"{len(reading.layers)}",
         ", ".join(layouts),
-        ", ".join(map(str, prefix)),
-        f"{found.share:.0%}",
+        ", ".join(map(str, prefixes)),
+        f"{reading.share:.0%}",
         "yes" if whole else "no",
-    )
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _one_line(reason: str | None) -> str:
-    return " ".join((reason or "").split())
+    ]
 
 
 def _reasons(refused: str) -> str:
@@ -182,38 +180,30 @@ def _reasons(refused: str) -> str:
     for line in refused.splitlines()[1:]:
         layer, _, reason = line.strip().rpartition("): ")
         classes.setdefault(reason, []).append(layer.rpartition("(")[2])
-    return "; ".join(
-        f"{reason} ({', '.join(sorted(set(names)))}, {len(names)} layers)" if names[0] else reason
-        for reason, names in classes.items()
-    )
+    words = []
+    for reason, names in classes.items():
+        layers = f" ({', '.join(sorted(set(names)))}, {len(names)} layers)" if names[0] else ""
+        words.append(reason + layers)
+    return "; ".join(words)
 
 
 def main() -> None:
     """Reads all architectures and writes record and page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, required=True)
-    folder = parser.parse_args().output
+    new_parser(__doc__).parse_args()
     begun, readings = time.monotonic(), []
     for subject in SUBJECTS:
-        found = read(subject)
-        readings.append(found)
-        verdict = found.refused or f"{len(found.layers)} layers, {found.share:.0%} of the budget"
-        print(f"{found.name}: {_one_line(verdict)[:150]}", flush=True)
-        unexpected = (found.refused is None) is subject.refused
-        if unexpected:
-            raise SystemExit(
-                f"{found.name} was {'read' if subject.refused else 'refused'}, which was not expected"
-            )
+        reading = read(subject)
+        readings.append(reading)
+        print(f"{reading.name}: {reading.refused or len(reading.layers)}", flush=True)
+        if (reading.refused is not None) is not subject.refused:
+            raise SystemExit(f"{reading.name} was to be {'refused' if subject.refused else 'read'}")
     record = {
-        "command": "python -m evidence.attention_adapters",
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(("torch", "timm", "transformers", "torchvision")),
-        "revision": find_revision(Path(__file__).parent),
+        **environment("evidence.attention_adapters", "timm", "transformers", "torchvision"),
         "seconds": time.monotonic() - begun,
-        "architectures": [asdict(found) for found in readings],
+        "architectures": [asdict(reading) for reading in readings],
     }
-    write_atomically(folder / "attention-adapters.json", json.dumps(record, indent=1) + "\n")
-    write_atomically(folder / "attention-adapters-tables.md", page(readings, record))
+    file = Path(__file__).with_name("attention-adapters.json")
+    publish(file, record, "attention-adapters-tables", page(readings, record))
 
 
 if __name__ == "__main__":

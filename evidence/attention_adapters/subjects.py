@@ -47,28 +47,24 @@ def _transformers(
         made = getattr(transformers, name)(getattr(transformers, config)(**options))
         return made.get_submodule(part) if part else made
 
-    depth = (
-        options.get("depths")
-        or options.get("num_hidden_layers")
-        or options.get("n_layers")
-        or options.get("n_layer")
-        or options.get("encoder_layers")
-    )
-    width = (
-        options.get("hidden_size")
-        or options.get("dim")
-        or options.get("d_model")
-        or options.get("n_embd")
-    )
-    sizes = [f"{word} {size}" for word, size in (("depth", depth), ("width", width)) if size]
-    return Subject(
-        name + (f".{part}" if part else ""), "transformers", build, draw, ", ".join(sizes)
-    )
+    sizes = []
+    for word, names in _SIZES.items():
+        size = next((options[name] for name in names if name in options), None)
+        if size is not None:
+            sizes.append(f"{word} {size}")
+    whole = f"{name}.{part}" if part else name
+    return Subject(whole, "transformers", build, draw, ", ".join(sizes))
 
 
 def _tokens() -> Tensor:
     return torch.randint(5, 900, (1, 128))
 
+
+_SIZES = {
+    "depth": ("depths", "num_hidden_layers", "n_layers", "n_layer", "encoder_layers"),
+    "width": ("hidden_size", "dim", "d_model", "n_embd"),
+}
+"""Options of configurations that say how large a network is."""
 
 _TWO: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -35,8 +35,6 @@ from convattn.lab.tables import markdown_table
 from convattn.provenance import RunRecord
 from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
 
-__all__ = ["draw", "drawn", "figures", "main", "page", "seen_by_layer"]
-
 FIGURES = {
     "fig5": "Attention by position, learned encoding: the paper's figure 5",
     "fig4": "Heads of all layers at the end, quadratic encoding: the paper's figure 4",

@@ -10,8 +10,6 @@ from torch import Tensor
 from convattn.wording import counted
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["FACES", "PHOTOGRAPHS"]
-
 FACENET = Package("facenet-pytorch", "facenet_pytorch", "MIT")
 PHOTOGRAPHS = Package(
     "scikit-image", "skimage", "BSD-3-Clause; the astronaut is in the public domain"

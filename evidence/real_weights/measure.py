@@ -27,8 +27,6 @@ from evidence.real_weights.task import Found, Subject, Task
 from evidence.sweep.control import turn_one_weight
 from evidence.sweep.subjects import Built
 
-__all__ = ["BACK", "CERTIFIED", "PLANNED", "SHIPPED", "SOFTMAX", "Truth", "measure"]
-
 SHIPPED = "as the package runs it"
 PLANNED = "as attention, planned path"
 SOFTMAX = "as attention, softmax along each axis"

@@ -8,8 +8,6 @@ from torch import Tensor
 from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network, run_as_shipped
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["NOTES", "melody"]
-
 BASIC_PITCH = Package("basic-pitch", "basic_pitch", "Apache-2.0")
 
 _RATE, _SAMPLES = 22050, 43844

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from evidence.real_weights.task import Package
 
-__all__ = ["ONNX2TORCH", "read_network", "rewrite", "run_as_shipped"]
-
 ONNX2TORCH = Package("onnx2torch", "onnx2torch", "Apache-2.0")
 
 

@@ -9,8 +9,6 @@ from evidence.real_weights.measure import BACK, CERTIFIED, PLANNED, SOFTMAX
 from evidence.real_weights.record import Conversion, Outcome, RealWeightsRecord, TaskResult
 from evidence.real_weights.subjects import SUBJECTS
 
-__all__ = ["page"]
-
 _MIB = 2**20
 
 

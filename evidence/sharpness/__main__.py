@@ -7,9 +7,9 @@ Writes sharpness.json, sharpness.png and the page sharpness.md:
     python -m evidence.sharpness
 """
 
-import argparse
+import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.convert.taps import AnyConvolution
-from convattn.files import write_atomically
 from convattn.lab.figures import COLOURS, figure_files
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+from convattn.lab.tables import markdown_table
 from convattn.record import Record
 from convattn.testing.budget import budget, roundings
+from evidence.results import ROOT, environment, new_parser, publish
 
 SHARPNESS = (
     1,
@@ -86,8 +86,6 @@ bound + rounding; the script fails otherwise. There are three regimes:
 3. **Floor**: the bound is below what rounding alone does to a sum in that dtype. The error no longer falls; sharper
    heads gain nothing but one-hot weights.
 
-| axes | dtype | bound below 1 from α = | bound below rounding from α = | rounding |
-|---|---|---|---|---|
 {regimes}
 
 The borders are the first of the measured sharpnesses at which it is so. Errors, each the largest over the
@@ -130,20 +128,17 @@ class SharpnessCurve(Record):
 
     def soft_until(self) -> float | None:
         """α from which the bound is below 1: below, it promises nothing; None where that is never."""
-        return next(
-            (a for a, bound in zip(self.sharpness, self.bound, strict=True) if bound < 1), None
-        )
+        return self._bound_below(1.0)
 
     def floor_from(self) -> float | None:
         """α from which the bound is below rounding, so that a sharper head gains nothing; None where that is never."""
-        return next(
-            (
-                a
-                for a, bound in zip(self.sharpness, self.bound, strict=True)
-                if bound < self.rounding
-            ),
-            None,
-        )
+        return self._bound_below(self.rounding)
+
+    def _bound_below(self, limit: float) -> float | None:
+        for sharpness, bound in zip(self.sharpness, self.bound, strict=True):
+            if bound < limit:
+                return sharpness
+        return None
 
 
 @dataclass(frozen=True)
@@ -158,9 +153,8 @@ class Case:
     @property
     def unit(self) -> float:
         """The largest output that an input of this size can have, bias apart: max|x| · max_o Σ_t ‖W[t][o]‖₁."""
-        return (
-            self.x.double().abs().max() * self.conv.weight.double().abs().flatten(1).sum(1).max()
-        ).item()
+        weights = self.conv.weight.double().abs().flatten(1).sum(1)
+        return (self.x.double().abs().max() * weights.max()).item()
 
 
 def in_one_product(conv: AnyConvolution, x: Tensor) -> Tensor:
@@ -179,55 +173,37 @@ def cases(dims: int, dtype: torch.dtype) -> Iterator[Case]:
         torch.manual_seed(seed)
         conv = CONVOLUTIONS[dims](*CHANNELS, kernel_size=3, padding=1).to(dtype)
         x = torch.randn(2, CHANNELS[0], *SIZES[dims], dtype=dtype)
-        lows = roundings(in_one_product, conv, x)
-        high = getattr(nn.functional, f"conv{dims}d")(
-            x.double(), conv.weight.double(), conv.bias.double(), padding=1
-        )
-        yield Case(conv, x, high, lows)
+        exact = copy.deepcopy(conv).double()
+        yield Case(conv, x, exact(x.double()), roundings(in_one_product, conv, x))
 
 
 def measure(dims: int, dtype: torch.dtype) -> SharpnessCurve:
     """Measures one curve, and checks every error against bound and rounding."""
     drawn = list(cases(dims, dtype))
-    allowed_rounding = [budget(case.high, case.lows) for case in drawn]
+    allowed = [budget(case.high, case.lows) for case in drawn]
     measured, relative, bounds = [], [], []
     for sharpness in SHARPNESS:
         bound = 2 * off_centre_mass(sharpness, dims)
-        errors = []
-        for case, rounding in zip(drawn, allowed_rounding, strict=True):
+        in_units, in_outputs = [], []
+        for case, rounding in zip(drawn, allowed, strict=True):
             layer, certificate = conv_to_attention(case.conv, sharpness=sharpness)
-            error = (layer(case.x).double() - case.high).abs().max().item()
             assert certificate.verdict != "failed", certificate.summary()
-            assert error <= bound * case.unit + rounding, (
-                dims,
-                dtype,
-                sharpness,
-                error,
-                bound * case.unit,
-                rounding,
-            )
-            errors.append(error)
+            error = (layer(case.x).double() - case.high).abs().max().item()
+            assert error <= bound * case.unit + rounding, (dims, dtype, sharpness, error)
+            in_units.append(error / case.unit)
+            in_outputs.append(error / case.high.abs().max().item())
         bounds.append(bound)
-        measured.append(max(error / case.unit for error, case in zip(errors, drawn, strict=True)))
-        relative.append(
-            max(
-                error / case.high.abs().max().item()
-                for error, case in zip(errors, drawn, strict=True)
-            )
-        )
-    rounding = max(
-        rounding / case.unit for rounding, case in zip(allowed_rounding, drawn, strict=True)
-    )
-    name = str(dtype).removeprefix("torch.")
+        measured.append(max(in_units))
+        relative.append(max(in_outputs))
     return SharpnessCurve(
-        dims,
-        name,
-        SAMPLES,
-        tuple(map(float, SHARPNESS)),
-        tuple(bounds),
-        tuple(measured),
-        tuple(relative),
-        rounding,
+        dims=dims,
+        dtype=str(dtype).removeprefix("torch."),
+        samples=SAMPLES,
+        sharpness=tuple(map(float, SHARPNESS)),
+        bound=tuple(bounds),
+        measured=tuple(measured),
+        relative=tuple(relative),
+        rounding=max(error / case.unit for error, case in zip(allowed, drawn, strict=True)),
     )
 
 
@@ -277,7 +253,7 @@ def _draw_regimes(panel: Any, curves: Sequence[SharpnessCurve]) -> None:
             )
 
 
-def table(curves: list[SharpnessCurve]) -> str:
+def table(curves: Sequence[SharpnessCurve]) -> str:
     """Tabulates errors at some sharpnesses."""
     by_kind = {(curve.dims, curve.dtype): curve for curve in curves}
     planar = by_kind[2, "float32"]
@@ -289,29 +265,30 @@ def table(curves: list[SharpnessCurve]) -> str:
         "2-D float64": by_kind[2, "float64"].measured,
         "2-D float32, relative": planar.relative,
     }
-    lines = [f"| α (1/pixel²) | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    rows = []
     for sharpness in TABULATED:
-        index = SHARPNESS.index(sharpness)
-        lines.append(
-            f"| {sharpness} | "
-            + " | ".join(f"{numbers[index]:.1e}" for numbers in columns.values())
-            + " |"
-        )
-    return "\n".join(lines)
+        place = SHARPNESS.index(sharpness)
+        rows.append([f"{sharpness}", *(f"{numbers[place]:.1e}" for numbers in columns.values())])
+    return markdown_table(["α (1/pixel²)", *columns], rows)
 
 
-def page(curves: list[SharpnessCurve], setting: dict[str, Any]) -> str:
+def regimes(curves: Sequence[SharpnessCurve]) -> str:
+    """Tabulates where each curve changes its regime."""
+    rows = []
+    for curve in curves:
+        borders = [f"{curve.soft_until():g}", f"{curve.floor_from():g}"]
+        rows.append([f"{curve.dims}", curve.dtype, *borders, f"{curve.rounding:.1e}"])
+    names = ["axes", "dtype", "bound below 1 from α =", "bound below rounding from α =", "rounding"]
+    return markdown_table(names, rows)
+
+
+def page(curves: Sequence[SharpnessCurve], setting: Mapping[str, Any]) -> str:
     """Words the result; every number comes from the curves."""
-    decay = [
-        error / bound
-        for curve in curves
-        for error, bound in zip(curve.measured, curve.bound, strict=True)
-        if curve.rounding * 100 < bound < 1
-    ]
-    regimes = [
-        f"| {curve.dims} | {curve.dtype} | {curve.soft_until():g} | {curve.floor_from():g} | {curve.rounding:.1e} |"
-        for curve in curves
-    ]
+    decay = []
+    for curve in curves:
+        for error, bound in zip(curve.measured, curve.bound, strict=True):
+            if curve.rounding * 100 < bound < 1:
+                decay.append(error / bound)
     return PAGE.format(
         samples=SAMPLES,
         last_seed=SAMPLES - 1,
@@ -319,7 +296,7 @@ def page(curves: list[SharpnessCurve], setting: dict[str, Any]) -> str:
         sharpnesses=len(SHARPNESS),
         least=min(decay),
         most=max(decay),
-        regimes="\n".join(regimes),
+        regimes=regimes(curves),
         errors=table(curves),
         channels=CHANNELS,
         sizes=", ".join(" × ".join(map(str, sizes)) for sizes in SIZES.values()),
@@ -328,25 +305,15 @@ def page(curves: list[SharpnessCurve], setting: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measures all curves and writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    folder = parser.parse_args().output
-    folder.mkdir(parents=True, exist_ok=True)  # before anything is measured
+    """Measures all curves, and writes record, figure and page."""
+    new_parser(__doc__).parse_args()
     with torch.inference_mode():
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
-    setting = {
-        "command": f"python -m evidence.sharpness --output {portable_path(folder)}",
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(),
-        "revision": find_revision(),
-    }
+    setting = environment("evidence.sharpness")
     content = {**setting, "curves": [json.loads(curve.to_json()) for curve in curves]}
-    write_atomically(folder / "sharpness.json", json.dumps(content, indent=2) + "\n")
-    sharpness_regimes(folder / "sharpness.png", curves)
-    write_atomically(folder / "sharpness.md", page(curves, setting))
+    sharpness_regimes(ROOT / "docs" / "results" / "sharpness.png", curves)
+    record = Path(__file__).with_name("sharpness.json")
+    publish(record, content, "sharpness", page(curves, setting))
 
 
 if __name__ == "__main__":

@@ -26,17 +26,6 @@ from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
 
-__all__ = [
-    "attention_on_taps",
-    "away_from_pixels",
-    "by_chance",
-    "main",
-    "page",
-    "petaflops",
-    "taps_of_all",
-    "taps_with_a_centre",
-]
-
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 _NEAR = 0.5
 """Largest distance along an axis, in pixels, at which a centre is at a tap."""

@@ -9,8 +9,6 @@ from convattn.convert.certificate import NetworkCertificate
 from convattn.layers import RelativeAttention
 from evidence.sweep.subjects import Built, run
 
-__all__ = ["turn_one_weight"]
-
 
 def turn_one_weight(
     built: Built, made: nn.Module, certificate: NetworkCertificate

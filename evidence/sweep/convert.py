@@ -12,8 +12,6 @@ from evidence.sweep.homes import home
 from evidence.sweep.randomise import randomise
 from evidence.sweep.subjects import Built, WithoutConvolutionError
 
-__all__ = ["IMPLS", "convert_family"]
-
 IMPLS = ("auto", "separable")
 """The planned path, and softmax attention axis by axis."""
 

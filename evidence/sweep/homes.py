@@ -4,8 +4,6 @@ from importlib import import_module
 
 from evidence.sweep.subjects import Home
 
-__all__ = ["HOMES", "home"]
-
 HOMES: dict[str, str] = {
     "timm": "evidence.sweep.timm_subjects",
     "torchvision": "evidence.sweep.torchvision_subjects",

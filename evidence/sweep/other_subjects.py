@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from evidence.sweep.subjects import Built, Home, Subject
 
-__all__ = ["HOME", "NETWORKS", "Generator"]
-
 
 def _noise(*shape: int) -> Tensor:
     """Draws a standard normal tensor, the same each time."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from evidence.sweep.record import families
 
-__all__ = ["page"]
-
 PAGE = """\
 # Whole networks: one of each family
 

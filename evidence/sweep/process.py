@@ -7,8 +7,6 @@ from typing import Any
 
 from evidence.sweep.homes import HOMES
 
-__all__ = ["import_once", "in_its_own_process"]
-
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 

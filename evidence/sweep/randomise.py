@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from evidence.sweep.subjects import Built, run
 
-__all__ = ["HOW", "randomise"]
-
 HOW = """\
 Weights are those of a new network, seed 0; what would hide an error is drawn anew: weights of norms uniform in \
 [0.5, 1.5], their biases normal with a standard deviation of 1/4; of the other parameters those constant in a new \

@@ -8,8 +8,6 @@ from typing import Any
 
 from convattn.files import write_atomically
 
-__all__ = ["append", "families", "read"]
-
 
 def read(record: Path) -> list[dict[str, Any]]:
     """Reads a record; a last line that was not written to its end is taken off the file.

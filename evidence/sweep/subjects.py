@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Built", "Home", "Subject", "WithoutConvolutionError", "run"]
-
 
 class WithoutConvolutionError(Exception):
     """A family of which no network holds a convolution; the message says how that was found."""

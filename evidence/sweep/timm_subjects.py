@@ -18,8 +18,6 @@ from torch import nn
 from convattn.files import write_atomically
 from evidence.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
 
-__all__ = ["HOME"]
-
 _KEPT = Path(__file__).with_name("timm_smallest.json")
 
 _BUILT_WITH = {

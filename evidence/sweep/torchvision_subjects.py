@@ -17,8 +17,6 @@ from torchvision.models.optical_flow import raft
 
 from evidence.sweep.subjects import Built, Home, Subject
 
-__all__ = ["HOME", "NETWORKS", "BeforeSuppression", "InOnePrecision", "Network"]
-
 
 class Network(NamedTuple):
     """A network of torchvision and what it is run on.

@@ -20,15 +20,6 @@ from convattn.layers import RelativeAttention
 from convattn.networks import load_network
 from convattn.provenance import RunRecord
 
-__all__ = [
-    "CERTIFIED",
-    "KERNELS",
-    "Bench",
-    "attentional",
-    "convolutional",
-    "fine_tuned",
-]
-
 KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
 

@@ -7,8 +7,6 @@ from typing import Any
 from convattn.lab.tables import markdown_table
 from evidence.trained_networks.measure import CERTIFIED
 
-__all__ = ["conversion_table", "page"]
-
 _BUSY = "Other programs ran at the same time: single times say little, ratios more.\n"
 
 _TUNED = """\

@@ -5,7 +5,6 @@ is installed there, `EXAMPLE` runs, then `TESTS` run against it. Writes versions
 that a row is not green. Each environment is removed after its run. A torch for CUDA takes several gigabytes in each.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -18,9 +17,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from evidence.versions.bare import contents
+from convattn.lab.tables import markdown_table
+from evidence.results import ROOT, new_parser
 
-ROOT = Path(__file__).parents[2]
 EXTRAS = ("train", "timm", "hf")
 ENDS = {"lowest": "lowest-direct", "newest": "highest"}
 SHOWN = ("torch", "timm", "transformers")
@@ -66,12 +65,9 @@ assert not main(["info"])
 
 def run(*command: str | Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs a command in a folder, without this checkout on Python's path."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    clean["OMP_NUM_THREADS"] = "1"
+    clean = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        clean.pop(name, None)
     return subprocess.run(
         [*map(str, command)], cwd=folder, env=clean, text=True, capture_output=True, check=False
     )
@@ -87,69 +83,54 @@ def require(*command: str | Path) -> str:
     return done.stdout
 
 
-def make_environment(place: Path, wheel: Path, python: str, end: str) -> Path:
-    """Makes an environment with the packages of one end, and the wheel; returns its folder."""
-    environment, tools, pins = place / "environment", place / "tools.in", place / "pins.txt"
+def make_environment(environment: Path, wheel: Path, python: str, end: str) -> Path:
+    """Makes an environment with the packages of one end, and the wheel; returns its interpreter."""
+    tools, pins = environment.with_name("tools.in"), environment.with_name("pins.txt")
     tools.write_text("\n".join(TOOLS), encoding="utf-8")
     require("uv", "venv", "--quiet", "--python", python, environment)
     interpreter = environment / "bin" / "python"
-    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    options = (
-        "--quiet",
-        "--only-binary",
-        ":all:",
-        "--resolution",
-        ENDS[end],
-        "--python",
-        interpreter,
-        *extras,
-    )
-    require("uv", "pip", "compile", *options, ROOT / "pyproject.toml", tools, "--output-file", pins)
-    require("uv", "pip", "install", "--quiet", "--python", interpreter, "--requirements", pins)
-    require("uv", "pip", "install", "--quiet", "--no-deps", "--python", interpreter, wheel)
-    return environment
+    options = ["--quiet", "--python", interpreter]
+    compiled = ["--only-binary", ":all:", "--resolution", ENDS[end], "--output-file", pins]
+    for extra in EXTRAS:
+        compiled += ["--extra", extra]
+    require("uv", "pip", "compile", *options, *compiled, ROOT / "pyproject.toml", tools)
+    require("uv", "pip", "install", *options, "--requirements", pins)
+    require("uv", "pip", "install", *options, "--no-deps", wheel)
+    return interpreter
+
+
+def contents(environment: Path) -> tuple[int, float]:
+    """Returns the number of packages in an environment, and their size in MB (10⁶ bytes)."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    files = [file for file in packages.rglob("*") if file.is_file() and not file.is_symlink()]
+    size = sum(file.stat().st_size for file in files)
+    return len(list(packages.glob("*.dist-info"))), size / 1e6
 
 
 def check(place: Path, wheel: Path, python: str, end: str) -> dict[str, Any]:
     """Makes an environment, runs the example and the tests in it, and returns its row."""
-    environment = make_environment(place, wheel, python, end)
-    interpreter = environment / "bin" / "python"
+    environment = place / "environment"
+    interpreter = make_environment(environment, wheel, python, end)
     packages, size = contents(environment)
-    listed = json.loads(
-        require("uv", "pip", "list", "--quiet", "--format", "json", "--python", interpreter)
-    )
-    versions = {item["name"]: item["version"] for item in listed}
-    version = require(
-        interpreter, "-c", "import platform; print(platform.python_version())"
-    ).strip()
+    listed = require("uv", "pip", "list", "--quiet", "--format", "json", "--python", interpreter)
+    version = require(interpreter, "-c", "import platform; print(platform.python_version())")
     start = time.monotonic()
     example = run(interpreter, "-W", "ignore", "-c", EXAMPLE, folder=place)
-    settings = [word for setting in SETTINGS for word in ("-o", setting)]
-    tests = run(
-        interpreter,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        *settings,
-        *TESTS,
-    )
-    if example.returncode or tests.returncode:
+    options = ["-q", "-m", "not slow", "-p", "no:cacheprovider"]
+    for setting in SETTINGS:
+        options += ["-o", setting]
+    tests = run(interpreter, "-m", "pytest", *options, *TESTS)
+    green = not example.returncode and not tests.returncode
+    if not green:
         print(example.stderr[-2000:], tests.stdout[-4000:], tests.stderr[-2000:], sep="\n")
-    counts = {
-        kind: int(number)
-        for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", tests.stdout)
-    }
+    counts = re.findall(r"(\d+) (passed|failed|errors?|skipped)", tests.stdout)
     return {
-        "python": version,
+        "python": version.strip(),
         "end": end,
-        "versions": versions,
-        "green": not example.returncode and not tests.returncode,
+        "versions": {item["name"]: item["version"] for item in json.loads(listed)},
+        "green": green,
         "example": not example.returncode,
-        "tests": counts,
+        "tests": {kind: int(number) for number, kind in counts},
         "seconds": round(time.monotonic() - start),
         "packages": packages,
         "MB": round(size),
@@ -157,67 +138,55 @@ def check(place: Path, wheel: Path, python: str, end: str) -> dict[str, Any]:
 
 
 def as_table(record: dict[str, Any]) -> str:
-    """Returns the rows as a Markdown table, followed by what they were measured with."""
-    lines = [
-        f"| Python | packages | {' | '.join(SHOWN)} | example and tests | number | MB |",
-        "|---" * (5 + len(SHOWN)) + "|",
-    ]
+    """Returns the rows as a Markdown table."""
+    rows = []
     for row in record["rows"]:
-        told = ", ".join(f"{number} {kind}" for kind, number in row["tests"].items())
-        result = f"{'✓' if row['green'] else '✗'} {told}"
-        shown = " | ".join(row["versions"].get(name, "–") for name in SHOWN)
-        lines.append(
-            f"| {row['python']} | {row['end']} | {shown} | {result} | {row['packages']} | {row['MB']:,} |"
-        )
-    return "\n".join(lines)
+        tests = ", ".join(f"{number} {kind}" for kind, number in row["tests"].items())
+        shown = [row["versions"].get(name, "–") for name in SHOWN]
+        result = f"{'✓' if row['green'] else '✗'} {tests}"
+        sizes = [f"{row['packages']}", f"{row['MB']:,}"]
+        rows.append([row["python"], row["end"], *shown, result, *sizes])
+    heads = ["Python", "packages", *SHOWN, "example and tests", "number", "MB"]
+    return markdown_table(heads, rows)
 
 
-def write(record: dict[str, Any], folder: Path) -> None:
-    """Adds the rows to those of other Pythons in the folder, and writes the table between the marks of the page."""
-    file, made = folder / "versions.json", {(row["python"], row["end"]) for row in record["rows"]}
-    before = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    rows = [row for row in before if (row["python"], row["end"]) not in made] + record["rows"]
-    record = {**record, "rows": sorted(rows, key=lambda row: (row["python"], row["end"]))}
+def write(record: dict[str, Any], file: Path, page: Path) -> None:
+    """Adds the rows to those of other Pythons in the file, and writes the table between the marks of the page."""
+    rows = {(row["python"], row["end"]): row for row in record["rows"]}
+    if file.exists():
+        before = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        rows = {(row["python"], row["end"]): row for row in before} | rows
+    record = {**record, "rows": [rows[key] for key in sorted(rows)]}
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    page = folder / "versions.md"
-    text = page.read_text(encoding="utf-8") if page.exists() else "<!-- table -->\n<!-- end -->\n"
-    between = re.compile(r"(<!-- table -->\n).*(<!-- end -->)", re.DOTALL)
-    page.write_text(
-        between.sub(lambda found: f"{found[1]}\n{as_table(record)}\n\n{found[2]}", text),
-        encoding="utf-8",
-    )
+    start, end = "<!-- table -->\n", "<!-- end -->"
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    after = rest.partition(end)[2]
+    text = f"{before}{start}\n{as_table(record)}\n\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
     """Checks every Python with both ends, writes the record after each, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="folder of versions.json and versions.md"
-    )
-    parser.add_argument(
-        "--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions, or interpreters"
-    )
-    parser.add_argument(
-        "--ends", nargs="+", choices=[*ENDS], default=[*ENDS], help="lowest, newest or both"
-    )
-    given = parser.parse_args()
-    bounds = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "dependencies"
-    ]
+    parser = new_parser(__doc__)
+    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"])
+    parser.add_argument("--ends", nargs="+", choices=[*ENDS], default=[*ENDS])
+    options = parser.parse_args()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     record: dict[str, Any] = {
         "system": platform.platform(),
         "extras": EXTRAS,
-        "dependencies": bounds,
+        "dependencies": project["dependencies"],
         "rows": [],
     }
+    file, page = Path(__file__).with_name("versions.json"), ROOT / "docs/results/versions.md"
     with tempfile.TemporaryDirectory() as built:
         require("uv", "build", "--quiet", "--wheel", "--out-dir", built, ROOT)
         (wheel,) = Path(built).glob("*.whl")
-        for python in given.pythons:
-            for end in given.ends:
+        for python in options.pythons:
+            for end in options.ends:
                 with tempfile.TemporaryDirectory() as place:
                     record["rows"].append(check(Path(place), wheel, python, end))
-                write(record, given.output)
+                write(record, file, page)
                 print(as_table(record).splitlines()[-1], flush=True)
     return 0 if all(row["green"] for row in record["rows"]) else 1
 

@@ -38,18 +38,19 @@ def test_a_row_that_fails_is_seen():
 
 
 def test_rows_of_other_pythons_stay(tmp_path):
-    (tmp_path / "versions.md").write_text("# Title\n<!-- table -->\nold\n<!-- end -->\nEnd\n")
+    file, page = tmp_path / "versions.json", tmp_path / "versions.md"
+    page.write_text("# Title\n<!-- table -->\nold\n<!-- end -->\nEnd\n")
     for rows in ([row("3.12.1", green=False)], [row("3.11.7")], [row("3.12.1")]):
-        write({"rows": rows}, tmp_path)
-    kept = json.loads((tmp_path / "versions.json").read_text())["rows"]
+        write({"rows": rows}, file, page)
+    kept = json.loads(file.read_text())["rows"]
     assert [(item["python"], item["green"]) for item in kept] == [
         ("3.11.7", True),
         ("3.12.1", True),
     ]
-    page = (tmp_path / "versions.md").read_text()
-    assert page.startswith("# Title\n<!-- table -->\n\n| Python |")
-    assert page.endswith("|\n\n<!-- end -->\nEnd\n")
-    assert "old" not in page
+    text = page.read_text()
+    assert text.startswith("# Title\n<!-- table -->\n\n| Python |")
+    assert text.endswith("|\n\n<!-- end -->\nEnd\n")
+    assert "old" not in text
 
 
 def test_what_it_runs_is_there():
