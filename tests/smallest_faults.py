@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -77,8 +78,9 @@ def border_row_off(size: float) -> Callable:
 def weight_off(size: float) -> Callable:
     """Makes the largest weight of what is certified, the second argument, too large."""
 
-    def wrong(converted: nn.Module) -> nn.Module:
-        weights = [parameter for parameter in converted.parameters() if parameter.ndim > 1]
+    def wrong(converted: Any) -> Any:
+        layer = getattr(converted, "conv", converted)
+        weights = [parameter for parameter in layer.parameters() if parameter.ndim > 1]
         with torch.no_grad():
             weights[0].view(-1)[weights[0].abs().argmax()] *= 1 + size
         return converted
@@ -153,7 +155,7 @@ FAULTS = [
             "certify_attention",
             weight_off,
         ),
-        ("attention_to_conv", "W off", None, "convert.to_conv", "certify_convolution", weight_off),
+        ("attention_to_conv", "W off", None, "convert.to_conv", "certify_replacement", weight_off),
     ]
 ]
 

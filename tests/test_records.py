@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from convattn.convert.certificate import (
     Certificate,
-    LayerCertificate,
     LeftAlone,
     NetworkCertificate,
 )
@@ -36,7 +35,8 @@ CERTIFICATE = Certificate(
     largest=2.0,
     discarded=((0.5, 0.25), ()),
     verdict="different",
-    not_covered=("another thing",),
+    kernel_size=(3, 3),
+    weights="0f",
 )
 DATA = DataRecord("digits", "scikit-learn", {"images": "0f"}, {"train": 7, "test": 3}, "by index")
 RUN = RunRecord(
@@ -56,23 +56,15 @@ RUN = RunRecord(
     started="2020-01-01T00:00:00+00:00",
     revision=None,
 )
-LAYER = LayerCertificate(
-    name="blocks.0.mixer",
-    aliases=("blocks.1.mixer",),
+LAYER = replace(
+    CERTIFICATE,
+    direction="attention_to_conv",
     source="RelativeAttention2d(3, 5, num_heads=9)",
     result="Conv2d(3, 5, kernel_size=(3, 7))",
-    heads=9,
     kernel_size=(3, 7),
-    exact=False,
-    leak=0.03,
-    bound_per_unit=0.7,
-    rounding_per_unit=1e-4,
-    rounding_at_zero=1e-5,
-    bound=2.5,
-    measured_error=0.125,
-    rounding=1e-6,
-    largest=2.0,
-    verdict="different",
+    any_size=False,
+    name="blocks.0.mixer",
+    aliases=("blocks.1.mixer",),
     path="convolution",
     notes=("it no longer shares weights with head.weight",),
 )
@@ -86,7 +78,6 @@ NETWORK = NetworkCertificate(
     left_alone=(
         LeftAlone("blocks.2.mixer", "RelativeAttention2d", "its scores depend on content"),
     ),
-    exact=False,
     images="the images given",
     shapes=((2, 3, 8, 8),),
     reference="float64",
@@ -99,14 +90,18 @@ NETWORK = NetworkCertificate(
     accuracy_before=0.5,
     accuracy_after=1.0,
     verdict="different",
+    weights="0f",
     not_covered=("another thing",),
 )
 BARE_NETWORK = replace(
     NETWORK,
     impl="auto",
-    layers=(replace(LAYER, aliases=(), exact=True, path=None, verdict="failed", notes=()),),
+    layers=(
+        replace(
+            LAYER, aliases=(), exact=True, path=None, verdict="failed", notes=(), any_size=True
+        ),
+    ),
     left_alone=(),
-    exact=True,
     images=None,
     shapes=(),
     reference=None,
@@ -179,21 +174,21 @@ def changed(**changes):
             for text in ("", "[" * 50_000, "9" * 9999)
         ),
         (CERTIFICATE.to_json()[:-20], "not a Certificate: the text is not JSON"),
-        ("[]", "not a Certificate of schema version 3: found None"),
-        ("{}", r"not a Certificate of schema version 3: found \(None, None\)"),
+        ("[]", "not a Certificate of schema version 1: found None"),
+        ("{}", r"not a Certificate of schema version 1: found \(None, None\)"),
         (
-            changed(schema_version=1),
-            r"not a Certificate of schema version 3: found \('Certificate', 1\)",
+            changed(schema_version=2),
+            r"not a Certificate of schema version 1: found \('Certificate', 2\)",
         ),
-        (DATA.to_json(), r"not a Certificate of schema version 3: found \('DataRecord', 1\)"),
+        (DATA.to_json(), r"not a Certificate of schema version 1: found \('DataRecord', 1\)"),
         (changed(heads=...), "not a Certificate: heads is missing; it must be an integer"),
         (
-            changed(not_covered=...),
-            "not a Certificate: not_covered is missing; it must be a list, each item text",
+            changed(notes=...),
+            "not a Certificate: notes is missing; it must be a list, each item text",
         ),
         (
             changed(xyzzy=1),
-            r"not a Certificate: unknown key 'xyzzy'\. Known: verdict, .*, not_covered",
+            r"not a Certificate: unknown key 'xyzzy'\. Known: verdict, .*, notes",
         ),
         (changed(head=1), "not a Certificate: unknown key 'head': did you mean 'heads'"),
         (changed(heads="nine"), "not a Certificate: heads must be an integer, but is 'nine'"),
@@ -296,7 +291,7 @@ def test_summary_says_what_is_promised_and_what_was_measured():
         "allowed 2.5 = bound 2.5 + rounding 1e-06",
         "sharpness 5 per pixel²; mass off the tap at most 0.03",
         "discarded singular values up to 0.5 (limited head width)",
-        "not covered another thing",
+        "not covered centres rounded when the layer is cast to a narrower dtype",
     ):
         assert part in text
 
@@ -309,9 +304,7 @@ def test_summary_of_the_way_back_speaks_of_the_window():
 
 
 def test_summary_leaves_out_what_there_is_not():
-    made = replace(
-        CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True, not_covered=()
-    )
+    made = replace(CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True)
     text = made.summary()
     assert text.startswith("conv to attention: exact (9 heads, float32)")
     for word in ("sharpness", "discarded", "differs", "made smaller", "not covered"):
@@ -335,6 +328,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         'made smaller by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
         "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2, bound 2.5",
         "note it no longer shares weights with head.weight (blocks.0.mixer)",
+        "note not covered: images of other sizes than 7 x 11 (blocks.0.mixer)",
         "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",
         "not covered another thing",
     ):

@@ -10,7 +10,7 @@ from convattn.convert import (
     network_to_attention,
     network_to_conv,
 )
-from convattn.convert.certificate import certify_attention
+from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d

@@ -1,7 +1,7 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
 from convattn.convert.agreement import certify
-from convattn.convert.certificate import off_centre_mass
+from convattn.convert.bounds import off_centre_mass
 from convattn.convert.freezing import freeze
 from convattn.convert.network import network_to_attention, network_to_conv
 from convattn.convert.saved_layers import load_layer, save_layer

@@ -13,17 +13,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from convattn.convert.certificate import (
-    LayerCertificate,
-    LeftAlone,
-    NetworkCertificate,
-    Verdict,
-    largest,
-)
+from convattn.convert.bounds import largest
+from convattn.convert.certificate import Verdict
 from convattn.convert.surgery import (
     Arguments,
     copy_module,
-    full_name,
     is_floating,
     output_of,
     parts,
@@ -33,7 +27,6 @@ from convattn.convert.taps import AnyConvolution, read_taps, summed_otherwise
 from convattn.convert.to_attention import pad_same
 from convattn.errors import ArgumentError, ConversionError, must_be, must_fit
 from convattn.functional.reference import LEAST_ROUNDINGS
-from convattn.sealed import weights_digest
 from convattn.wording import some
 
 _BATCH = 64
@@ -57,12 +50,6 @@ Convolutions = Mapping[str, tuple[AnyConvolution, bool]]
 _Parts = dict[str, Any]
 """All parts of an output by place, like "['boxes'][0]"."""
 
-_Run = tuple[list[Tensor], list[_Parts]]
-"""Numbers and other parts of the output of a run; the numbers over all batches, the parts by batch."""
-
-_Rounded = tuple[list[Tensor], list[Tensor]]
-"""Outputs in the networks' own dtype, and those of the same computation in float64."""
-
 
 class Difference(NamedTuple):
     """How far one output of a network is from the reference."""
@@ -75,19 +62,31 @@ class Difference(NamedTuple):
     @property
     def relative(self) -> float:
         """Error over largest value; not a number counts as infinite."""
-        share = self.error / self.largest if self.largest else math.inf * self.error
-        return 0.0 if self.error == 0 else math.inf if math.isnan(share) else share
+        if self.error == 0:
+            return 0.0
+        if self.largest == 0 or math.isnan(self.error / self.largest):
+            return math.inf
+        return self.error / self.largest
 
     @property
     def share(self) -> float:
         """Error over rounding; infinite where the networks differ in float64 or rounding exceeds the values."""
-        if (
-            not self.same
-            or self.rounding > self.largest
-            or not math.isfinite(self.error + self.rounding)
-        ):
+        finite = math.isfinite(self.error) and math.isfinite(self.rounding)
+        if not self.same or not finite or self.rounding > self.largest:
             return math.inf
-        return self.error / self.rounding if self.rounding else math.inf if self.error else 0.0
+        if self.rounding == 0:
+            return math.inf if self.error else 0.0
+        return self.error / self.rounding
+
+
+class Predictions(NamedTuple):
+    """The largest score of each row, where the first output is one row of scores per image."""
+
+    top1_total: int
+    top1_changed: int  # How many differ from those of the source
+    top1_ties: int  # How many of these differ where rounding can swap the two scores
+    accuracy_before: float | None  # Share of the labels that the source predicts; None without
+    accuracy_after: float | None  # The same for the other network
 
 
 @dataclass(frozen=True)
@@ -99,103 +98,61 @@ class NetworkComparison:
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[Difference, ...]  # One difference per output, at least one
     differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
-    top1_total: (
-        int | None
-    )  # Number of predictions; None where the first output is not one row of scores per image
-    top1_changed: int | None  # How many predictions differ from those of the source
-    top1_ties: int | None  # How many of these differ where rounding can swap the two scores
-    accuracy_before: (
-        float | None
-    )  # Share of the labels that the source predicts; None without labels
-    accuracy_after: float | None  # The same for the converted network
+    predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
 
-    def worst(self, *, exact: bool) -> Difference:
-        """Returns the output nearest to its budget or beyond; where layers are not exact, that of largest error."""
-        return max(self.outputs, key=lambda one: one.share if exact else one.relative)
+    @property
+    def nearest_to_rounding(self) -> Difference:
+        """The output nearest to its budget of rounding, or farthest beyond."""
+        return max(self.outputs, key=lambda output: output.share)
+
+    @property
+    def farthest(self) -> Difference:
+        """The output of the largest error, relative to its values."""
+        return max(self.outputs, key=lambda output: output.relative)
+
+    def judge(
+        self, *, exact: bool, promised: bool, changed: int | None, tolerance: float | None
+    ) -> Verdict:
+        """Returns the verdict on two networks.
+
+        Args:
+            exact: Whether everything but the outputs lets them be the same.
+            promised: Whether they were promised to be the same.
+            changed: How many decisions count as changed.
+            tolerance: Largest difference that is called close, as a share of the largest value; None calls none so.
+        """
+        farthest = self.farthest
+        if not math.isfinite(farthest.error):
+            return "failed"
+        if exact and self.nearest_to_rounding.share <= 1 and not self.differing:
+            return "exact"
+        if promised:
+            return "failed"
+        alike = not changed and not self.differing
+        if tolerance is not None and farthest.largest > 0 and farthest.relative <= tolerance:
+            return "close" if alike else "different"
+        return "different"
 
 
-def certify_network(
-    direction: str,
-    networks: tuple[nn.Module, nn.Module],
-    layers: Sequence[LayerCertificate],
-    left_alone: Sequence[LeftAlone],
-    comparison: NetworkComparison | None,
-    *,
-    tolerance: float | None,
-    impl: str | None = None,
-    not_covered: Sequence[str] = (),
-) -> NetworkCertificate:
-    """Makes the certificate of a conversion between two `networks`: the source, and the one made from it.
+class _Run(NamedTuple):
+    """What a network returned."""
 
-    `comparison` is None where the networks were not compared.
-    """
-    source, made = networks
-    verdict, worst = _judge(layers, comparison, tolerance)
-    dtypes = dict.fromkeys(
-        str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters()
-    )
-    repeated = (
-        "images",
-        "reference",
-        "top1_total",
-        "top1_changed",
-        "accuracy_before",
-        "accuracy_after",
-    )
-    return NetworkCertificate(
-        direction=direction,
-        source=full_name(type(source)),
-        result=full_name(type(made)),
-        dtype=", ".join(dtypes),
-        impl=impl,
-        layers=tuple(layers),
-        left_alone=tuple(left_alone),
-        exact=all(layer.exact for layer in layers),
-        measured_error=worst.error if worst else None,
-        rounding=worst.rounding if worst else None,
-        largest=worst.largest if worst else None,
-        tolerance=tolerance,
-        verdict=verdict,
-        not_covered=(*not_covered, *(comparison.not_covered if comparison else ())),
-        weights=weights_digest(made),
-        shapes=comparison.shapes if comparison else (),
-        **{name: getattr(comparison, name, None) for name in repeated},
-    )
+    numbers: list[Tensor]  # Floating-point outputs, over all batches
+    others: list[_Parts]  # Other parts, of each batch
 
 
-def _judge(
-    layers: Sequence[LayerCertificate],
-    comparison: NetworkComparison | None,
-    tolerance: float | None,
-) -> tuple[Verdict, Difference | None]:
-    """Returns the verdict on a network, and the output by which it is judged."""
-    verdicts = {layer.verdict for layer in layers}
-    if comparison is None:
-        return "failed" if "failed" in verdicts else "exact" if verdicts == {
-            "exact"
-        } else "different", None
-    by_rounding, by_size = comparison.worst(exact=True), comparison.worst(exact=False)
-    exact = all(layer.exact for layer in layers)
-    if "failed" in verdicts or not math.isfinite(by_size.error):
-        return "failed", by_rounding if exact else by_size
-    if verdicts == {"exact"} and by_rounding.share <= 1 and not comparison.differing:
-        return "exact", by_rounding
-    if exact:
-        return "failed", by_rounding
-    close = tolerance is not None and by_size.largest > 0 and by_size.relative <= tolerance
-    return (
-        "close"
-        if close and not comparison.top1_changed and not comparison.differing
-        else "different",
-        by_size,
-    )
+class _Rounded(NamedTuple):
+    """Outputs in a network's own dtype, and those of the same computation in float64."""
+
+    outputs: list[Tensor]
+    exact: list[Tensor]
 
 
 def compare_networks(
     source: nn.Module,
-    made: nn.Module,
-    given: Arguments,
+    other: nn.Module,
+    arguments: Arguments,
     convolutions: Convolutions,
     *,
     to_conv: bool,
@@ -203,105 +160,107 @@ def compare_networks(
     watch: AbstractContextManager[object] | None = None,
     rounded: Sequence[nn.Module] = (),
 ) -> NetworkComparison:
-    """Runs both networks, and measures how far the converted one is from the source in float64.
+    """Runs both networks, and measures how far the other one is from the source in float64.
 
     Runs that differ by rounding alone show what rounding explains: the source on images with other last digits, and
     the network of convolutions with these summed tap by tap, against the same convolutions in float64. Where the
-    converted network is the one of convolutions (`to_conv`), it must also agree in float64 with the source as far as
+    other network is the one of convolutions (`to_conv`), it must also agree in float64 with the source as far as
     rounding moves the source in its own dtype.
 
-    `made` is a copy of the converted network in evaluation mode; it runs, and may change itself. `watch` is entered
+    `other` is a copy of the converted network in evaluation mode; it runs, and may change itself. `watch` is entered
     while it runs in its own dtype. `rounded` holds copies of the source whose weights have other last digits. Raises
-    ArgumentError if the source does not take the images, and ConversionError if the converted network does not run.
+    ArgumentError if the source does not take the images, and ConversionError if the other network does not run.
     """
-    batches, notes = given.batches(_BATCH), list[str]()
+    batches, notes = arguments.batches(_BATCH), list[str]()
     try:
-        plain, plain_parts = _run(copy_module(source).eval(), batches)
+        plain = _run(copy_module(source).eval(), batches)
     except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(must_fit(given.words, error)) from error
-    high, convolved = _in_float64(source, batches, notes), None
+        raise ArgumentError(must_fit(arguments.words, error)) from error
+    high = _in_float64(source, batches, notes)
+    convolved = None
     if to_conv and high is not None:
-        convolved = _in_float64(made, batches, notes)
+        convolved = _in_float64(other, batches, notes)
     try:
         with watch or nullcontext():
-            results, made_parts = _run(made, batches)
+            result = _run(other, batches)
     except Exception as error:  # a foreign network may look at its layers in any way
         network = "other" if rounded else "the converted network"
         raise ConversionError(f"{network} does not run: {type(error).__name__}: {error}") from error
     if not to_conv and high is not None:
-        convolved, _ = _run(  # without a name for the copy, which would keep it in memory
+        # without a name for the copy, which would keep it in memory
+        convolved = _run(
             _with_convolutions(source, convolutions, _compute_in_float64).double(),
             batches,
             torch.float64,
-        )
-    own = min(
-        (x.dtype for x in plain), key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32
-    )
-    reordered = [results] if to_conv else []
-    if not to_conv or (convolved is not None and own == torch.float64):
-        reordered.append(
-            _run(
-                _with_convolutions(made if to_conv else source, convolutions, summed_otherwise),
-                batches,
-            )[0]
-        )
-    moved = [
-        _run(copy_module(source).eval(), [x.rounded_differently(seed) for x in batches])
-        for seed in range(_ROUNDINGS)
-    ]
-    of_source = [run for run, _ in (*moved, *(_run(network, batches) for network in rounded))]
-    if convolved is None or high is None:
-        reference, high = str(own).removeprefix("torch."), [x.double() for x in plain]
-        runs = (
-            [(run, high) for run in of_source],
-            [] if to_conv else [(run, high) for run in reordered],
-        )
+        ).numbers
+    reordered = [result.numbers] if to_conv else []
+    narrowest = _narrowest_dtype(plain.numbers)
+    if not to_conv or (convolved is not None and narrowest == torch.float64):
+        network = other if to_conv else source
+        summed = _with_convolutions(network, convolutions, summed_otherwise)
+        reordered.append(_run(summed, batches).numbers)
+    moved = []
+    for seed in range(_ROUNDINGS):
+        images = [batch.rounded_differently(seed) for batch in batches]
+        moved.append(_run(copy_module(source).eval(), images))
+    of_source = [run.numbers for run in moved]
+    of_source += [_run(network, batches).numbers for network in rounded]
+    if high is None or convolved is None:
+        reference, high = str(narrowest).removeprefix("torch."), [x.double() for x in plain.numbers]
+        convolved = None
+        source_runs = [_Rounded(run, high) for run in of_source]
+        other_runs = [] if to_conv else [_Rounded(run, high) for run in reordered]
     else:
         reference = "float64"
-        runs = [(run, high) for run in (plain, *of_source)], [(run, convolved) for run in reordered]
-    outputs = _differences(results, high, convolved, runs, _steps(source, plain), notes)
-    if not to_conv and not all(one.same for one in outputs):
+        source_runs = [_Rounded(run, high) for run in (plain.numbers, *of_source)]
+        other_runs = [_Rounded(run, convolved) for run in reordered]
+    outputs = compare_outputs(
+        result.numbers,
+        high,
+        convolved,
+        source_runs=source_runs,
+        other_runs=other_runs,
+        steps=_steps(source, plain.numbers),
+        notes=notes,
+    )
+    if not to_conv and not all(output.same for output in outputs):
         notes.append(
             "the network as a whole: with its convolutions as they were read, it computes something else"
         )
-    differing, uncompared = _compare_parts(plain_parts, made_parts, [run for _, run in moved])
+    differing, uncompared = _compare_parts(plain.others, result.others, [r.others for r in moved])
     if differing:
         notes.append(f"{some(differing)}: not that of the source")
-    total, changed, ties, before, after = _predictions(
-        plain, results, labels, 2 * outputs[0].rounding
-    )
     return NetworkComparison(
-        images=given.words,
-        shapes=given.shapes(),
+        images=arguments.words,
+        shapes=arguments.shapes(),
         reference=reference,
         outputs=tuple(outputs),
         differing=tuple(differing),
-        top1_total=total,
-        top1_changed=changed,
-        top1_ties=ties,
-        accuracy_before=before,
-        accuracy_after=after,
+        predictions=_predictions(plain.numbers, result.numbers, labels, 2 * outputs[0].rounding),
         not_covered=(*notes, *uncompared),
     )
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
 
 
 def _run(
     network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None
 ) -> _Run:
     """Runs a network on all batches, in its own dtype or in another."""
-    numbers, others = [], list[_Parts]()
+    numbers, others = [], []
     for batch in batches:
         output = output_of(network, batch, dtype)
         numbers.append(list(tensors(output, numbers=True)))
-        others.append(
-            {place: _FLOATING if is_floating(part) else part for place, part in parts(output)}
-        )
+        placed = dict(parts(output))
+        for place, part in placed.items():
+            if is_floating(part):
+                placed[place] = _FLOATING
+        others.append(placed)
     if len(numbers) == 1:
-        return numbers[0], others
-    return [
-        torch.cat(every) if every[0].ndim else torch.stack(every)
-        for every in zip(*numbers, strict=True)
-    ], others
+        return _Run(numbers[0], others)
+    joined = [torch.cat([*map(torch.atleast_1d, xs)]) for xs in zip(*numbers, strict=True)]
+    return _Run(joined, others)
 
 
 def _in_float64(
@@ -309,16 +268,20 @@ def _in_float64(
 ) -> list[Tensor] | None:
     """Runs a copy in float64, or notes why it does not run so."""
     try:
-        return _run(copy_module(network).eval().double(), batches, torch.float64)[0]
+        return _run(copy_module(network).eval().double(), batches, torch.float64).numbers
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
 
 
+def _narrowest_dtype(outputs: Sequence[Tensor]) -> torch.dtype:
+    dtypes = [x.dtype for x in outputs]
+    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
-    return functional_call(
-        conv, {kind: tensor.double() for kind, tensor in conv.named_parameters()}, (x,)
-    )
+    parameters = {name: tensor.double() for name, tensor in conv.named_parameters()}
+    return functional_call(conv, parameters, (x,))
 
 
 def _with_convolutions(
@@ -332,157 +295,168 @@ def _with_convolutions(
     they are used, because a network may change them in its forward.
     """
     copied = copy_module(network).eval()
-    places, originals = (
-        dict(net.named_modules(remove_duplicate=False)) for net in (copied, network)
-    )
+    places = dict(copied.named_modules(remove_duplicate=False))
+    originals = dict(network.named_modules(remove_duplicate=False))
 
     def forward(
         conv: AnyConvolution,
         same: bool,
         own: list[str],
         present: dict[str, Any],
-        *given: Tensor,
+        *positional: Tensor,
         **named: Tensor,
     ) -> Tensor:
-        conv._parameters = {**conv._parameters, **{kind: present[kind] for kind in own}}
-        x = next(iter((*given, *named.values())))
+        conv._parameters = {**conv._parameters, **{name: present[name] for name in own}}
+        x = next(iter((*positional, *named.values())))
         return compute(conv, pad_same(x, read_taps(conv).geometry) if same else x)
 
     for name, (conv, same) in convolutions.items():
-        held, place, read = originals[name]._parameters, places[name], dict(conv.named_parameters())
-        own = [
-            k
-            for k, x in held.items()
-            if k in read and x is not None and x.data_ptr() == read[k].data_ptr()
-        ]
-        present = place._parameters  # not the place itself: a cycle would keep the copy in memory
-        place.forward = partial(forward, copy.copy(conv), same, own, present)
+        own = _shared_parameters(originals[name], conv)
+        present = places[name]._parameters  # not the place: a cycle would keep the copy in memory
+        places[name].forward = partial(forward, copy.copy(conv), same, own, present)
     return copied
 
 
-def _differences(
+def _shared_parameters(module: nn.Module, conv: AnyConvolution) -> list[str]:
+    """Names the parameters of a convolution that are the module's own."""
+    shared = []
+    for name, tensor in conv.named_parameters():
+        original = module._parameters.get(name)
+        if original is not None and original.data_ptr() == tensor.data_ptr():
+            shared.append(name)
+    return shared
+
+
+# --- Floating-point outputs -------------------------------------------------------------------------------------------
+
+
+def compare_outputs(
     results: Sequence[Tensor],
     high: Sequence[Tensor],
     convolved: Sequence[Tensor] | None,
-    runs: tuple[Sequence[_Rounded], Sequence[_Rounded]],
+    *,
+    source_runs: Sequence[_Rounded],
+    other_runs: Sequence[_Rounded],
     steps: Sequence[float],
     notes: list[str],
 ) -> list[Difference]:
     """Compares every output with the reference, and that with the network of convolutions in float64, `convolved`.
 
-    `runs` are those of the source, which show how far `convolved` may be from the reference, and others. `steps` holds
-    the eps of each output.
+    `source_runs` show how far `convolved` may be from the reference. `steps` holds the eps of each output.
     """
-    of_source, every_run = runs[0], [*runs[0], *runs[1]]
+    runs = [*source_runs, *other_runs]
+    whole = "the network as a whole"
     if not high:
-        notes.append("the network as a whole: it returns no floating-point tensor")
+        notes.append(f"{whole}: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)]
-    every = (
-        results,
-        high,
-        *([] if convolved is None else [convolved]),
-        *(outputs for outputs, _ in every_run),
-    )
-    shapes = [[tuple(x.shape) for x in outputs] for outputs in every]
-    if any(other != shapes[1] for other in shapes):
-        depends = any(other != shapes[1] for other in shapes[2:])
-        why = "depend on their values" if depends else f"are {shapes[0]}, of the source {shapes[1]}"
-        notes.append(f"the network as a whole: the shapes of its outputs {why}")
+    expected = [tuple(x.shape) for x in high]
+    shapes = [tuple(x.shape) for x in results]
+    honest = [run.outputs for run in runs]
+    if convolved is not None:
+        honest.append(list(convolved))
+    if any([tuple(x.shape) for x in outputs] != expected for outputs in honest):
+        notes.append(f"{whole}: the shapes of its outputs depend on their values")
         return [Difference(math.inf, 0.0, math.nan)]
-    compared = []
+    if shapes != expected:
+        notes.append(f"{whole}: the shapes of its outputs are {shapes}, of the source {expected}")
+        return [Difference(math.inf, 0.0, math.nan)]
+    differences = []
     for i, (result, exact) in enumerate(zip(results, high, strict=True)):
-        same = convolved is None or largest(convolved[i] - exact) <= _budget(of_source, i, steps[i])
-        error, rounding = largest(result.double() - exact), _budget(every_run, i, steps[i])
-        compared.append(Difference(error, rounding, largest(exact), same))
-    if not all(math.isfinite(one.largest) and math.isfinite(one.rounding) for one in compared):
-        notes.append("the network as a whole: its outputs are not finite")
-    if any(
-        one.rounding > eps**_MOST * one.largest for eps, one in zip(steps, compared, strict=True)
-    ):
-        why = "rounding, random numbers or state kept between runs change its outputs too much to compare"
-        notes.append(f"the network as a whole: {why}")
-    return compared
+        same = True
+        if convolved is not None:
+            same = largest(convolved[i] - exact) <= _budget(source_runs, i, steps[i])
+        error = largest(result.double() - exact)
+        differences.append(Difference(error, _budget(runs, i, steps[i]), largest(exact), same))
+    if not all(math.isfinite(one.largest + one.rounding) for one in differences):
+        notes.append(f"{whole}: its outputs are not finite")
+    for step, one in zip(steps, differences, strict=True):
+        if one.rounding > step**_MOST * one.largest:
+            why = "rounding, random numbers or state kept between runs change its outputs too much to compare"
+            notes.append(f"{whole}: {why}")
+            break
+    return differences
 
 
-def _steps(source: nn.Module, plain: Sequence[Tensor]) -> list[float]:
+def _steps(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
     """Returns the eps of each output; one in float64, like any Python number, was computed from the parameters."""
     held = [torch.finfo(p.dtype).eps for p in source.parameters() if p.is_floating_point()]
-    own = [torch.finfo(x.dtype).eps for x in plain]
-    return [
-        max([eps, *held]) if x.dtype == torch.float64 else eps
-        for eps, x in zip(own, plain, strict=True)
-    ]
+    steps = []
+    for x in outputs:
+        eps = torch.finfo(x.dtype).eps
+        steps.append(max([eps, *held]) if x.dtype == torch.float64 else eps)
+    return steps
 
 
 def _budget(runs: Sequence[_Rounded], output: int, eps: float) -> float:
     """Returns the largest error of an output that rounding explains; each run is compared with its own reference."""
-    errors = [largest(outputs[output].double() - reference[output]) for outputs, reference in runs]
-    values = max(largest(reference[output]) for _, reference in runs)
-    return 2 * (max(errors) + eps * values)
+    errors = [largest(run.outputs[output].double() - run.exact[output]) for run in runs]
+    values = [largest(run.exact[output]) for run in runs]
+    return 2 * (max(errors) + eps * max(values))
 
 
 def _predictions(
     plain: Sequence[Tensor], results: Sequence[Tensor], labels: Tensor | None, gap: float
-) -> tuple[int | None, int | None, int | None, float | None, float | None]:
+) -> Predictions | None:
     """Counts predictions, those that changed and ties, and the shares of correct ones, if the first output is scores.
 
     A tie is a prediction that changed between scores of the source no farther apart than `gap`.
     """
-    if (
-        not plain
-        or not results
-        or plain[0].ndim != 2
-        or plain[0].shape[1] < 2
-        or results[0].shape != plain[0].shape
-    ):
-        return None, None, None, None, None
-    if labels is not None and len(labels) != len(plain[0]):
-        raise ArgumentError(
-            must_be("labels", f"one per row of scores, {len(plain[0])}", len(labels))
-        )
-    before, after = plain[0].argmax(1), results[0].argmax(1)
-    best, now = (plain[0].gather(1, chosen[:, None])[:, 0] for chosen in (before, after))
-    changed, near = before != after, (best - now).double() <= gap
-    shares = [
-        None
-        if labels is None
-        else (predicted == labels.to(predicted.device)).double().mean().item()
-        for predicted in (before, after)
-    ]
-    return len(before), int(changed.sum()), int((near & changed).sum()), shares[0], shares[1]
+    if not plain or not results:
+        return None
+    scores, new_scores = plain[0], results[0]
+    if scores.ndim != 2 or scores.shape[1] < 2 or new_scores.shape != scores.shape:
+        return None
+    if labels is not None and len(labels) != len(scores):
+        raise ArgumentError(must_be("labels", f"one per row of scores, {len(scores)}", len(labels)))
+    before, after = scores.argmax(1), new_scores.argmax(1)
+    changed = before != after
+    highest = scores.gather(1, before[:, None])[:, 0]
+    of_after = scores.gather(1, after[:, None])[:, 0]
+    ties = changed & ((highest - of_after).double() <= gap)
+    return Predictions(
+        top1_total=len(before),
+        top1_changed=int(changed.sum()),
+        top1_ties=int(ties.sum()),
+        accuracy_before=_share_of_labels(before, labels),
+        accuracy_after=_share_of_labels(after, labels),
+    )
+
+
+def _share_of_labels(predicted: Tensor, labels: Tensor | None) -> float | None:
+    if labels is None:
+        return None
+    return (predicted == labels.to(predicted.device)).double().mean().item()
+
+
+# --- Other parts of outputs -------------------------------------------------------------------------------------------
 
 
 def _compare_parts(
-    plain: Sequence[_Parts], made: Sequence[_Parts], again: Sequence[Sequence[_Parts]]
+    plain: Sequence[_Parts], results: Sequence[_Parts], again: Sequence[Sequence[_Parts]]
 ) -> tuple[list[str], list[str]]:
     """Compares what two networks return on each batch; returns what differs, and in words what was not compared.
 
     `again` are runs of the first network that differ from `plain` by rounding. Twice as many elements as differ there
     may differ in the second network: a label where two scores are nearly alike depends on the last digit.
     """
-    differing: list[str] = []
-    uncompared: dict[str, list[str]] = {}
-    for batch, (one, two) in enumerate(zip(plain, made, strict=True)):
+    differing: dict[str, None] = {}
+    uncompared: dict[str, dict[str, None]] = {}
+    for batch, (one, two) in enumerate(zip(plain, results, strict=True)):
         for place in {**one, **two}:
             name = f"the output{place}"
-            apart, moved = (
-                _elements_apart(one, two, place),
-                [_elements_apart(one, run[batch], place) for run in again],
-            )
-            most = max(count or 0 for count in moved)
+            apart = _elements_apart(one, two, place)
+            moved = [_elements_apart(one, run[batch], place) for run in again]
+            by_rounding = max(count or 0 for count in moved)
             if apart is None or None in moved:
-                kind = type(one[place]).__name__
-                uncompared.setdefault(f"a part of type {kind} is not compared", []).append(name)
-            elif most:
-                uncompared.setdefault(
-                    "rounding, random numbers or kept state change it, too", []
-                ).append(name)
-            if (apart or 0) > 2 * most:
-                differing.append(name)
-    reasons = [
-        f"{some(list(dict.fromkeys(names)))}: {reason}" for reason, names in uncompared.items()
-    ]
-    return list(dict.fromkeys(differing)), reasons
+                reason = f"a part of type {type(one[place]).__name__} is not compared"
+                uncompared.setdefault(reason, {})[name] = None
+            elif by_rounding:
+                reason = "rounding, random numbers or kept state change it, too"
+                uncompared.setdefault(reason, {})[name] = None
+            if (apart or 0) > 2 * by_rounding:
+                differing[name] = None
+    reasons = [f"{some(list(names))}: {reason}" for reason, names in uncompared.items()]
+    return list(differing), reasons
 
 
 def _elements_apart(one: _Parts, two: _Parts, place: str) -> int | None:
@@ -492,11 +466,15 @@ def _elements_apart(one: _Parts, two: _Parts, place: str) -> int | None:
         return 0
     if type(first) is not type(second):
         return 1
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
-        # repr: nan is nan, and -0.0 is not 0.0
-        return int(repr(first) != repr(second)) if isinstance(first, _PLAIN) else None
-    if any(x.layout is not torch.strided or x.is_quantized or x.is_meta for x in (first, second)):
+    if isinstance(first, _PLAIN):
+        return int(repr(first) != repr(second))  # repr: nan is nan, and -0.0 is not 0.0
+    if not _is_comparable(first) or not _is_comparable(second):
         return None
     if first.shape != second.shape or first.dtype != second.dtype:
         return max(1, first.numel(), second.numel())
     return int((first != second).sum())
+
+
+def _is_comparable(part: Any) -> bool:
+    is_plain = isinstance(part, Tensor) and part.layout is torch.strided
+    return is_plain and not part.is_quantized and not part.is_meta

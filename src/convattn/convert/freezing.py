@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     copy_network,
     graft,
@@ -15,7 +16,7 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, must_be_a
-from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
+from convattn.layers import FrozenAttention, RelativeAttention
 
 
 def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
@@ -56,46 +57,53 @@ def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any
         raise ArgumentError(
             must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images)
         )
-    given = read_arguments(model, images)
-    with torch.no_grad():
-        names = [
-            named[0]
-            for module, named in names_by_module(model).items()
-            if isinstance(module, NormalisedConv)
-            or (isinstance(module, RelativeAttention) and not module.needs_content())
-        ]
-    shapes = input_shapes(model, given, names)
+    arguments = read_arguments(model, images)
+    shapes = input_shapes(model, arguments, _freezable(model))
     if not shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
-    made = copy_network(model).eval()
-    places = dict(made.named_modules(remove_duplicate=False))
+    copied = copy_network(model).eval()
+    places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
     for name, several in shapes.items():
-        layer = places[name]
         sizes = dict.fromkeys(shape[2:] for shape in several)
+        layer: Any = places[name]
         if isinstance(layer, RelativeAttention):
-            frozen[layer] = _frozen_layer(layer, sizes)
-        elif isinstance(layer, NormalisedConv) and len(sizes) == 1:
+            frozen[layer] = _frozen_attention(layer, sizes)
+        elif len(sizes) == 1:
             frozen[layer] = layer.freeze(*sizes)
-    return graft(made, frozen)
+    return graft(copied, frozen)
 
 
-def _frozen_layer(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> nn.Module:
+def _freezable(model: nn.Module) -> list[str]:
+    """Names the attention layers without content, and the normalised convolutions."""
+    names = []
+    with torch.no_grad():
+        for module, own in names_by_module(model).items():
+            attends = isinstance(module, RelativeAttention) and not module.needs_content()
+            if attends or is_normalised(module):
+                names.append(own[0])
+    return names
+
+
+def _frozen_attention(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]) -> nn.Module:
     """Freezes a layer in evaluation mode."""
     window = layer.window_convolution()
     if window is None:
         return FrozenAttention(layer, sizes)
     kind: Any = CONVOLUTIONS[layer.dims]
-    arguments = (
+    convolution = kind(
+        layer.in_channels,
+        layer.out_channels,
         window.taps,
         window.stride,
         window.padding,
         window.dilation,
         layer.groups,
-        layer.bias is not None,
+        bias=layer.bias is not None,
+        device="meta",
     )
-    convolution = kind(layer.in_channels, layer.out_channels, *arguments, device="meta")
     for name, own in (("weight", layer.weight), ("bias", layer.bias)):
         if own is not None:
-            setattr(convolution, name, nn.Parameter(own.detach().clone(), requires_grad=False))
+            parameter = nn.Parameter(own.detach().clone(), requires_grad=False)
+            setattr(convolution, name, parameter)
     return convolution.eval()

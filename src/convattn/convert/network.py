@@ -1,49 +1,46 @@
 """Whole networks: from convolutions to attention layers that compute the same, and back."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize
 
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
-    LayerCertificate,
     LeftAlone,
     NetworkCertificate,
+    Verdict,
     require_share,
 )
-from convattn.convert.comparison import certify_network, compare_networks
+from convattn.convert.comparison import NetworkComparison, compare_networks
+from convattn.convert.convolutions import (
+    NetworkConvolution,
+    find_convolutions,
+    select_modules,
+    why_refused,
+)
+from convattn.convert.hard_heads import fixed_heads
+from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     Arguments,
-    Watch,
     copy_module,
     copy_network,
-    find_empty,
     full_name,
     graft,
     input_shapes,
-    is_own_hook,
     keep_random_state,
-    matches,
     names_by_module,
-    patterns,
     read_arguments,
 )
-from convattn.convert.taps import (
-    REFUSED,
-    AnyConvolution,
-    PlainConvolution,
-    read_plain,
-)
+from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
-from convattn.convert.to_conv import attention_to_conv, fixed_heads, require_borders, unit_steps
+from convattn.convert.to_conv import OpenGateError, attention_to_conv, require_borders
+from convattn.convert.tracing import Watch
+from convattn.convert.windows import unit_steps
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -55,13 +52,7 @@ from convattn.errors import (
 )
 from convattn.grid import PADDING_MODES, whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
-from convattn.wording import ITSELF, counted, some
-
-_PATHS = ("auto", "separable")
-"""How the layers of a converted network may compute."""
-
-_Patterns = str | Sequence[str] | None
-_Module = TypeVar("_Module", bound=nn.Module)
+from convattn.sealed import weights_digest
 
 
 def network_to_attention(
@@ -125,237 +116,124 @@ def network_to_attention(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
-    if impl not in _PATHS:
-        raise UnknownNameError("impl", impl, _PATHS)
-    if content and impl != "auto":
-        raise ArgumentError(
-            must_be("impl", '"auto" with content, whose softmax cannot be taken axis by axis', impl)
-        )
     require_share("tolerance", tolerance)
-    given = read_arguments(model, images)
+    arguments = read_arguments(model, images)
     with keep_random_state(model):
-        found, left = find_convolutions(model, include, exclude)
-        normalised = {
-            plain.names[0]: plain.conv for plain in found if isinstance(plain.conv, NormalisedConv)
-        }
-        for name, shapes in (input_shapes(model, given, normalised) if normalised else {}).items():
-            normalised[name].frozen_size = tuple(max(along) for along in zip(*shapes, strict=True))[
-                2:
-            ]
+        convolutions, left = find_convolutions(model, include, exclude)
+        _set_sizes_of_tables(model, convolutions, arguments)
         made, certificates = with_attention(
-            model, found, sharpness=sharpness, content=content, impl=impl
+            model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
         copied = copy_module(made).eval()
         watch = Watch(copied, [item.name for item in left])
-        convolutions = {
-            p.names[0]: (p.conv, p.same) for p in found if not isinstance(p.conv, NormalisedConv)
+        plain = {
+            found.names[0]: (found.conv, found.same)
+            for found in convolutions
+            if not is_normalised(found.conv)
         }
-        comparison = compare_networks(
-            model, copied, given, convolutions, to_conv=False, watch=watch
-        )
-    lost = _lost_ties(model, found)
+        comparison = compare_networks(model, copied, arguments, plain, to_conv=False, watch=watch)
     layers = []
-    for plain, certificate in zip(found, certificates, strict=True):
-        place = copied.get_submodule(plain.names[0])
-        layer: RelativeAttention = (
-            place.attention if isinstance(place, SamePaddedAttention) else place
-        )  # type: ignore[assignment]
-        notes = [*plain.notes, *lost.get(plain.names[0], ())]
-        if (size := watch.content_bytes.get(layer)) is not None:
-            notes.append(
-                f"with gradients, or once its gate is open, its content scores take {size / 2**20:.3g} MiB"
-            )
-        kernel = (
-            plain.conv.taps
-            if isinstance(plain.conv, NormalisedConv)
-            else tuple(plain.conv.kernel_size)
-        )
-        path = watch.paths.get(layer)
-        layers.append(
-            LayerCertificate.of(
-                certificate, plain.names, kernel_size=kernel, path=path, notes=notes
-            )
-        )
+    for found, certificate in zip(convolutions, certificates, strict=True):
+        path = watch.paths.get(_attention_at(copied, found.names[0]))
+        notes = [*found.notes, *_lost_ties(model, made, found.names)]
+        layers.append(_in_network(certificate, found.names, path, notes))
     for name, operation in watch.calls.items():
         kind = type(copied.get_submodule(name)).__name__
-        left.append(
-            LeftAlone(name, kind, f"it calls {operation} as a function, which is not converted")
-        )
-    notes = [
+        reason = f"it calls {operation} as a function, which is not converted"
+        left.append(LeftAlone(name, kind, reason))
+    not_covered = [
         "training mode, where it differs from evaluation mode",
         "inputs that take another branch of the network",
     ]
     if not all(layer.exact for layer in layers):
-        notes.append("a bound for the whole network: at this sharpness only single layers have one")
-    limit = None if images is None else tolerance
-    return made, certify_network(
+        not_covered.append(
+            "a bound for the whole network: at this sharpness only single layers have one"
+        )
+    certificate = _certify_network(
         "network_to_attention",
         (model, made),
         layers,
         left,
         comparison,
-        tolerance=limit,
+        tolerance=None if images is None else tolerance,
         impl=impl,
-        not_covered=notes,
+        not_covered=not_covered,
     )
+    return made, certificate
 
 
-def find_convolutions(
-    model: nn.Module, include: _Patterns, exclude: _Patterns
-) -> tuple[list[PlainConvolution], list[LeftAlone]]:
-    """Returns the convolutions of a network to convert, and those to leave alone.
-
-    Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
-    convert, ConversionError says why.
-    """
-    kinds = (_ConvNd, NormalisedConv)
-    named = {
-        m: names
-        for m, names in names_by_module(model).items()
-        if isinstance(m, kinds) or _refusal(m)
-    }
-    chosen, left = _select(named, "convolutions", include, exclude)
-    found, refused = [], []
-    for module in chosen:
-        try:
-            if (reason := _refusal(module)) is not None:
-                raise UnsupportedModelError(reason)
-            plain = read_plain(module, named[module])
-            found.append(plain._replace(notes=(*plain.notes, *_hook_notes(module))))
-        except UnsupportedModelError as error:
-            refused.append(f"  {named[module][0] or ITSELF} ({type(module).__name__}): {error}")
-    if refused:
-        raise UnsupportedModelError(
-            f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
-            " `exclude`, or replace them:\n" + "\n".join(refused)
-        )
-    if not found:
-        none = f"there is no convolution to convert in {type(model).__name__}"
-        raise ConversionError(f"{none}: {_why_none_found(model, left)}")
-    return found, left
-
-
-def _select(
-    named: Mapping[_Module, list[str]], kind: str, include: _Patterns, exclude: _Patterns
-) -> tuple[list[_Module], list[LeftAlone]]:
-    """Splits modules by the patterns for their names into those to convert and those to leave alone."""
-    every = [name for names in named.values() for name in names]
-    included, excluded = (
-        patterns("include", include, every, kind),
-        patterns("exclude", exclude, every, kind),
-    )
-    chosen, left = [], []
-    for module, names in named.items():
-        if excluded is not None and matches(names, excluded):
-            left.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
-        elif included is not None and not matches(names, included):
-            left.append(LeftAlone(names[0], type(module).__name__, "left out by include"))
-        else:
-            chosen.append(module)
-    return chosen, left
-
-
-def _why_none_found(model: nn.Module, left: Sequence[LeftAlone]) -> str:
-    """Returns why a network has no convolution to convert."""
-    if left:
-        return f"include and exclude leave out all of them ({some([item.name for item in left])})"
-    attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
-    if attention:
-        are = "is" if attention == 1 else "are"
-        return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
-    return "none of its modules is one, and those called as functions are not converted"
-
-
-def _refusal(module: nn.Module) -> str | None:
-    """Returns why a module cannot be converted, if its class alone shows it."""
-    name = full_name(type(module))
-    if name in REFUSED:
-        return REFUSED[name]
-    if isinstance(module, torch.jit.ScriptModule):
-        return "it is compiled by TorchScript; convert the network that it was made from"
-    if name.startswith("torch._dynamo."):
-        return "it is compiled; convert the network that it was made from, and compile the result"
-    if name.startswith("torch.ao.nn.") and "Conv" in type(module).__name__:
-        return "it is quantised; convert the network before quantising"
-    if isinstance(module, LazyModuleMixin):
-        return "it is lazy and not initialised; run the network once first"
-    held = {**module._parameters, **module._buffers}
-    empty = next(
-        (name for name, tensor in held.items() if tensor is not None and tensor.is_meta), None
-    )
-    return None if empty is None else f"its {empty} is on the meta device and has no values"
-
-
-def _hook_notes(module: nn.Module) -> list[str]:
-    """Says what happens to a module's hooks."""
-    notes = []
-    before = [hook for hook in module._forward_pre_hooks.values() if not is_own_hook(hook)]
-    if before or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks:
-        notes.append("its hooks were kept and are called with the attention layer")
-    own = parametrize.is_parametrized(module) or any(
-        is_own_hook(hook) for hook in module._forward_pre_hooks.values()
-    )
-    if not own and any(held for name, held in vars(module).items() if "state_dict" in name):
-        notes.append("its hooks on loading and saving were not kept")
-    return notes
+def _set_sizes_of_tables(
+    model: nn.Module, convolutions: Sequence[NetworkConvolution], arguments: Arguments
+) -> None:
+    """Lets normalised convolutions become attention with tables that hold the images."""
+    normalised = {found.names[0]: found.conv for found in convolutions if is_normalised(found.conv)}
+    if normalised:
+        sizes = _largest_sizes(input_shapes(model, arguments, normalised))
+        for name, size in sizes.items():
+            normalised[name].frozen_size = size
 
 
 def with_attention(
-    model: nn.Module, found: Sequence[PlainConvolution], **options: Any
+    model: nn.Module, convolutions: Sequence[NetworkConvolution], **options: Any
 ) -> tuple[nn.Module, list[Certificate]]:
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     made = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
-    weights: dict[
-        Any, nn.Parameter
-    ] = {}  # One for all layers that hold a shared weight in the same layout
+    # One weight for all layers that hold a shared one in the same layout
+    weights: dict[Any, nn.Parameter] = {}
     certificates = []
-    for plain in found:
-        normalised, old = isinstance(plain.conv, NormalisedConv), made.get_submodule(plain.names[0])
-        layer, certificate = conv_to_attention(
-            plain.conv, **({"impl": options["impl"]} if normalised else options)
-        )
-        layer.values = old.values if normalised else layer.values  # type: ignore[assignment] # what is tied stays so
-        if plain.bias_is_own:
+    for found in convolutions:
+        old = made.get_submodule(found.names[0])
+        if is_normalised(found.conv):
+            layer, certificate = conv_to_attention(found.conv, impl=options["impl"])
+            layer.values = old.values  # type: ignore[assignment] # what is tied stays so
+        else:
+            layer, certificate = conv_to_attention(found.conv, **options)
+            _let_learn(layer, found.conv)
+        if found.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
-        if plain.weight is not None and isinstance(layer.values, MergedValues):
-            layer.values.weight = weights.setdefault(
-                (plain.weight, _layout(plain)), layer.values.weight
-            )
+        if found.weight is not None and isinstance(layer.values, MergedValues):
+            key = (found.weight, found.layout)
+            layer.values.weight = weights.setdefault(key, layer.values.weight)
+        if layer.bias is not None and found.conv.bias is not None:
+            layer.bias.requires_grad_(found.conv.bias.requires_grad)
         layer.train(old.training)
-        learns = [
-            layer.values,
-            layer.encoding,
-            *([] if layer.gate is None else [layer.gate, layer.content]),
-        ]
-        for part in () if normalised else learns:
-            part.requires_grad_(plain.conv.weight.requires_grad)
-        if layer.bias is not None and plain.conv.bias is not None:
-            layer.bias.requires_grad_(plain.conv.bias.requires_grad)
-        replaced[old] = SamePaddedAttention(layer) if plain.same else layer
+        replaced[old] = SamePaddedAttention(layer) if found.same else layer
         certificates.append(certificate)
     return graft(made, replaced), certificates
 
 
-def _layout(plain: PlainConvolution) -> tuple[type, int]:
-    """Returns a key; layers with equal keys hold a weight in the same layout."""
-    return type(plain.conv), plain.conv.groups
+def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
+    """Lets the parts of a layer learn if the kernel of its convolution does."""
+    learns = conv.weight.requires_grad
+    layer.values.requires_grad_(learns)
+    layer.encoding.requires_grad_(learns)
+    if layer.gate is not None and layer.content is not None:
+        layer.gate.requires_grad_(learns)
+        layer.content.requires_grad_(learns)
 
 
-def _lost_ties(model: nn.Module, found: Sequence[PlainConvolution]) -> dict[str, list[str]]:
-    """Returns notes, by convolution, on modules that shared its weight and do not share that of the new layer."""
-    owners: dict[nn.Parameter, list[str]] = {}
-    for name, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(parameter, []).append(f"{name}.{key}".lstrip("."))
-    with_weight = [(plain, plain.weight) for plain in found if plain.weight is not None]
-    layouts = {f"{plain.names[0]}.weight".lstrip("."): _layout(plain) for plain, _ in with_weight}
-    lost = {}
-    for plain, weight in with_weight:
-        if others := [owner for owner in owners[weight] if layouts.get(owner) != _layout(plain)]:
-            lost[plain.names[0]] = [f"it no longer shares its weight with {', '.join(others)}"]
-    return lost
+def _attention_at(network: nn.Module, name: str) -> nn.Module:
+    """Returns the attention layer in place of a convolution."""
+    place = network.get_submodule(name)
+    return place.attention if isinstance(place, SamePaddedAttention) else place
+
+
+def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> list[str]:
+    """Returns a note on modules that shared more parameters with a layer than they do now; else nothing."""
+    before = set(source.get_submodule(names[0]).parameters())
+    after = set(result.get_submodule(names[0]).parameters())
+    inside = tuple(f"{name}." if name else "" for name in names)
+    places = dict(result.named_modules(remove_duplicate=False))
+    lost = []
+    for name, module in source.named_modules(remove_duplicate=False):
+        shared = before.intersection(module._parameters.values())
+        if not shared or name in names or name.startswith(inside):
+            continue
+        place = places.get(name, nn.Module())
+        if len(after.intersection(place.parameters())) < len(shared):
+            lost.append(name)
+    return [f"it no longer shares weights with {', '.join(lost)}"] if lost else []
 
 
 def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
@@ -367,7 +245,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     borders: str = "plain",
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    images: Tensor | None = None,
+    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
     labels: Int[Tensor, " images"] | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
@@ -418,14 +296,15 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     if padding_mode is not None and padding_mode not in PADDING_MODES:
         raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     require_borders(borders, kernel_size, padding_mode)
-    _require_images(model, images, labels)
-    named = {
-        m: names for m, names in names_by_module(model).items() if isinstance(m, RelativeAttention)
-    }
-    chosen, left = _select(named, "attention layers", include, exclude)
+    _require_network(model, images, labels)
+    arguments = None if images is None else read_arguments(model, images)
+    every = names_by_module(model)
+    named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
+    selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
-    if images is not None:
-        sizes = _largest_sizes(model, [named[layer][0] for layer in chosen], images)
+    if arguments is not None:
+        names = [named[layer][0] for layer in selected]
+        sizes = _largest_sizes(input_shapes(model, arguments.batches(1)[0], names))
     convert = partial(
         attention_to_conv,
         kernel_size=kernel_size,
@@ -433,15 +312,17 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         padding_mode=padding_mode,
         borders=borders,
     )
-    converted: list[tuple[list[str], AnyConvolution | NormalisedConv, Certificate]] = []
-    for layer in chosen:
-        name, parent = named[layer][0], model.get_submodule(named[layer][0].rpartition(".")[0])
+    converted = []
+    for layer in selected:
+        names = named[layer]
+        parent = model.get_submodule(names[0].rpartition(".")[0])
         try:
-            converted.append(
-                (named[layer], *_convert_layer(convert, layer, parent, sizes.get(name)))
-            )
+            conv, certificate = _convert_layer(convert, layer, parent, sizes.get(names[0]))
         except ConvAttnError as error:
-            left.append(LeftAlone(name, type(layer).__name__, str(error)))
+            open_gate = isinstance(error, OpenGateError)
+            left.append(LeftAlone(names[0], type(layer).__name__, str(error), open_gate))
+        else:
+            converted.append((names, conv, certificate))
     if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
         why = "; ".join(LeftAlone.in_words(left)) or none
@@ -450,100 +331,82 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         )
     made = copy_network(model)
     made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
-    plain = {names[0]: conv for names, conv, _ in converted if not isinstance(conv, NormalisedConv)}
-    layers = []
-    for names, conv, certificate in converted:
-        notes = _untied(model, names)
-        notes += [
-            f"not covered: {item}" for item in certificate.not_covered if "dropout" not in item
-        ]
-        kernel, path = tuple(conv.kernel_size), "convolution"
-        if isinstance(conv, NormalisedConv):
-            kernel, path = conv.taps, "normalised convolution"
-            notes.append(
-                f"exact at borders; kernels cut off at most {certificate.leak:.1e} of a query's attention"
-            )
-        layers.append(
-            LayerCertificate.of(certificate, names, kernel_size=kernel, path=path, notes=notes)
-        )
-    dropped = any(
-        "dropout" in item for _, _, certificate in converted for item in certificate.not_covered
-    )
-    comparison, not_covered = (
-        None,
-        ["training: attention weights are no longer dropped out"] if dropped else [],
-    )
-    if images is None:
-        not_covered.insert(0, "the whole network: no images were given")
+    layers = [_with_path(certificate, model, made, names) for names, _, certificate in converted]
+    if arguments is None:
+        comparison, not_covered = None, ["the whole network: no images were given"]
     else:
-        given, copied = Arguments((images,), {}, "the images given"), copy_module(made).eval()
-        convolutions: Any = {name: (copied.get_submodule(name), False) for name in plain}
-        comparison = compare_networks(
-            model, copied, given, convolutions, to_conv=True, labels=labels
-        )
+        comparison = _compare_with_convolutions(model, made, layers, arguments, labels)
+        not_covered = []
         if not all(layer.exact for layer in layers):
-            not_covered.insert(
-                0, "other images: only single layers have a bound, the whole network has none"
+            not_covered.append(
+                "other images: only single layers have a bound, the whole network has none"
             )
-    limit = None if images is None else tolerance
-    return made, certify_network(
+    certificate = _certify_network(
         "network_to_conv",
         (model, made),
         layers,
         left,
         comparison,
-        tolerance=limit,
+        tolerance=None if images is None else tolerance,
         not_covered=not_covered,
     )
+    return made, certificate
 
 
-def _untied(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Returns a note on modules that share parameters with a layer, which its convolution does not; else nothing."""
-    own, inside = (
-        set(model.get_submodule(names[0]).parameters()),
-        tuple(f"{name}." if name else "" for name in names),
-    )
-    every = model.named_parameters(remove_duplicate=False)
-    others = [name for name, parameter in every if parameter in own and not name.startswith(inside)]
-    return [f"it no longer shares weights with {', '.join(others)}"] if others else []
+def _with_path(
+    certificate: Certificate, model: nn.Module, made: nn.Module, names: Sequence[str]
+) -> Certificate:
+    """Adds to the certificate of a convolution where it stands in a network, and how it computes."""
+    path, notes = "convolution", _lost_ties(model, made, names)
+    if certificate.normalised:
+        path = "normalised convolution"
+        cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
+        notes.append(f"exact at borders; {cut}")
+    return _in_network(certificate, names, path, notes)
+
+
+def _compare_with_convolutions(
+    model: nn.Module,
+    made: nn.Module,
+    layers: Sequence[Certificate],
+    arguments: Arguments,
+    labels: Tensor | None,
+) -> NetworkComparison:
+    """Compares a network with the one in which convolutions replace its attention."""
+    copied = copy_module(made).eval()
+    plain: Any = {}
+    for layer in layers:
+        if not layer.normalised:
+            plain[layer.name] = (copied.get_submodule(layer.name), False)
+    return compare_networks(model, copied, arguments, plain, to_conv=True, labels=labels)
 
 
 def _largest_sizes(
-    model: nn.Module, names: Sequence[str], images: Tensor
+    shapes: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> dict[str, tuple[int, ...]]:
-    """Returns, for each layer that an image reaches, the largest size that it receives along each axis."""
-    image = Arguments((images[:1],), {}, "one of the images")
+    """Returns the largest size that each module was called with along each axis."""
     sizes = {}
-    for name, shapes in input_shapes(model, image, names).items():
-        spatial = [shape[2:] for shape in shapes]
+    for name, several in shapes.items():
+        spatial = [shape[2:] for shape in several]
         sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
     return sizes
 
 
-def _require_images(model: nn.Module, images: Tensor | None, labels: Tensor | None) -> None:
-    """Raises if images or labels are of wrong type, number or device, or the network is refused or has no values."""
-    if why := _refusal(model):
-        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
-    if images is not None and not isinstance(images, Tensor):
-        raise ArgumentError(must_be_a("images", "a tensor", images))
-    if images is not None and (images.ndim == 0 or not images.numel()):
-        raise ArgumentError(must_be("images", "a batch of at least one", tuple(images.shape)))
-    if labels is not None and not (
-        isinstance(labels, Tensor) and labels.ndim == 1 and not labels.is_floating_point()
-    ):
+def _require_network(model: nn.Module, images: object, labels: object) -> None:
+    """Raises if the network is refused, or labels are not whole numbers, one per image."""
+    reason = why_refused(model)
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
+    if labels is None:
+        return
+    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
         raise ArgumentError(must_be("labels", "a tensor of whole numbers, one per image", labels))
-    if labels is not None and (images is None or len(labels) != len(images)):
-        count = "no images were given" if images is None else f"there are {len(images)} images"
+    count = "no images were given"
+    if isinstance(images, Tensor):
+        count = f"there are {len(images)} images"
+    if not isinstance(images, Tensor) or len(images) != len(labels):
         raise ArgumentError(
             f"labels must be one per image, but there are {len(labels)} labels and {count}"
-        )
-    if images is not None and (empty := find_empty(model)) is not None:
-        why = f"its {empty} is on the meta device and has no values"
-        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {why}")
-    parameter = next(iter(model.parameters()), None)
-    if images is not None and parameter is not None and parameter.device != images.device:
-        raise ArgumentError(
-            must_be("images", f"on the network's device {parameter.device}", images.device)
         )
 
 
@@ -554,18 +417,100 @@ def _convert_layer(
     sizes: tuple[int, ...] | None,
 ) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
-    heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
-    seen = sizes is None or (heads is not None and heads.seen(unit_steps(layer.geometry, sizes)))
-    conv, certificate = convert(layer, spatial=None if seen else sizes)
-    if sizes is not None and seen and any("sizes" in item for item in certificate.not_covered):
+    for_all_sizes = True
+    if sizes is not None:
+        heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
+        for_all_sizes = heads is not None and heads.seen(unit_steps(layer.geometry, sizes))
+    conv, certificate = convert(layer, spatial=None if for_all_sizes else sizes)
+    if sizes is not None and for_all_sizes and not certificate.any_size:
         conv, certificate = convert(layer, spatial=sizes)
-    changed = (
-        isinstance(conv, NormalisedConv)
-        or conv.kernel_size != layer.kernel_size
-        or any(conv.padding)
-    )
-    if changed and isinstance(parent, SamePaddedAttention):
-        raise UnsupportedModelError(
-            "images are padded by its window, and its convolution has another"
-        )
+    if isinstance(parent, SamePaddedAttention):
+        same_window = certificate.kernel_size == layer.kernel_size and not certificate.normalised
+        if not same_window or any(conv.padding):
+            raise UnsupportedModelError(
+                "images are padded by its window, and its convolution has another"
+            )
     return conv, certificate
+
+
+# --- Certificates of networks -----------------------------------------------------------------------------------------
+
+
+def _in_network(
+    certificate: Certificate, names: Sequence[str], path: str | None, notes: Sequence[str]
+) -> Certificate:
+    """Adds to a layer's certificate where it stands in a network."""
+    first, *aliases = names
+    return replace(certificate, name=first, aliases=tuple(aliases), path=path, notes=tuple(notes))
+
+
+def _certify_network(
+    direction: str,
+    networks: tuple[nn.Module, nn.Module],
+    layers: Sequence[Certificate],
+    left_alone: Sequence[LeftAlone],
+    comparison: NetworkComparison | None,
+    *,
+    tolerance: float | None,
+    impl: str | None = None,
+    not_covered: Sequence[str],
+) -> NetworkCertificate:
+    """Makes the certificate of a conversion between two `networks`: the source, and the one made from it.
+
+    `comparison` is None where the networks were not compared.
+    """
+    source, made = networks
+    dtypes = dict.fromkeys(
+        str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters()
+    )
+    exact = all(layer.exact for layer in layers)
+    verdict = _judge_network(layers, comparison, tolerance)
+    certificate = NetworkCertificate(
+        verdict=verdict,
+        direction=direction,
+        source=full_name(type(source)),
+        result=full_name(type(made)),
+        dtype=", ".join(dtypes),
+        impl=impl,
+        layers=tuple(layers),
+        left_alone=tuple(left_alone),
+        tolerance=tolerance,
+        weights=weights_digest(made),
+        not_covered=tuple(not_covered),
+    )
+    if comparison is None:
+        return certificate
+    worst = comparison.farthest
+    if exact or verdict == "exact":
+        worst = comparison.nearest_to_rounding
+    predictions = {}
+    if comparison.predictions is not None:
+        predictions = comparison.predictions._asdict()
+    return replace(
+        certificate,
+        images=comparison.images,
+        shapes=comparison.shapes,
+        reference=comparison.reference,
+        measured_error=worst.error,
+        rounding=worst.rounding,
+        largest=worst.largest,
+        not_covered=(*not_covered, *comparison.not_covered),
+        **predictions,
+    )
+
+
+def _judge_network(
+    layers: Sequence[Certificate], comparison: NetworkComparison | None, tolerance: float | None
+) -> Verdict:
+    verdicts = {layer.verdict for layer in layers}
+    if "failed" in verdicts:
+        return "failed"
+    if comparison is None:
+        return "exact" if verdicts == {"exact"} else "different"
+    predictions = comparison.predictions
+    return comparison.judge(
+        exact=verdicts == {"exact"},
+        promised=all(layer.exact for layer in layers),
+        changed=None if predictions is None else predictions.top1_changed,
+        tolerance=tolerance,
+    )

@@ -80,7 +80,7 @@ def save_layer(
         raise ArgumentError(must_be_a("layer", "an nn.Module", layer))
     if certificate is not None and not isinstance(certificate, Certificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
-    if certificate is not None and certificate.weights not in (None, weights_digest(layer)):
+    if certificate is not None and certificate.weights != weights_digest(layer):
         raise ArgumentError(
             "certificate must be that of the weights that this layer has now, but is of other weights"
         )

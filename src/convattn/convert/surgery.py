@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from difflib import get_close_matches
@@ -16,16 +15,15 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
 from convattn.functional.reference import rounded_differently
 from convattn.functional.torch_modes import without_autocast
-from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.layers import RelativeAttention
+from convattn.layers.relative import HasKernel
 
-CALLS = (
+_CALLS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -39,9 +37,6 @@ CALLS = (
 _SEED = 0
 _SIZE = (3, 224, 224)
 """Seed and size of an image that is drawn where none is given."""
-
-_CONVOLUTION = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
-"""Names of operations that are convolutions."""
 
 
 def full_name(kind: type) -> str:
@@ -67,18 +62,13 @@ def patterns(
     if value is None:
         return None
     several = (value,) if isinstance(value, str) else value
-    if (
-        not isinstance(several, Sequence)
-        or not several
-        or not all(isinstance(item, str) for item in several)
-    ):
+    are_texts = isinstance(several, Sequence) and all(isinstance(item, str) for item in several)
+    if not are_texts or not several:
         raise ArgumentError(must_be(argument, "a name pattern or a sequence of them", value))
-    for pattern in several if names else ():
-        if not matches(names, (pattern,)):
-            example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0]
-            expectation = (
-                f"a pattern that matches {kind} in the network, for instance {example or '*'!r}"
-            )
+    for pattern in several:
+        if names and not matches(names, (pattern,)):
+            example = get_close_matches(pattern, names, n=1, cutoff=0.0)[0] or "*"
+            expectation = f"a pattern that matches {kind} in the network, for instance {example!r}"
             raise ArgumentError(must_be(argument, expectation, pattern))
     return tuple(several)
 
@@ -96,15 +86,11 @@ def find_empty(module: nn.Module) -> str | None:
 
 def copy_module(module: nn.Module) -> nn.Module:
     """Copies a module, even if hooks left tensors in it that belong to an autograd graph."""
-    results = [
-        tensor
-        for part in module.modules()
-        for tensor in vars(part).values()
-        if isinstance(tensor, Tensor)
-    ]
-    memo: dict[int, Any] = {
-        id(tensor): tensor.detach().clone() for tensor in results if not tensor.is_leaf
-    }
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
     return copy.deepcopy(module, memo)
 
 
@@ -144,19 +130,16 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
     Hooks by which torch computes a weight stay if the new module has them. Returns the network, or what replaced it.
     """
     for old, new in replaced.items():
-        own = {
-            k for k, hook in old._forward_pre_hooks.items() if is_own_hook(hook)
-        } - new._forward_pre_hooks.keys()
-        for name in CALLS:
-            hooks = getattr(old, name)
-            setattr(
-                new, name, type(hooks)((key, hook) for key, hook in hooks.items() if key not in own)
-            )
+        hooks = old._forward_pre_hooks
+        own = {key for key in hooks if is_own_hook(hooks[key])} - new._forward_pre_hooks.keys()
+        for name in _CALLS:
+            every = getattr(old, name)
+            moved = [(key, every[key]) for key in every if key not in own]
+            setattr(new, name, type(every)(moved))
         new._is_full_backward_hook = old._is_full_backward_hook
     for parent in list(root.modules()):
         for key, child in parent._modules.items():
-            if child is not None and child in replaced:
-                parent._modules[key] = replaced[child]
+            parent._modules[key] = replaced.get(child, child)
     return replaced.get(root, root)
 
 
@@ -188,15 +171,20 @@ def tensors(value: Any, *, as_real: bool = True, numbers: bool = False) -> Itera
     Sparse tensors are made dense. With `numbers`, finite floating-point and complex numbers become tensors in float64.
     """
     for _, part in parts(value):
-        if isinstance(part, Tensor) and is_floating(part):
-            tensor = (part if part.layout is torch.strided else part.to_dense()).detach()
-        elif numbers and is_floating(part):
-            tensor = torch.tensor(
-                part, dtype=torch.complex128 if isinstance(part, complex) else torch.float64
-            )
+        if not is_floating(part):
+            continue
+        if isinstance(part, Tensor):
+            tensor = part.detach()
+            if part.layout is not torch.strided:
+                tensor = tensor.to_dense()
+        elif numbers:
+            dtype = torch.complex128 if isinstance(part, complex) else torch.float64
+            tensor = torch.tensor(part, dtype=dtype)
         else:
             continue
-        yield torch.view_as_real(tensor) if tensor.is_complex() and as_real else tensor
+        if as_real and tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        yield tensor
 
 
 class Arguments(NamedTuple):
@@ -208,30 +196,26 @@ class Arguments(NamedTuple):
 
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the floating-point and complex tensors."""
-        return tuple(
-            tuple(tensor.shape) for tensor in tensors((self.positional, self.named), as_real=False)
-        )
+        held = tensors((self.positional, self.named), as_real=False)
+        return tuple(tuple(tensor.shape) for tensor in held)
 
     def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
         """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
 
-        def copy(x: Tensor) -> Tensor:
-            made = x.detach().clone()
-            return made.to(dtype) if dtype is not None and made.is_floating_point() else made
+        def copied(x: Tensor) -> Tensor:
+            is_cast = dtype is not None and x.is_floating_point()
+            return x.detach().clone().to(dtype if is_cast else x.dtype)
 
-        return self._mapped(copy)
+        return self._mapped(copied)
 
     def rounded_differently(self, seed: int) -> "Arguments":
         """Changes last digits of the floating-point tensors at random, as if they had been rounded differently."""
 
-        def move(x: Tensor) -> Tensor:
-            return (
-                rounded_differently(x, seed)
-                if x.is_floating_point() and x.layout is torch.strided
-                else x
-            )
+        def moved(x: Tensor) -> Tensor:
+            is_plain = x.is_floating_point() and x.layout is torch.strided
+            return rounded_differently(x, seed) if is_plain else x
 
-        return self._mapped(move)
+        return self._mapped(moved)
 
     def batches(self, size: int) -> list["Arguments"]:
         """Splits a single tensor of images into batches of at most `size`; other arguments stay together."""
@@ -256,25 +240,23 @@ def read_arguments(
     """
     if images is None:
         drawn = draw_image(model)
-        return Arguments(
-            (drawn,), {}, f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}"
-        )
-    if not isinstance(images, Tensor | tuple | Mapping):
-        raise ArgumentError(
-            must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images)
-        )
+        words = f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}"
+        return Arguments((drawn,), {}, words)
     if isinstance(images, Mapping):
-        given = Arguments((), images, "the arguments given")
+        arguments = Arguments((), images, "the arguments given")
+    elif isinstance(images, tuple):
+        arguments = Arguments(images, {}, "the images given")
+    elif isinstance(images, Tensor):
+        arguments = Arguments((images,), {}, "the images given")
     else:
-        given = Arguments(
-            images if isinstance(images, tuple) else (images,), {}, "the images given"
-        )
-    held = list(tensors((given.positional, given.named), as_real=False))
+        expectation = "a tensor, a tuple of arguments or a mapping of them"
+        raise ArgumentError(must_be_a("images", expectation, images))
+    held = list(tensors(images, as_real=False))
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")
     if held and not any(tensor.numel() for tensor in held):
-        raise ArgumentError(must_be("images", "a batch of at least one", given.shapes()))
-    return given
+        raise ArgumentError(must_be("images", "a batch of at least one", arguments.shapes()))
+    return arguments
 
 
 def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -288,13 +270,11 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     generator = torch.Generator().manual_seed(_SEED)
     try:
-        return torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu").to(
-            like
-        )
+        drawn = torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu")
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
-        raise ArgumentError(
-            must_be("shape", "the shape of an image that fits into memory", tuple(size))
-        ) from None
+        expectation = "the shape of an image that fits into memory"
+        raise ArgumentError(must_be("shape", expectation, tuple(size))) from None
+    return drawn.to(like)
 
 
 def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -310,10 +290,8 @@ def output_of(network: nn.Module, given: Arguments, dtype: torch.dtype | None = 
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
-        for device in {
-            torch.device("cpu"),
-            *(parameter.device for parameter in network.parameters()),
-        }:
+        devices = {parameter.device for parameter in network.parameters()}
+        for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
         arguments = given.copied(dtype)
@@ -333,7 +311,7 @@ def input_shapes(
     def note(
         name: str, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        if isinstance(module, NormalisedConv | RelativeAttention):
+        if isinstance(module, HasKernel):
             first = module.batch_of(*positional, **named)
         else:
             first = next(tensors((positional, named)), torch.empty(()))
@@ -352,7 +330,7 @@ def input_shapes(
     return shapes
 
 
-def _parts_of_attention(network: nn.Module) -> set[nn.Module]:
+def parts_of_attention(network: nn.Module) -> set[nn.Module]:
     """Returns the modules inside attention layers, which are read, and not called."""
     layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
     return {part for layer in layers for part in layer.modules() if part is not layer}
@@ -366,114 +344,34 @@ def layer_outputs(
     Both are by name, in the order of the runs; a further call of a module is numbered, as in "relu#2". Only the first
     floating-point tensor of an output counts.
     """
-    values, takers, makers, alive = (
-        dict[str, Tensor](),
-        dict[str, list[str]](),
-        dict[int, list[str]](),
-        list[Tensor](),
-    )
+    values: dict[str, Tensor] = {}
+    takers: dict[str, list[str]] = {}
+    makers: dict[int, list[str]] = {}
+    alive: list[Tensor] = []  # or another tensor could get the id of an output
 
     def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
-        made = next(
-            (
-                one
-                for _, one in parts(output)
-                if isinstance(one, Tensor) and one.is_floating_point()
-            ),
-            None,
-        )
-        if made is None:
+        outputs = [part for _, part in parts(output) if isinstance(part, Tensor)]
+        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
+        if first is None:
             return
         calls = sum(other.partition("#")[0] == name for other in values)
-        name = f"{name}#{calls + 1}" if calls else name
-        for _, one in parts((positional, named)):
-            for maker in makers.get(id(one), ()):
+        if calls:
+            name = f"{name}#{calls + 1}"
+        for _, part in parts((positional, named)):
+            for maker in makers.get(id(part), ()):
                 takers.setdefault(maker, []).append(name)
-        values[name] = next(tensors(made)).clone()  # the next module may work in place
-        makers.setdefault(id(made), []).append(name)
-        alive.append(made)  # or another tensor could get its id
+        values[name] = next(tensors(first)).clone()  # the next module may work in place
+        makers.setdefault(id(first), []).append(name)
+        alive.append(first)
 
-    inner = _parts_of_attention(network)
-    modules = [(name, part) for name, part in network.named_modules() if name and part not in inner]
-    hooks = [
-        part.register_forward_hook(partial(note, name), with_kwargs=True) for name, part in modules
-    ]
+    inner = parts_of_attention(network)
+    hooks = []
+    for name, part in network.named_modules():
+        if name and part not in inner:
+            hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
     try:
         output_of(network, given, dtype)
     finally:
         for hook in hooks:
             hook.remove()
     return values, takers
-
-
-class Watch(TorchDispatchMode):
-    """Follows a running network: the path of each attention layer, and convolutions that are called as functions.
-
-    Attributes:
-        paths: The path of each layer on the first images that reached it.
-        content_bytes: What the content scores of a layer take per image with an open gate.
-        calls: The convolution that a module called as a function, by the module's name.
-    """
-
-    def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
-        """Prepares to watch; calls inside the modules `left`, given by name, are not reported."""
-        super().__init__()
-        self._network, self._left = network, set(left)
-        self._running: list[tuple[str, nn.Module]] = []
-        self._handles: list[RemovableHandle] = []
-        self.paths: dict[RelativeAttention, str] = {}
-        self.content_bytes: dict[RelativeAttention, int] = {}
-        self.calls: dict[str, str] = {}
-
-    def __enter__(self) -> "Watch":
-        inner = _parts_of_attention(self._network)
-        for name, module in self._network.named_modules():
-            if module not in inner:
-                enter = partial(self._enter, name)
-                self._handles.append(
-                    module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-                )
-                self._handles.append(module.register_forward_hook(self._leave, always_call=True))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(
-        self, name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> None:
-        """Notes the running module, and the path of a layer."""
-        self._running.append((name, module))
-        if not isinstance(module, RelativeAttention) or module in self.paths:
-            return
-        x = module.batch_of(*given, **named)
-        if not isinstance(x, Tensor) or x.ndim != len(module.geometry.stride) + 2:
-            return  # the layer itself refuses such an argument
-        self.paths[module] = module.plan(x.shape, x.dtype).path
-        if module.gate is not None:
-            opened = copy.copy(module)
-            opened.impl = "content"  # also while its gate is closed
-            self.content_bytes[module] = opened.plan((1, *x.shape[1:]), x.dtype).bytes
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._running and self._running[-1][1] is module:
-            self._running.pop()
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Computes an operation; notes a convolution that is neither a layer's own nor one left alone."""
-        operation = str(func._schema.name)
-        if _CONVOLUTION.search(operation) and not any(
-            isinstance(module, RelativeAttention) or name in self._left
-            for name, module in self._running
-        ):
-            name = self._running[-1][0] if self._running else ""
-            self.calls.setdefault(name, operation)
-        return func(*args, **(kwargs or {}))

@@ -1,6 +1,7 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
 import copy
+from dataclasses import asdict
 from typing import final
 
 import torch
@@ -9,25 +10,30 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.convert.certificate import (
-    Certificate,
-    certify_attention,
+from convattn.convert.bounds import (
+    attention_rounding,
+    lowest_sharpness,
     off_centre_mass,
-    smallest_image,
     underflows,
 )
-from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import (
-    AnyConvolution,
-    Taps,
-    read_taps,
-    why_not_numbers,
+from convattn.convert.certificate import Certificate
+from convattn.convert.measurement import (
+    Outputs,
+    Promise,
+    certify_layer,
+    draw_images,
+    smallest_image,
+    softmax_copy,
+    with_other_digits,
 )
-from convattn.encodings import Encoding, LearnedAxial, LearnedTable, Quadratic, Shift
-from convattn.encodings.learned_table import chosen_extent
+from convattn.convert.normalised import attention_of_normalised, is_normalised
+from convattn.convert.surgery import keep_random_state
+from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, term_by_term
+from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
-from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
+from convattn.errors import ArgumentError, must_be
+from convattn.functional.torch_modes import without_autocast
+from convattn.grid import Geometry, PerAxis, whole_number
 from convattn.layers import (
     Content,
     FactoredValues,
@@ -39,14 +45,12 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-_PLAIN: dict[int, type[RelativeAttention]] = {
-    kind.dims: kind for kind in (RelativeAttention1d, RelativeAttention2d, RelativeAttention3d)
-}
-ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (*_PLAIN.values(),)
+ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 """The attention layers of this library. Subclasses may compute something else."""
-
-_OUTSIDE = 800.0
-"""How far the scores outside a kernel are below those inside: e^-800 is 0 in float64, too."""
 
 
 def conv_to_attention(
@@ -102,98 +106,85 @@ def conv_to_attention(
         whole_number("head_width", head_width)
     if not isinstance(content, bool | Content):
         raise ArgumentError(must_be("content", "True, False or a Content", content))
-    if isinstance(conv, NormalisedConv):
-        if sharpness is not None or head_width is not None or content:
-            given = {"sharpness": sharpness, "head_width": head_width, "content": content}
-            raise ArgumentError(
-                must_be(
-                    "sharpness, head_width and content", "left out with a NormalisedConv", given
-                )
-            )
-        return _from_normalised(conv, spatial, impl)
+    if is_normalised(conv):
+        options = {"sharpness": sharpness, "head_width": head_width, "content": content}
+        if any(value not in (None, False) for value in options.values()):
+            names = "sharpness, head_width and content"
+            raise ArgumentError(must_be(names, "left out with a NormalisedConv", options))
+        return attention_of_normalised(conv, spatial, impl)
     if spatial is not None:
         raise ArgumentError(must_be("spatial", "left out with a convolution of torch", spatial))
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
-        layer.encoding = encoding = _encoding(
-            taps, sharpness
-        )  # the layer's dtype may be too narrow for centres
+        # A new one, because the layer's dtype may be too narrow for centres
+        layer.encoding = _encoding(taps, sharpness)
     layer.train(conv.training)
     discarded = _truncate(taps, layer.values) if isinstance(layer.values, FactoredValues) else ()
-    with torch.no_grad():
-        kept = layer.values.maps().double()
-        alpha = (
-            encoding.sharpness.double().min().item() if isinstance(encoding, Quadratic) else None
-        )
-        leak = 0.0
-        if alpha is not None and not underflows(alpha, next(layer.values.parameters()).dtype):
-            leak = min(1.0, off_centre_mass(alpha, layer.dims))
-        # A head gives at most `leak` too little to its own pixel and at most `leak` to others. Besides, a limited width
-        # and rounding of the product of its two matrices discard a part of the tap's own matrix.
-        error = 2 * leak * reduce(kept.abs(), "heads outputs channels -> outputs", "sum")
-        if head_width is not None:
-            error = error + reduce(
-                (taps.maps.double() - kept).abs(), "heads outputs channels -> outputs", "sum"
-            )
-    per_unit = error.max().item()
+    leak = _leak(layer)
+    per_unit = _bound(taps, layer, leak)
     return layer, certify_attention(conv, layer, leak=leak, per_unit=per_unit, discarded=discarded)
 
 
-def _from_normalised(
-    conv: NormalisedConv, spatial: PerAxis | None, impl: str
-) -> tuple[RelativeAttention, Certificate]:
-    """Makes the attention whose scores are those of a normalised convolution, and so low outside that they count 0."""
-    for name, parameter in conv.named_parameters():
-        reason = why_not_numbers(name, parameter)
-        if reason is not None:
-            raise UnsupportedModelError(f"cannot convert NormalisedConv: {reason}")
-    heads, dims, scores = conv.num_heads, conv.dims, [s.detach() for s in conv.scores]
-    least = zip(smallest_image(conv.geometry), conv.box, strict=True)
-    check = [
-        max(size, high - low + 3) for size, (low, high) in least
-    ]  # pixels that see the whole box, and others
-    sizes = conv.frozen_size if spatial is None else axis_lists("spatial", spatial, dims, least=1)
-    common = chosen_extent(None, dims) if sizes is None else (1,) * dims
-    axes = zip(conv.geometry.axes(sizes or check), common, conv.box, strict=True)
-    extent = [
-        max(n, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high)
-        for axis, n, (low, high) in axes
-    ]
-    inside = [
-        slice(size - 1 + low, size + high)
-        for size, (low, high) in zip(extent, conv.box, strict=True)
-    ]
-    spread = sum(
-        s.flatten(1).amax(1) - s.flatten(1).amin(1) for s in scores
-    )  # of all that a head sees
-    tables = []
-    for own, along in zip(
-        scores, [(n,) for n in range(dims)] if conv.separable else [range(dims)], strict=True
-    ):
-        low = (own.flatten(1).amax(1) - spread - _OUTSIDE).view(-1, *(1,) * len(along))
-        tables.append(low.repeat(1, *(2 * extent[axis] - 1 for axis in along)))
-        tables[-1][(slice(None), *(inside[axis] for axis in along))] = own
-    free, options = copy.deepcopy(conv), conv.options()
-    free.shares = free.frozen_size = None
-    with keep_random_state(conv):
-        if options.pop("separable"):
-            encoding: LearnedAxial | LearnedTable = LearnedAxial(
-                heads, dims, extent=extent, width=heads
-            )
-            encoding.tables = nn.ParameterList(table.T.contiguous() for table in tables)
-            encoding.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(dims, 1, 1))
-        else:
-            encoding = LearnedTable(heads, dims, extent=extent)
-            encoding.scores = nn.Parameter(tables[0])
-        del options["box"]
-        layer = _PLAIN[dims](encoding=encoding, impl=impl, **options)
-    layer.values, layer.bias = free.values, free.bias
-    layer.encoding = encoding.requires_grad_(conv.scores[0].requires_grad)
-    layer.train(conv.training)
-    return layer, certify_attention(
-        free, layer, leak=0.0, per_unit=0.0, sizes=[*map(min, check, sizes or check)]
+def certify_attention(
+    conv: AnyConvolution,
+    layer: RelativeAttention,
+    *,
+    leak: float,
+    per_unit: float,
+    discarded: tuple[tuple[float, ...], ...] = (),
+) -> Certificate:
+    """Compares a convolution with the layer made from it, as a real softmax and by the path that it takes by itself."""
+    sizes = smallest_image(layer.geometry)
+    all_different = [size + 3 + axis for axis, size in enumerate(sizes)]
+    x = draw_images(layer, all_different, next(layer.values.parameters()).dtype)
+    attention = softmax_copy(layer, x.dtype)
+    if attention.content is not None:
+        attention.impl = "reference"
+    with torch.no_grad(), without_autocast(x.device):
+        reference = copy.deepcopy(conv).double().cpu()(x.double().cpu())
+        results = [attention(x), layer(x)]
+        convolved = [conv(images) for images in with_other_digits(x)]
+        taps = read_taps(conv)
+        convolved += [tap_by_tap(taps, x), term_by_term(taps, x)]
+    promise = Promise(
+        source=conv,
+        result=layer,
+        layer=layer,
+        kernel_size=tuple(conv.kernel_size),
+        exact=leak == 0 and not any(discarded),
+        leak=leak,
+        per_unit=per_unit,
+        rounding=attention_rounding(layer),
+        discarded=discarded,
     )
+    return certify_layer(promise, Outputs(x, reference, results, [(reference, convolved)]))
+
+
+def _leak(layer: RelativeAttention) -> float:
+    """Bounds the share of attention that a head gives to pixels off its tap."""
+    alpha = lowest_sharpness(layer)
+    if alpha is None or underflows(alpha, next(layer.values.parameters()).dtype):
+        return 0.0
+    return min(1.0, off_centre_mass(alpha, layer.dims))
+
+
+def _bound(taps: Taps, layer: RelativeAttention, leak: float) -> float:
+    """Bounds the error of an output for inputs of absolute value ≤ 1.
+
+    A head gives at most `leak` too little to its own pixel and at most `leak` to others. Besides, a limited width and
+    rounding of the product of its two matrices discard a part of the tap's own matrix.
+    """
+    with torch.no_grad():
+        maps = layer.values.maps().double()
+    error = 2 * leak * _row_sums(maps)
+    if layer.head_width is not None:
+        error = error + _row_sums(taps.maps.double() - maps)
+    return error.max().item()
+
+
+def _row_sums(maps: Float[Tensor, "heads outputs channels"]) -> Float[Tensor, " outputs"]:
+    return reduce(maps.abs(), "heads outputs channels -> outputs", "sum")
 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
@@ -214,8 +205,8 @@ def _make_layer(
 ) -> RelativeAttention:
     """Makes the layer, and copies the taps' matrices unless the heads are narrow."""
     heads, outputs, _ = taps.maps.shape
-    geometry, dims = taps.geometry, len(taps.geometry.kernel_size)
-    layer = _PLAIN[dims](
+    kind = ATTENTION_LAYERS[len(taps.geometry.kernel_size) - 1]
+    layer = kind(
         taps.inputs,
         outputs,
         heads,
@@ -223,17 +214,12 @@ def _make_layer(
         head_width=head_width,
         content=content,
         gate="tanh" if content else None,
-        kernel_size=geometry.kernel_size,
-        stride=geometry.stride,
-        padding=geometry.padding,
-        padding_mode=geometry.padding_mode,
-        dilation=geometry.dilation,
-        input_dilation=geometry.input_dilation,
         groups=taps.groups,
         bias=taps.bias is not None,
         impl=impl,
         device=taps.maps.device,
         dtype=taps.maps.dtype,
+        **asdict(taps.geometry),
     )
     with torch.no_grad():
         if isinstance(layer.values, MergedValues):
@@ -262,8 +248,10 @@ def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ..
             values.output, "taps (groups o) width -> taps groups o width", groups=taps.groups
         )
         output[..., :rank] = left[..., :rank] * root[..., None, :]
-    rest = scale[..., rank:].flatten(1).sort(descending=True).values
-    return tuple(tuple(row) for row in rest.tolist()) if rest.shape[-1] else ()
+    discarded = scale[..., rank:].flatten(1).sort(descending=True).values
+    if not discarded.shape[-1]:
+        return ()
+    return tuple(tuple(row) for row in discarded.tolist())
 
 
 @final
@@ -296,10 +284,12 @@ class SamePaddedAttention(nn.Module):
         super().__init__()
         if isinstance(attention, RelativeAttention) and not attention.geometry.keeps_grid:
             raise ArgumentError(must_be("attention", "a layer without padding", attention))
-        window = {name: getattr(attention, name) for name in ("kernel_size", "stride", "dilation")}
         self._geometry = Geometry.parse(
-            len(attention.stride), **window
-        )  # what replaces the layer may have none
+            len(attention.stride),
+            kernel_size=attention.kernel_size,
+            stride=attention.stride,
+            dilation=attention.dilation,
+        )  # read now, because what replaces the layer may have no window
         self.attention = attention
         self.training = attention.training
 
@@ -332,10 +322,12 @@ class SamePaddedAttention(nn.Module):
 
 def pad_same(x: Float[Tensor, "..."], geometry: Geometry) -> Float[Tensor, "..."]:
     """Pads an image or several with zeros, an odd one at the end, so that the window gives ⌈size / stride⌉ per axis."""
-    pads = []
+    pads: list[int] = []
     sizes = x.shape[-len(geometry.stride) :]
-    window = zip(sizes, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
-    for size, taps, step, spread in reversed(list(window)):
-        total = max(0, (-(-size // step) - 1) * step + spread * (taps - 1) + 1 - size)
-        pads += [total // 2, total - total // 2]
+    along = zip(sizes, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
+    for size, taps, step, spread in along:
+        queries = -(-size // step)
+        total = max(0, (queries - 1) * step + spread * (taps - 1) + 1 - size)
+        before = total // 2
+        pads = [before, total - before, *pads]  # torch wants the last axis first
     return functional.pad(x, pads) if any(pads) else x

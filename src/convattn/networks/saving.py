@@ -237,7 +237,7 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
         holders = [module for module in network.modules() if type(module) in KINDS.values()]
     else:
         places = dict(network.named_modules(remove_duplicate=False))
-        to_attention = certificate.direction == "network_to_attention"
+        to_attention = certificate.to_attention
         for layer in certificate.layers:
             if layer.name not in places:
                 raise ArgumentError(

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.certificate import Certificate, certify_attention, smallest_image
+from convattn.convert.certificate import Certificate
+from convattn.convert.measurement import smallest_image
+from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional.shift import WindowConvolution

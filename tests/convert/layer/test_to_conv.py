@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
-from convattn.convert.to_conv import HardHeads
+from convattn.convert.hard_heads import HardHeads
 from convattn.encodings import ENCODINGS, LearnedTable, Quadratic, create_encoding
 from convattn.errors import ArgumentError
 from convattn.layers import (

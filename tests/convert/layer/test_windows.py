@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from convattn.convert import SamePaddedAttention
-from convattn.convert.to_conv import box_window, own_window, sized_windows
+from convattn.convert.windows import box_window, own_window, sized_windows
 from convattn.errors import ArgumentError
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention2d

@@ -286,7 +286,7 @@ def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion():
 
 
 def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):
-    module = importlib.import_module("convattn.convert.taps")
+    module = importlib.import_module("convattn.convert.convolutions")
     build = module._build_plain
 
     def misread(*arguments):

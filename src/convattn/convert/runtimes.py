@@ -1,0 +1,184 @@
+"""Files for ONNX Runtime and OpenVINO, loaded so that they are called with arrays and show outputs of layers."""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convattn.errors import ArgumentError, ConversionError, optional_module
+
+_QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
+"""Operations of ONNX and OpenVINO on few bits."""
+
+
+_NO_LAYERS = ("Constant", "Result")
+"""Operations of OpenVINO that compute nothing."""
+
+
+@dataclass
+class Session:
+    """A model that a runtime has loaded; called with arrays of numpy in order or by name, it returns arrays."""
+
+    words: str  # The file and its runtime
+    quantised: bool  # Whether it is seen to compute with few bits
+    # Dtype of each input, and the length of its first axis; a number if that is fixed
+    inputs: dict[str, tuple[Any, Any]]
+    layers: dict[str, int]  # Places of the outputs of layers among the results
+    compute: Callable[[dict[str, Any]], Any]  # From arrays by name to a sequence of arrays
+
+    def __call__(self, *positional: Any, **named: Any) -> list[Any]:
+        """Runs the model on all images, in batches of its size if its file fixes one."""
+        values = named or dict(zip(self.inputs, positional, strict=False))
+        if set(values) != set(self.inputs) or len(values) != len(positional) + len(named):
+            came = ", ".join(named) or str(len(positional))
+            raise ArgumentError(
+                f"images must be the inputs of the model ({', '.join(self.inputs)}), but are {came}"
+            )
+        arrays = {name: np.asarray(x, self.inputs[name][0]) for name, x in values.items()}
+        count = max(len(x) for x in arrays.values() if x.ndim)
+        size = self._fixed_size(count)
+        if size == count:
+            return list(self.compute(arrays))
+        batches = []
+        for start in range(0, count, size):
+            # the last image fills up the last batch
+            places = np.arange(start, start + size).clip(max=count - 1)
+            batch = {name: x[places] for name, x in arrays.items()}
+            batches.append([y[: count - start] for y in self.compute(batch)])
+        return [np.concatenate(several) for several in zip(*batches, strict=True)]
+
+    def _fixed_size(self, count: int) -> int:
+        """Returns how many images the model takes at once, any number unless its file fixes one."""
+        for _, size in self.inputs.values():
+            if isinstance(size, int):
+                return size
+        return count
+
+
+Load = Callable[[Sequence[str]], Session]
+"""Loads a file so that the layers of given names are outputs, too."""
+
+
+def open_file(path: Path, runtime: str | None, options: Mapping[str, Any] | None) -> Load:
+    """Returns what loads a file, after it was loaded once.
+
+    Raises ArgumentError if there is no such file or its kind is unknown, and ConversionError if it cannot be loaded.
+    """
+    kinds = {
+        "onnxruntime": _in_onnxruntime,
+        "openvino": _in_openvino,
+        ".onnx": _in_onnxruntime,
+        ".xml": _in_openvino,
+    }
+    kind = runtime or path.suffix
+    if not path.is_file() or kind not in kinds:
+        raise ArgumentError(
+            f"other must be a file of the kind .onnx or .xml that exists, but is {str(path)!r}"
+        )
+    load = partial(kinds[kind], path, options)
+    try:
+        load([])
+    except ImportError:
+        raise
+    except Exception as error:  # a runtime may fail in any way
+        raise ConversionError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return load
+
+
+def _in_onnxruntime(path: Path, options: Mapping[str, Any] | None, names: Sequence[str]) -> Session:
+    runtime = optional_module("onnxruntime", "onnxruntime", "export")
+    model = _read_onnx(path, names)
+    if options is None:
+        options = {"providers": ["CPUExecutionProvider"]}
+    session = runtime.InferenceSession(model.source, **options)
+    kinds = {"tensor(float)": "float32", "tensor(double)": "float64"}
+    inputs = {}
+    for one in session.get_inputs():
+        own = one.type.removeprefix("tensor(").removesuffix(")")
+        first = one.shape[0] if one.shape else None
+        inputs[one.name] = (kinds.get(one.type, own), first)
+    outputs = [one.name for one in session.get_outputs()]
+    layers = {layer: outputs.index(value) for layer, value in model.values.items()}
+    words = f"{path.name} in ONNX Runtime {runtime.__version__}"
+    return Session(words, model.quantised, inputs, layers, partial(session.run, None))
+
+
+@dataclass
+class _OnnxModel:
+    """What a runtime loads of an ONNX file."""
+
+    source: str | bytes  # The path, or the model with further outputs
+    quantised: bool  # Whether it computes with few bits
+    values: dict[str, str]  # Name of the value that each layer gives
+
+
+def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
+    """Reads an ONNX file, and makes the values of layers outputs.
+
+    Torch's exporter writes the names of modules beside each node, the last node of a layer gives its value.
+    """
+    try:
+        onnx = optional_module("onnx", "onnx", "export")
+    except ImportError:
+        return _OnnxModel(str(path), quantised=False, values={})
+    model = onnx.load(str(path), load_external_data=bool(names))
+    values = {}
+    for node in model.graph.node:
+        for one in node.metadata_props:
+            if one.key.endswith("name_scopes"):
+                scopes = ast.literal_eval(one.value)
+                if len(scopes) > 1 and scopes[-2] in names:
+                    values[scopes[-2]] = node.output[0]
+    present = [one.name for one in model.graph.output]
+    for value in set(values.values()) - set(present):
+        model.graph.output.append(onnx.ValueInfoProto(name=value))
+    quantised = any(_QUANTISED.search(node.op_type) for node in model.graph.node)
+    source = model.SerializeToString() if names else str(path)
+    return _OnnxModel(source, quantised, values)
+
+
+def _in_openvino(path: Path, options: Mapping[str, Any] | None, names: Sequence[str]) -> Session:
+    runtime = optional_module("openvino", "openvino", "export")
+    source, values = str(path), dict[str, str]()
+    if path.suffix == ".onnx":
+        onnx_model = _read_onnx(path, names)
+        source, values = onnx_model.source, onnx_model.values
+    core = runtime.Core()
+    model = core.read_model(source)
+    operations = [one for one in model.get_ordered_ops() if one.get_type_name() not in _NO_LAYERS]
+    outputs = {}
+    for one in operations:
+        layer = one.get_friendly_name().partition("/")[0].removeprefix("__module.")
+        if layer in names and layer not in values:
+            outputs[layer] = one.output(0)
+    model.add_outputs([*outputs.values()])
+    for layer, output in outputs.items():
+        values[layer] = output.get_any_name()
+    places = {}
+    for place, output in enumerate(model.outputs):
+        for name in output.get_names():
+            places[name] = place
+    if options is None:
+        options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(model, "CPU", {**options})
+    inputs = {}
+    for one in compiled.inputs:
+        first = next(iter(one.get_partial_shape()), None)
+        size = first.get_length() if first is not None and first.is_static else None
+        inputs[one.get_any_name()] = (one.get_element_type().to_dtype(), size)
+    precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    version = runtime.__version__.partition("-")[0]
+    return Session(
+        words=f"{path.name} in OpenVINO {version} ({precision})",
+        quantised=any(_QUANTISED.search(one.get_type_name()) for one in operations),
+        inputs=inputs,
+        layers={layer: places[value] for layer, value in values.items()},
+        compute=lambda arrays: compiled(arrays).to_tuple(),
+    )
