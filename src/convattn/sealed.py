@@ -37,8 +37,6 @@ CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.
 DIGESTS, LOAD_AS = "digests", "load_as"
 
 _HINT = "if it was edited on purpose, load it with verify=False"
-_LARGEST = 1 << 14
-"""Size up to which an option of a network may exceed every size of its tensors, as that of its images does."""
 
 
 def write_sealed(
@@ -66,9 +64,8 @@ def write_sealed(
     write_atomically(folder / CONFIG, json.dumps({**sealed, DIGESTS: digests}, indent=2) + "\n")
 
 
-def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Returns the contents of `config.json`, not verified; raises CheckpointError unless it is a JSON object."""
-    folder = as_path(folder)
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -85,9 +82,20 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
-def is_sealed(folder: str | os.PathLike[str]) -> bool:
-    """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and a card at most beside it."""
+def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
+    """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
     folder = as_path(folder)
+    if not overwrite:
+        require_new_folder(folder)
+        return False
+    if _is_sealed(folder):
+        return True
+    require_new_folder(folder, "folder (only a saved network or layer is overwritten)")
+    return False
+
+
+def _is_sealed(folder: Path) -> bool:
+    """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and a card at most beside it."""
     try:
         if DIGESTS not in read_config(folder):
             return False
@@ -99,27 +107,24 @@ def is_sealed(folder: str | os.PathLike[str]) -> bool:
     return not (folder.is_symlink() or folder.samefile("."))
 
 
-def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
-    """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
-    if not overwrite:
-        require_new_folder(folder)
-        return False
-    if is_sealed(folder):
-        return True
-    require_new_folder(folder, "folder (only a saved network or layer is overwritten)")
-    return False
-
-
 def read_sealed(
     folder: str | os.PathLike[str], *, verify: bool = True
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the configuration and the tensors that `write_sealed` wrote, after comparing them with the digests.
+    """Returns the configuration and the tensors that `write_sealed` wrote, as `read_tensors` does."""
+    folder = as_path(folder)
+    config = read_config(folder)
+    tensors = read_tensors(folder, config, verify=verify)
+    for key in (DIGESTS, LOAD_AS):
+        config.pop(key, None)
+    return config, tensors
+
+
+def read_tensors(folder: Path, config: Mapping[str, Any], *, verify: bool) -> dict[str, Tensor]:
+    """Returns the tensors that `write_sealed` wrote, after comparing all files with the digests in the configuration.
 
     With verify=False, changes and NaN are accepted. Raises CheckpointError, which names the file, if one is missing,
     damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
-    folder = as_path(folder)
-    config = read_config(folder)
     try:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
@@ -129,28 +134,8 @@ def read_sealed(
         _require_numbers(tensors, CheckpointError, f"{folder / WEIGHTS}: ")
     _warn_of_certificate(folder)
     if LOAD_AS in config:
-        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
-    config.pop(DIGESTS, None)
-    return config, tensors
-
-
-def require_sizes(
-    options: Mapping[str, Any], tensors: Mapping[str, Tensor], place: str | os.PathLike[str]
-) -> None:
-    """Raises CheckpointError if options are too large for a network of these tensors, without building it.
-
-    A whole number in them must not exceed every size of the tensors and 16,384, and there must not be more blocks
-    ("depth") than tensors. The message begins with the place where the options were read.
-    """
-    largest = _LARGEST
-    for tensor in tensors.values():
-        largest = max(largest, *tensor.shape, 0)
-    for name, value in options.items():
-        limit = len(tensors) if name == "depth" else largest
-        for number in _numbers(value):
-            if abs(number) > limit:
-                expected = f"at most {limit} with these tensors"
-                raise CheckpointError(f"{place}: {must_be(name, expected, number)}")
+        return _widened(tensors, config[LOAD_AS], folder / CONFIG)
+    return tensors
 
 
 def tensor_digest(name: str, tensor: Tensor) -> str:
@@ -188,18 +173,7 @@ def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{place}.{name}", tensor
 
 
-def _numbers(value: object) -> Iterator[int]:
-    """Yields the whole numbers in nested lists and objects."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, int):
-        yield value
-
-
-def _require_saved(folder: Path, config: dict[str, Any]) -> None:
+def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError if a file in a folder differs from what was saved, and names it."""
     digests = config.get(DIGESTS)
     if not isinstance(digests, dict):

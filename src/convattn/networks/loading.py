@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from convattn.convert import load_layer
 from convattn.convert.saved_layers import KINDS
-from convattn.errors import ArgumentError, CheckpointError, must_be_a
+from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
 from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.replaced import put_layers
 from convattn.networks.source import create_network, own_source
 from convattn.networks.tensors import load_tensors
-from convattn.sealed import CONFIG, read_config, read_sealed, require_sizes
+from convattn.sealed import CONFIG, read_config, read_tensors
 
 SCHEMA = 1
 
@@ -30,6 +30,9 @@ _FIELDS: dict[str, Any] = {
     "buffers": dict,
 }
 """Required fields of the `config.json` of a network."""
+
+_LARGEST = 1 << 14
+"""Size up to which an option of a network may exceed every size of its tensors, as that of its images does."""
 
 
 def load_network(
@@ -89,8 +92,9 @@ def load_network(
         local_files_only=local_files_only,
         token=token,
     )
-    if saved_config(folder)["kind"] == "network":
-        return _load_saved(folder, model, verify=verify)
+    config = saved_config(folder)
+    if config["kind"] == "network":
+        return _load_saved(folder, config, model, verify=verify)
     if model is not None:
         expected = f"None, because {folder} describes its own network"
         raise ArgumentError(must_be_a("model", expected, model))
@@ -130,11 +134,15 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 
 def _load_saved(
-    folder: Path, model: nn.Module | Callable[[], nn.Module] | None, *, verify: bool
+    folder: Path,
+    config: dict[str, Any],
+    model: nn.Module | Callable[[], nn.Module] | None,
+    *,
+    verify: bool,
 ) -> nn.Module:
     """Builds a network, puts its layers in their places, and loads its tensors."""
     file = folder / CONFIG
-    config, tensors = read_sealed(folder, verify=verify)
+    tensors = read_tensors(folder, config, verify=verify)
     schema = config.get("schema_version")
     if schema != SCHEMA:
         raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {schema!r}")
@@ -148,7 +156,8 @@ def _load_saved(
     else:
         network = _build(file, config, tensors)
     try:
-        network = put_layers(network, config["layers"])
+        if config["layers"]:
+            network = put_layers(network, config["layers"])
         load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "together" if model is None else "with the model given"
@@ -178,7 +187,34 @@ def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) ->
     try:
         if source.startswith("hf:"):
             raise ArgumentError("one of transformers is not fetched for a saved network")
-        require_sizes(config["options"], tensors, file)
+        _require_sizes(config["options"], tensors)
         return create_network(source, config["options"])
     except ArgumentError as error:
         raise CheckpointError(f"{file} describes a network that cannot be built: {error}") from None
+
+
+def _require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raises ArgumentError if options are too large for a network of these tensors, without building it.
+
+    A whole number in them must not exceed every size of the tensors and 16,384, and there must not be more blocks
+    ("depth") than tensors.
+    """
+    largest = _LARGEST
+    for tensor in tensors.values():
+        largest = max(largest, *tensor.shape, 0)
+    for name, value in options.items():
+        limit = len(tensors) if name == "depth" else largest
+        for number in _numbers(value):
+            if abs(number) > limit:
+                raise ArgumentError(must_be(name, f"at most {limit} with these tensors", number))
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """Yields the whole numbers in nested lists and objects."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, int):
+        yield value
