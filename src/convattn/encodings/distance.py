@@ -54,9 +54,8 @@ class Distance(Encoding):
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
         compute_parameters(self.outer)
-        scores = functional.linear(
-            self.feature_vectors(displacement), self.outer.weight.to(displacement.dtype)
-        )
+        weight = self.outer.weight.to(displacement.dtype)
+        scores = functional.linear(self.feature_vectors(displacement), weight)
         return scores.movedim(-1, 0)
 
     def feature_vectors(
@@ -64,10 +63,10 @@ class Distance(Encoding):
     ) -> Float[Tensor, "*points hidden"]:
         """Returns the features of displacements."""
         compute_parameters(self.inner)
-        logs, kind = displacement.sign() * torch.log1p(displacement.abs()), displacement.dtype
-        return functional.relu(
-            functional.linear(logs, self.inner.weight.to(kind), self.inner.bias.to(kind))
-        )
+        weight = self.inner.weight.to(displacement.dtype)
+        bias = self.inner.bias.to(displacement.dtype)
+        logs = displacement.sign() * torch.log1p(displacement.abs())
+        return functional.relu(functional.linear(logs, weight, bias))
 
 
 @final
@@ -110,14 +109,15 @@ class AxialDistance(AxisAdditiveEncoding):
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
-        compute_parameters(self.axes[axis])
-        return cast(Distance, self.axes[axis]).score(displacement[..., None])
+        return self._along(axis).score(displacement[..., None])
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
+        features = self._along(axis).feature_vectors(displacement[..., None])
+        before, after = axis * self.hidden, (self.dims - 1 - axis) * self.hidden
+        return functional.pad(features, (before, after))
+
+    def _along(self, axis: int) -> Distance:
+        """Returns the network of an axis, with its parameters computed."""
         compute_parameters(self.axes[axis])
-        found, width = (
-            cast(Distance, self.axes[axis]).feature_vectors(displacement[..., None]),
-            self.hidden,
-        )
-        return functional.pad(found, (axis * width, (self.dims - 1 - axis) * width))
+        return cast(Distance, self.axes[axis])

@@ -43,7 +43,7 @@ def _refusal(module: nn.Module, kind: str, hook: object) -> str:
     )
 
 
-def given_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """Reads finite numbers, one set per head or one for all heads, as float64 on the CPU."""
     expected = f"finite numbers of shape {shape}, or {shape[1:]} for all heads"
     try:
@@ -61,9 +61,8 @@ def write_parameter(module: nn.Module, name: str, values: Tensor) -> None:
     """Writes numbers into a parameter in place; raises ArgumentError if it is computed from others, as in pruning."""
     parameter = module._parameters.get(name)
     if parameter is None:
-        raise ArgumentError(
-            must_be(name, "a parameter that can be written, not one computed from others", name)
-        )
+        expected = "a parameter that can be written, not one computed from others"
+        raise ArgumentError(must_be(name, expected, name))
     with torch.no_grad():
         parameter.copy_(values)
 
@@ -111,7 +110,8 @@ class Encoding(nn.Module, ABC):
             ArgumentError: A size is not a positive integer.
         """
         super().__init__()
-        self.num_heads, self.dims = whole_number("num_heads", num_heads), whole_number("dims", dims)
+        self.num_heads = whole_number("num_heads", num_heads)
+        self.dims = whole_number("dims", dims)
 
     def forward(
         self, displacement: Float[Tensor, "*points dims"]
@@ -188,9 +188,9 @@ class Encoding(nn.Module, ABC):
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
-        self.require_span(
-            [float(axis.lowest) for axis in axes], [float(axis.highest) for axis in axes]
-        )
+        lowest = [float(axis.lowest) for axis in axes]
+        highest = [float(axis.highest) for axis in axes]
+        self.require_span(lowest, highest)
 
     @abstractmethod
     def score(self, displacement: Float[Tensor, "*points dims"]) -> Float[Tensor, "heads *points"]:
@@ -263,25 +263,24 @@ class Encoding(nn.Module, ABC):
 
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
-            raise ShapeError(
-                must_be("displacement", f"of shape (…, {self.dims})", tuple(displacement.shape))
-            )
-        if displacement.numel() and not (
-            displacement.is_meta or torch.compiler.is_compiling()
-        ):  # values to look at
-            flat = displacement.detach().reshape(-1, self.dims)
-            if not torch.isfinite(flat).all():
-                raise ArgumentError("displacement must be finite, but holds inf or nan")
-            self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
+            expected = f"of shape (…, {self.dims})"
+            raise ShapeError(must_be("displacement", expected, tuple(displacement.shape)))
+        without_values = displacement.is_meta or torch.compiler.is_compiling()
+        if without_values or not displacement.numel():
+            return
+        flat = displacement.detach().reshape(-1, self.dims)
+        if not torch.isfinite(flat).all():
+            raise ArgumentError("displacement must be finite, but holds inf or nan")
+        self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
 
     def _fitting(self, scores: Tensor, points: Sequence[int], displacement: Tensor) -> Tensor:
         """Checks the shape of the scores that a subclass returned, and casts them."""
-        expected, found = (self.num_heads, *points), getattr(scores, "shape", None)
-        if found != expected:
-            came = type(scores).__name__ if found is None else tuple(found)
-            raise ShapeError(
-                must_be(f"the score of {self}", f"of shape (heads, *points) = {expected}", came)
-            )
+        expected = (self.num_heads, *points)
+        shape = getattr(scores, "shape", type(scores).__name__)
+        if shape != expected:
+            came = shape if isinstance(shape, str) else tuple(shape)
+            words = f"of shape (heads, *points) = {expected}"
+            raise ShapeError(must_be(f"the score of {self}", words, came))
         return scores.to(displacement.dtype)
 
 

@@ -52,13 +52,13 @@ class Shift(AxisAdditiveEncoding):
             ShapeError: The displacements are not (heads, dims).
         """
         super().__init__(num_heads, dims)
-        given = kernel_taps(self.num_heads, self.dims) if displacements is None else displacements
-        if given is None:
+        if displacements is None:
+            displacements = kernel_taps(self.num_heads, self.dims)
+        if displacements is None:
             taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
-            raise ArgumentError(
-                must_be("num_heads", f"{taps} unless displacements are given", num_heads)
-            )
-        self._shifts = _read(given, self.num_heads, self.dims)
+            expected = f"{taps} unless displacements are given"
+            raise ArgumentError(must_be("num_heads", expected, num_heads))
+        self._shifts = _whole_shifts(displacements, self.num_heads, self.dims)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
@@ -117,14 +117,17 @@ class Shift(AxisAdditiveEncoding):
         return quadratic_axis_features(axis, displacement, self.dims)
 
 
-def _read(given: Sequence[Sequence[int]], num_heads: int, dims: int) -> tuple[tuple[int, ...], ...]:
+def _whole_shifts(
+    displacements: Sequence[Sequence[int]], num_heads: int, dims: int
+) -> tuple[tuple[int, ...], ...]:
     """Checks displacements and copies them."""
+    expected = f"of shape {(num_heads, dims)}"
     try:
-        read = tuple(tuple(displacement) for displacement in given)
+        shifts = [tuple(displacement) for displacement in displacements]
     except TypeError:
-        raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given)) from None
-    if len(read) != num_heads or any(len(displacement) != dims for displacement in read):
-        raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", given))
-    if not all(map(is_whole, chain(*read))):
-        raise ArgumentError(must_be("displacements", "integers", given))
-    return tuple(tuple(map(int, displacement)) for displacement in read)
+        raise ShapeError(must_be("displacements", expected, displacements)) from None
+    if len(shifts) != num_heads or any(len(shift) != dims for shift in shifts):
+        raise ShapeError(must_be("displacements", expected, displacements))
+    if not all(is_whole(size) for size in chain(*shifts)):
+        raise ArgumentError(must_be("displacements", "integers", displacements))
+    return tuple(tuple(map(int, shift)) for shift in shifts)

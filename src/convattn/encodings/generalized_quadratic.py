@@ -8,7 +8,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import Encoding, given_numbers, write_parameter
+from convattn.encodings.encoding import Encoding, read_numbers, write_parameter
 from convattn.encodings.quadratic import starting_centres
 from convattn.errors import ArgumentError, must_be
 
@@ -60,19 +60,18 @@ class GeneralizedQuadratic(Encoding):
 
     @precision.setter
     def precision(self, value: Any) -> None:
-        given = given_numbers("precision", value, tuple(self.shape.shape))
-        factors, failed = torch.linalg.cholesky_ex((given + given.mT) / 2)
-        most = (
-            self.dims * torch.finfo(self.shape.dtype).eps * given.abs().amax((-2, -1), keepdim=True)
-        )
-        held = factors.mT.to(self.shape.dtype)
-        found = held.mT @ held  # as it will be read
-        kept = found.isfinite().all() and (found.diagonal(dim1=-2, dim2=-1) > 0).all()
-        if failed.any() or not kept or ((given - given.mT).abs() > most).any():
-            raise ArgumentError(
-                must_be("precision", f"symmetric and positive definite in {held.dtype}", value)
-            )
-        write_parameter(self, "shape", held)
+        dtype = self.shape.dtype
+        matrices = read_numbers("precision", value, tuple(self.shape.shape))
+        rounding = self.dims * torch.finfo(dtype).eps * matrices.abs().amax((-2, -1), keepdim=True)
+        symmetric = ((matrices - matrices.mT).abs() <= rounding).all()
+        factors, failed = torch.linalg.cholesky_ex((matrices + matrices.mT) / 2)
+        shape = factors.mT.to(dtype)
+        rounded = shape.mT @ shape  # as it will be read
+        definite = rounded.isfinite().all() and (rounded.diagonal(dim1=-2, dim2=-1) > 0).all()
+        if failed.any() or not (definite and symmetric):
+            expected = f"symmetric and positive definite in {dtype}"
+            raise ArgumentError(must_be("precision", expected, value))
+        write_parameter(self, "shape", shape)
 
     @property
     def feature_width(self) -> int:
@@ -82,16 +81,13 @@ class GeneralizedQuadratic(Encoding):
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
         centres = self.centres.view(self.num_heads, *(1,) * (displacement.ndim - 1), self.dims)
-        shape, offset = (
-            self.shape.to(displacement.dtype),
-            displacement - centres.to(displacement.dtype),
-        )
+        shape = self.shape.to(displacement.dtype)
+        offset = displacement - centres.to(displacement.dtype)
         scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
         return -(scaled**2).sum(-1) / 2
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Returns the features of displacements."""
         first, second = torch.triu_indices(self.dims, self.dims, device=displacement.device)
-        return torch.cat(
-            [displacement[..., first] * displacement[..., second], displacement], dim=-1
-        )
+        products = displacement[..., first] * displacement[..., second]
+        return torch.cat([products, displacement], dim=-1)

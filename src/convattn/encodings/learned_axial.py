@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters
-from convattn.encodings.learned_table import chosen_extent, read_table, require_extent
+from convattn.encodings.learned_table import read_table, require_extent, table_extent
 from convattn.grid import PerAxis, whole_number
 
 
@@ -54,14 +54,14 @@ class LearnedAxial(AxisAdditiveEncoding):
             ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
-        self.extent = chosen_extent(extent, dims)
+        self.extent = table_extent(extent, dims)
         self.width = whole_number("width", width)
-        self.tables = nn.ParameterList(
-            torch.randn(2 * size - 1, self.width) for size in self.extent
-        )
-        self.head_vectors = (
-            nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width)) if head_vectors else None
-        )
+        self.tables = nn.ParameterList()
+        for size in self.extent:
+            self.tables.append(nn.Parameter(torch.randn(2 * size - 1, self.width)))
+        self.head_vectors = None
+        if head_vectors:
+            self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width))
 
     @property
     def feature_width(self) -> int:
@@ -81,18 +81,17 @@ class LearnedAxial(AxisAdditiveEncoding):
         compute_parameters(self.tables)
         if self.head_vectors is None:
             return displacement.new_zeros(self.num_heads, *displacement.shape)
-        scores = einsum(
-            self.tables[axis].to(displacement.dtype),
-            self.head_vectors[axis].to(displacement.dtype),
-            "displacements width, heads width -> displacements heads",
-        )
+        table = self.tables[axis].to(displacement.dtype)
+        vectors = self.head_vectors[axis].to(displacement.dtype)
+        scores = einsum(table, vectors, "displacements width, heads width -> displacements heads")
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
         compute_parameters(self.tables)
-        entries = read_table(self.tables[axis], displacement[..., None])
-        return functional.pad(entries, (axis * self.width, (self.dims - 1 - axis) * self.width))
+        vectors = read_table(self.tables[axis], displacement[..., None])
+        before, after = axis * self.width, (self.dims - 1 - axis) * self.width
+        return functional.pad(vectors, (before, after))
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the tables do not hold a box of displacements."""

@@ -1,5 +1,6 @@
 """Learned table: one free score per head and displacement, and how tables of displacements are read."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any, final
@@ -28,28 +29,32 @@ def read_table(
     lower = below.long() + (sizes - 1) // 2
     upper = (lower + 1).minimum(sizes - 1)
     result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
-    for corner in product((False, True), repeat=len(sizes)):
-        weights = [part[..., a] if high else 1 - part[..., a] for a, high in enumerate(corner)]
-        entries = table[tuple((upper if high else lower)[..., a] for a, high in enumerate(corner))]
-        result = result + torch.stack(weights).prod(0)[..., None] * entries.to(displacement.dtype)
+    for corner in product((0, 1), repeat=len(sizes)):
+        weights, index = [], []
+        for axis, high in enumerate(corner):
+            weights.append((1 - part, part)[high][..., axis])
+            index.append((lower, upper)[high][..., axis])
+        weight = torch.stack(weights).prod(0)[..., None]
+        result = result + weight * table[tuple(index)].to(displacement.dtype)
     return result
 
 
-def chosen_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
+def table_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
     """Returns a table's extent per axis; for None one that holds common image sizes."""
-    return axis_lists(
-        "extent", _COMMON.get(dims, _SMALL) if extent is None else extent, dims, least=1
-    )
+    if extent is None:
+        extent = _COMMON.get(dims, _SMALL)
+    return axis_lists("extent", extent, dims, least=1)
 
 
 def require_extent(
     encoding: Encoding, extents: Sequence[int], lowest: Sequence[float], highest: Sequence[float]
 ) -> None:
     """Raises EncodingRangeError if a table of these extents does not hold a box of displacements."""
-    needed = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
+    reaches = [max(-low, high) for low, high in zip(lowest, highest, strict=True)]
     for axis, extent in enumerate(extents):
-        if needed[axis] > extent - 1:
-            kind, fitting = type(encoding).__name__, -int(-max(needed) // 1) + 1
+        if reaches[axis] > extent - 1:
+            kind = type(encoding).__name__
+            fitting = math.ceil(max(reaches)) + 1
             raise EncodingRangeError(
                 f"{kind} holds displacements from {1 - extent} to {extent - 1} along axis {axis}, but {lowest[axis]:g}"
                 f" to {highest[axis]:g} are asked: build it with extent={fitting} or more, as in"
@@ -87,10 +92,9 @@ class LearnedTable(Encoding):
             ArgumentError: A size is out of range.
         """
         super().__init__(num_heads, dims)
-        self.extent = chosen_extent(extent, dims)
-        self.scores = nn.Parameter(
-            0.02 * torch.randn(num_heads, *(2 * size - 1 for size in self.extent))
-        )
+        self.extent = table_extent(extent, dims)
+        sizes = [2 * size - 1 for size in self.extent]
+        self.scores = nn.Parameter(0.02 * torch.randn(num_heads, *sizes))
 
     def options(self) -> dict[str, Any]:
         """Returns extent."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, given_numbers, write_parameter
+from convattn.encodings.encoding import AxisAdditiveEncoding, read_numbers, write_parameter
 from convattn.errors import ArgumentError, must_be
 
 
@@ -47,12 +47,11 @@ class LinearDistance(AxisAdditiveEncoding):
 
     @slope.setter
     def slope(self, value: Any) -> None:
-        logs = given_numbers("slope", value, (self.num_heads,)).log()
-        held = logs.to(self.log_slope.dtype).exp()
-        if not (torch.isfinite(held) & (held > 0)).all():
-            raise ArgumentError(
-                must_be("slope", f"positive and finite in {self.log_slope.dtype}", value)
-            )
+        logs = read_numbers("slope", value, (self.num_heads,)).log()
+        dtype = self.log_slope.dtype
+        slopes = logs.to(dtype).exp()  # as they will be read
+        if not (torch.isfinite(slopes) & (slopes > 0)).all():
+            raise ArgumentError(must_be("slope", f"positive and finite in {dtype}", value))
         write_parameter(self, "log_slope", logs)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:

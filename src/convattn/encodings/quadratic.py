@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, given_numbers, write_parameter
+from convattn.encodings.encoding import AxisAdditiveEncoding, read_numbers, write_parameter
 from convattn.errors import ArgumentError, ShapeError, must_be
 
 
@@ -36,9 +36,8 @@ def grid_centres(num_heads: int) -> list[list[float]]:
     """Lists the K × K shifts (row, column) around the query for K² heads, K odd: the taps of a kernel, row by row."""
     taps = kernel_taps(num_heads, 2)
     if taps is None:
-        raise ArgumentError(
-            must_be("heads", "the square of an odd number for centres on a grid", num_heads)
-        )
+        expected = "the square of an odd number for centres on a grid"
+        raise ArgumentError(must_be("heads", expected, num_heads))
     return [[float(row), float(col)] for row, col in taps]
 
 
@@ -55,19 +54,18 @@ def quadratic_axis_features(
 ) -> Float[Tensor, "*points _"]:
     """Returns one axis's part of r_δ = (‖δ‖², δ₁, …, δ_n), in which −α‖δ − Δ‖² is linear."""
     features = displacement.new_zeros(*displacement.shape, 1 + dims)
-    features[..., 0], features[..., 1 + axis] = displacement**2, displacement
+    features[..., 0] = displacement**2
+    features[..., 1 + axis] = displacement
     return features
 
 
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
-    if isinstance(sharpness, bool) or not (
-        isinstance(sharpness, int | float) and 0 < sharpness < math.inf
-    ):
+    is_number = isinstance(sharpness, int | float) and not isinstance(sharpness, bool)
+    if not (is_number and 0 < sharpness < math.inf):
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
-    root = torch.tensor(math.sqrt(2) * math.sqrt(sharpness), dtype=torch.float64, device="cpu").to(
-        dtype
-    )
+    exact = math.sqrt(2) * math.sqrt(sharpness)
+    root = torch.tensor(exact, dtype=torch.float64, device="cpu").to(dtype)
     if not 0 < (root**2 / 2).item() < math.inf:
         raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
     return root.item()
@@ -127,11 +125,10 @@ class Quadratic(AxisAdditiveEncoding):
 
     @sharpness.setter
     def sharpness(self, value: Any) -> None:
-        given = given_numbers("sharpness", value, (self.num_heads,)).tolist()
-        roots = [root_of_sharpness(alpha, self.root_sharpness.dtype) for alpha in given]
-        write_parameter(
-            self, "root_sharpness", torch.tensor(roots, dtype=torch.float64, device="cpu")
-        )
+        numbers = read_numbers("sharpness", value, (self.num_heads,)).tolist()
+        roots = [root_of_sharpness(alpha, self.root_sharpness.dtype) for alpha in numbers]
+        values = torch.tensor(roots, dtype=torch.float64, device="cpu")
+        write_parameter(self, "root_sharpness", values)
 
     @property
     def feature_width(self) -> int:

@@ -64,10 +64,10 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         raise ArgumentError(must_be("kind", "a subclass of Encoding that can be built", kind))
     if not (isinstance(name, str) and name.isidentifier()):
         raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
-    there = _known.get(name, kind)
-    if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
+    other = _known.get(name, kind)
+    if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ArgumentError(
-            f"name must be new, but {name!r} is already the name of {there.__qualname__}"
+            f"name must be new, but {name!r} is already the name of {other.__qualname__}"
         )
     _known[name] = kind
 
@@ -124,36 +124,36 @@ def describe_encoding(encoding: Encoding) -> dict[str, Any]:
             f"cannot save the encoding {encoding}: a file holds no functions. Write it as a subclass of"
             " convattn.Encoding, and register that by convattn.register_encoding"
         )
-    name = next((name for name, known in _known.items() if known is kind), None)
-    if name is None:
+    names = [name for name, known in _known.items() if known is kind]
+    if not names:
         raise UnsupportedModelError(
             f"cannot save the encoding {kind.__name__}: loading could not build it, because it has no name. Register it"
             f" first: convattn.register_encoding({kind.__name__.lower()!r}, {kind.__name__})"
         )
     options = encoding.options()
-    if name not in _OWN:
+    if names[0] not in _OWN:
         _require_all(kind, options)
-    return {"name": name, "options": options}
+    return {"name": names[0], "options": options}
 
 
 def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
     """Refuses options that leave out an argument, which would return to its default, or that JSON changes."""
-    missing = [name for name in _arguments(kind) if name not in options]
-    if missing:
-        raise UnsupportedModelError(
-            f"cannot save the encoding {kind.__name__}: its options() must return its argument {missing[0]!r}"
-        )
+    refusal = f"cannot save the encoding {kind.__name__}: its options() must"
+    for name in _arguments(kind):
+        if name not in options:
+            raise UnsupportedModelError(f"{refusal} return its argument {name!r}")
     try:
-        kept = json.loads(json.dumps(options)) == options
+        is_json = json.loads(json.dumps(options)) == options
     except (TypeError, ValueError):
-        kept = False
-    if not kept:
-        raise UnsupportedModelError(
-            f"cannot save the encoding {kind.__name__}: its options() must be JSON types, but are {options}"
-        )
+        is_json = False
+    if not is_json:
+        raise UnsupportedModelError(f"{refusal} be JSON types, but are {options}")
 
 
 def _arguments(kind: type[Encoding]) -> list[str]:
     """Lists the names of an encoding's arguments besides the sizes."""
-    named = (one for one in inspect.signature(kind).parameters.values() if one.kind not in _UNNAMED)
-    return sorted({one.name for one in named} - {"num_heads", "dims"})
+    names = set()
+    for parameter in inspect.signature(kind).parameters.values():
+        if parameter.kind not in _UNNAMED:
+            names.add(parameter.name)
+    return sorted(names - {"num_heads", "dims"})

@@ -71,6 +71,5 @@ class Sinusoidal(AxisAdditiveEncoding):
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
         width = 2 * self.frequencies
-        return functional.pad(
-            self._waves(displacement), (axis * width, (self.dims - 1 - axis) * width)
-        )
+        before, after = axis * width, (self.dims - 1 - axis) * width
+        return functional.pad(self._waves(displacement), (before, after))

@@ -45,14 +45,17 @@ def start_like_table(
     for module in encoding.modules():
         if isinstance(module, nn.Linear):
             module.reset_parameters()
-    like = LearnedAxial(encoding.num_heads, encoding.dims, extent=size, width=width)
-    wanted, scores = attended_keys(like, size), _scores(encoding, size)
+    table = LearnedAxial(encoding.num_heads, encoding.dims, extent=size, width=width)
+    keys, scores = attended_keys(table, size), _scores(encoding, size)
     low, high = 0.0, 1.0
-    while _keys(high * scores) > wanted:
+    while _keys(high * scores) > keys:
         low, high = high, 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _keys(middle * scores) > wanted else (low, middle)
+        if _keys(middle * scores) > keys:
+            low = middle
+        else:
+            high = middle
     for name, weight in encoding.named_parameters():
         if name.endswith(("outer.weight", "head_vectors", "scores")):
             weight.mul_(high)
@@ -63,9 +66,8 @@ def _scores(encoding: Encoding, size: int) -> Float[Tensor, "heads queries keys"
     """Scores every query and key of an image, in float64."""
     windows = encoding.table([Axis(range(size), size)] * encoding.dims, torch.float64)
     for axis in range(1, 1 + encoding.dims):
-        windows = windows.unfold(
-            axis, size, 1
-        )  # each query's displacements, from the last query to the first
+        # each query's displacements, from the last query to the first
+        windows = windows.unfold(axis, size, 1)
     return windows.flatten(1 + encoding.dims).flatten(1, -2)
 
 
