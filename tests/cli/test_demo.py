@@ -11,7 +11,7 @@ from convattn import convert, load_network
 from convattn.cli import main
 from convattn.cli.demo import Demonstration
 from convattn.convert.certificate import NetworkCertificate
-from convattn.heads import HeadReport
+from convattn.heads.head_report import HeadReport
 
 
 @pytest.fixture(autouse=True)

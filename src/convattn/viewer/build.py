@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.convert.surgery import full_name
 from convattn.encodings import (
@@ -18,145 +17,16 @@ from convattn.encodings import (
     Shift,
 )
 from convattn.encodings.registry import ENCODINGS
-from convattn.errors import ArgumentError, ShapeError, must_be, must_be_a
-from convattn.grid import Axis, Geometry
+from convattn.errors import ArgumentError, must_be
+from convattn.grid import Axis
 from convattn.heads.head_report import HEAD_NUMBERS, HeadReport, HeadStatistics
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.layers import RelativeAttention
+from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import LayerCall, LayerMaps, is_positional, read_layers
 from convattn.viewer.lattice import Place
 from convattn.viewer.page_program import Program, make_program
 from convattn.viewer.scene import SCHEMA, Scene, SceneTensors
-
-_ROUNDING = 1 / 510
-"""Rounding error of a picture that is stored in bytes."""
-
-_CLIPPED = (
-    "{:.3g}% of this image's numbers lie outside 0 to 1 before normalisation (from {:.3g} to {:.3g}). The picture shows"
-    " them cut off, and what is computed in the page is of the picture."
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Exhibit:
-    """One of the networks that a scene shows side by side.
-
-    Attributes:
-        network: The network.
-        images: The images prepared for it, (images, channels, rows, cols), on its device.
-        name: Short name, which no other network of the scene has.
-        title: What the page calls it; "" takes the class.
-        note: A sentence about it.
-        mean: Mean per channel that was taken from pixels between 0 and 1 when the images were prepared; () if unknown.
-        std: Standard deviation per channel, by which they were then divided; () if unknown.
-        classes: Names of the classes that it scores; () if unknown.
-        report: What its heads look at, measured before; or None.
-        heads: Where its heads looked while it was trained.
-        layers: Names of the layers to show; None shows all that can be read.
-    """
-
-    network: nn.Module
-    images: Float[Tensor, "images channels rows cols"]
-    name: str = "network"
-    title: str = ""
-    note: str = ""
-    mean: Sequence[float] = ()
-    std: Sequence[float] = ()
-    classes: tuple[str, ...] = ()
-    report: HeadReport | None = None
-    heads: Sequence[HeadSnapshot] = field(default=())
-    layers: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Checks the network and the images."""
-        if not isinstance(self.network, nn.Module):
-            raise ArgumentError(must_be_a("network", "a network (torch.nn.Module)", self.network))
-        images = self.images
-        if not isinstance(images, Tensor) or images.ndim != 4 or not images.numel():
-            found = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise ShapeError(
-                must_be(
-                    "images", "of shape (images, channels, rows, cols), with at least one", found
-                )
-            )
-        if images.is_meta:
-            raise ArgumentError(must_be("images", "on a device that holds numbers", images.device))
-        if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
-            raise ArgumentError("images must be finite floating-point numbers")
-        for name in ("mean", "std"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name), images.shape[1]))
-        if bool(self.mean) != bool(self.std) or not all(value > 0 for value in self.std):
-            raise ArgumentError(
-                must_be("std", "positive numbers, given together with mean", self.std)
-            )
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Rows and columns of the images."""
-        return self.images.shape[2], self.images.shape[3]
-
-    @property
-    def shows_pictures(self) -> bool:
-        """Whether a picture says all of an image: mean and std are known, and the channels are grey or colours."""
-        return bool(self.mean) and self.images.shape[1] in (1, 3)
-
-    def pictures(self) -> UInt8[Tensor, "images rows cols 3"]:
-        """Returns the images as pictures; without mean and std, each is stretched between its extremes."""
-        images = self._before_normalisation()
-        if not self.mean:
-            low, high = (images.flatten(1).aminmax(dim=1)[n].view(-1, 1, 1, 1) for n in (0, 1))
-            images = (images - low) / torch.where(high > low, high - low, 1)
-        if images.shape[1] not in (1, 3):
-            images = images.mean(1, keepdim=True)
-        return (
-            (images.clamp(0, 1) * 255)
-            .round()
-            .to(torch.uint8)
-            .expand(-1, 3, -1, -1)
-            .movedim(1, -1)
-            .contiguous()
-        )
-
-    def notes(self) -> list[str]:
-        """Returns a note for each image: which numbers outside 0 to 1 its picture cuts off; "" if there are none."""
-        if not self.mean:
-            return [""] * len(self.images)
-        images = self._before_normalisation().flatten(1)
-        outside = (images < -_ROUNDING) | (images > 1 + _ROUNDING)
-        extremes = zip(outside.double().mean(1).tolist(), *(images.aminmax(dim=1)), strict=True)
-        return [
-            _CLIPPED.format(100 * share, low.item(), high.item()) if share else ""
-            for share, low, high in extremes
-        ]
-
-    def _before_normalisation(self) -> Tensor:
-        """Returns the images with the mean and deviation put back, where they are known."""
-        images = self.images.detach().cpu().double()
-        if not self.mean:
-            return images
-        mean, std = (
-            torch.tensor(value, dtype=torch.float64).view(-1, 1, 1)
-            for value in (self.mean, self.std)
-        )
-        return images * std + mean
-
-
-def _numbers(name: str, given: Any, channels: int) -> tuple[float, ...]:
-    """Returns a list or a tensor of numbers as floats."""
-    try:
-        numbers = torch.as_tensor(given, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        numbers = None
-    if (
-        numbers is None
-        or numbers.shape not in ((0,), (channels,))
-        or not bool(numbers.isfinite().all())
-    ):
-        raise ArgumentError(
-            must_be(name, f"one finite number for each of {channels} channels", given)
-        )
-    return tuple(numbers.tolist())
-
 
 LARGEST = 64 * 2**20
 """Bytes that the tensors of a scene may have."""
@@ -201,90 +71,105 @@ def build_scene(
         >>> [layer["grid"] for layer in scene.header["networks"][0]["layers"]]
         [[8, 8]]
     """
-    shown = [exhibits] if isinstance(exhibits, Exhibit) else list(exhibits)
-    _require(shown, names, labels)
-    collected = SceneTensors(largest)
-    first = shown[0]
-    images = [
-        {
-            "name": names[number] if names else f"image {number + 1}",
-            "label": labels[number] if labels else None,
-            "picture": collected.add(f"pictures/{number}", picture),
-            "note": note,
-        }
-        for number, (picture, note) in enumerate(zip(first.pictures(), first.notes(), strict=True))
-    ]
-    networks = [
-        _Network(one, number, first, collected).describe() for number, one in enumerate(shown)
-    ]
+    if isinstance(exhibits, Exhibit):
+        exhibits = [exhibits]
+    _require(exhibits, names, labels)
+    first = exhibits[0]
+    tensors = SceneTensors(largest)
+    images = _describe_images(first, names, labels, tensors)
+    networks = []
+    for number, exhibit in enumerate(exhibits):
+        networks.append(_Network(exhibit, number, first, tensors).describe())
     header = {
         "schema": SCHEMA,
         "title": title or networks[0]["title"],
         "images": images,
         "networks": networks,
     }
-    return Scene(header, collected.tensors)
+    return Scene(header, tensors.by_name)
 
 
-def _require(shown: Sequence[Any], names: Sequence[str], labels: Sequence[str]) -> None:
-    if not shown or not all(isinstance(one, Exhibit) for one in shown):
-        raise ArgumentError(must_be("exhibits", "one Exhibit or more", shown))
-    count = len(shown[0].images)
-    for one in shown[1:]:
-        if len(one.images) != count:
-            expected = f"{count}, as those of {shown[0].name}"
-            raise ArgumentError(must_be(f"images of {one.name}", expected, len(one.images)))
+def _require(exhibits: Sequence[Any], names: Sequence[str], labels: Sequence[str]) -> None:
+    if not exhibits or not all(isinstance(exhibit, Exhibit) for exhibit in exhibits):
+        raise ArgumentError(must_be("exhibits", "one Exhibit or more", exhibits))
+    count = len(exhibits[0].images)
+    for exhibit in exhibits:
+        if len(exhibit.images) != count:
+            expected = f"{count}, as those of {exhibits[0].name}"
+            raise ArgumentError(must_be(f"images of {exhibit.name}", expected, len(exhibit.images)))
     for argument, texts in (("names", names), ("labels", labels)):
         if len(texts) not in (0, count):
             raise ArgumentError(must_be(argument, f"one for each of {count} images", list(texts)))
-    called = [one.name for one in shown]
-    if len(set(called)) < len(called):
-        raise ArgumentError(must_be("the names of the networks", "different", called))
+    titles = [exhibit.name for exhibit in exhibits]
+    if len(set(titles)) < len(titles):
+        raise ArgumentError(must_be("the names of the networks", "different", titles))
+
+
+def _describe_images(
+    first: Exhibit, names: Sequence[str], labels: Sequence[str], tensors: SceneTensors
+) -> list[dict[str, Any]]:
+    pictures, notes = first.pictures(), first.notes()
+    images = []
+    for number, picture in enumerate(pictures):
+        image = {
+            "name": names[number] if names else f"image {number + 1}",
+            "label": labels[number] if labels else None,
+            "picture": tensors.add(f"pictures/{number}", picture),
+            "note": notes[number],
+        }
+        images.append(image)
+    return images
+
+
+def _shows_all(first: Exhibit, exhibit: Exhibit) -> bool:
+    """Tells whether the pictures, made for the first network, show all of another's images."""
+    if not first.shows_pictures or not exhibit.shows_pictures:
+        return False
+    return exhibit.size == first.size and exhibit.images.shape[1] <= first.images.shape[1]
+
+
+class _Lattices(NamedTuple):
+    """Where the queries and the keys of a layer lie on the image."""
+
+    queries: Place
+    query_grid: Sequence[int]
+    keys: Place
+    key_grid: Sequence[int]
 
 
 class _Network:
     """One network while it is described."""
 
     def __init__(
-        self, exhibit: Exhibit, number: int, first: Exhibit, collected: SceneTensors
+        self, exhibit: Exhibit, number: int, first: Exhibit, tensors: SceneTensors
     ) -> None:
-        self.exhibit, self.number, self.size, self.collected = (
-            exhibit,
-            number,
-            first.size,
-            collected,
-        )
+        self.exhibit, self.number, self.tensors = exhibit, number, tensors
         self.key = f"networks/{number}"
-        told = (
-            first.shows_pictures and first.images.shape[1] >= exhibit.images.shape[1]
-        )  # All of its images
-        self._runs = (
-            told and exhibit.shows_pictures and exhibit.size == first.size
-        )  # Whether the page runs it
-        self._factor = [shown / own for shown, own in zip(first.size, exhibit.size, strict=True)]
-        self._maps: dict[str, LayerMaps] = {}
+        self.runs_in_page = _shows_all(first, exhibit)
+        self.scale = np.divide(first.size, exhibit.size)
+        self.maps: dict[str, LayerMaps] = {}
 
     def describe(self) -> dict[str, Any]:
         """Describes the network."""
         exhibit, network = self.exhibit, self.exhibit.network
         calls = self._read()
-        numbers = {
-            call.name: number for number, call in enumerate(calls) if call.name not in self._maps
+        computed = {
+            call.name: number for number, call in enumerate(calls) if call.name not in self.maps
         }
-        program = make_program(network, numbers)
-        layers = [self._layer(number, call, program) for number, call in enumerate(calls)]
-        timeline = self._timeline(calls)
-        rows, cols = exhibit.size
-        mean, std = list(exhibit.mean), list(exhibit.std)
+        program = make_program(network, computed)
+        layers = [self._describe_layer(number, call, program) for number, call in enumerate(calls)]
+        timeline = self._describe_timeline(calls)
+        notes = [exhibit.note, *self._left_out(program, timeline)]
+        operations = None
+        if program and self.runs_in_page:
+            operations = program.collect(self.key, self.tensors)
         return {
             "name": exhibit.name,
             "title": exhibit.title or type(network).__name__,
-            "note": " ".join(filter(None, [exhibit.note, *self._left_out(program, timeline)])),
+            "note": " ".join(filter(None, notes)),
             "classes": list(exhibit.classes) or None,
-            "input": {"rows": rows, "cols": cols, "mean": mean, "std": std} if mean else None,
-            "program": program.collect(self.key, self.collected)
-            if program and self._runs
-            else None,
+            "input": _describe_input(exhibit),
+            "program": operations,
             "layers": layers,
             "timeline": timeline,
         }
@@ -295,60 +180,54 @@ class _Network:
         Where there are no maps, the first image is enough.
         """
         calls: list[LayerCall] = []
+        image = 0
 
         def note(call: LayerCall) -> None:
             if image == 0:
                 calls.append(call._replace(attention=None, parts={}))
                 if call.attention is not None:
-                    self._maps[call.name] = LayerMaps(call)
-            if call.name in self._maps:
-                self.collected.reserve(self._maps[call.name].add(call.parts, image))
+                    self.maps[call.name] = LayerMaps(call)
+            if call.name in self.maps:
+                size = self.maps[call.name].add(call.parts, image)
+                self.tensors.reserve(size)
 
         for image, pixels in enumerate(self.exhibit.images):
-            if image == 0 or self._maps:
+            if image == 0 or self.maps:
                 read_layers(self.exhibit.network, pixels[None], note, layers=self.exhibit.layers)
         return calls
 
-    def _layer(self, number: int, call: LayerCall, program: Program | None) -> dict[str, Any]:
-        key, module, maps = f"{self.key}/layers/{number}", call.module, self._maps.get(call.name)
+    def _describe_layer(
+        self, number: int, call: LayerCall, program: Program | None
+    ) -> dict[str, Any]:
+        key, module, maps = f"{self.key}/layers/{number}", call.module, self.maps.get(call.name)
         position = None
         if isinstance(module, RelativeAttention):
             axes = module.geometry.axes(call.size)
-            position = describe_position(module, axes, key, self.collected, values=maps is None)
+            position = describe_position(module, axes, key, self.tensors, values=maps is None)
             features = program.places.get(call.name) if program else None
-            keys = _key_place(
-                features or Place.covering(self.exhibit.size, call.size), module.geometry
-            )
-            queries = keys.among(
-                [axis.queries.start for axis in axes], [axis.queries.step for axis in axes]
-            )
-            grid, key_grid = [len(axis.queries) for axis in axes], [axis.keys for axis in axes]
+            if features is None:
+                features = Place.covering(self.exhibit.size, call.size)
+            lattices = _own_lattices(module, axes, features)
         else:
             assert maps is not None
-            queries = Place.covering(self.exhibit.size, maps.layout.grid)
-            keys = queries.among(maps.lattice.first, maps.lattice.step)
-            grid, key_grid = list(maps.layout.grid), list(maps.lattice.grid)
-        if maps is not None:
-            prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
-            heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
-            attention = maps.describe(key, f"{self.number}/{number}", position, self.collected)
-        else:
+            lattices = _read_lattices(maps, self.exhibit.size)
+        if maps is None:
             assert isinstance(module, RelativeAttention)
-            heads, pattern, normalised, prefix, attention = (
-                module.num_heads,
-                "global",
-                True,
-                [],
-                position,
-            )
+            heads, pattern, normalised, prefix = module.num_heads, "global", True, []
+            attention = position
+        else:
+            heads, pattern, normalised = maps.heads, maps.layout.pattern, maps.normalised
+            prefix = prefix_names(self.exhibit.network, int(maps.layout.key_prefix.sum()))
+            attention = maps.describe(key, f"{self.number}/{number}", position, self.tensors)
+        keys = lattices.keys.scaled(self.scale)
         return {
             "name": call.name,
             "kind": full_name(type(module)),
             "pattern": pattern,
             "heads": heads,
-            "grid": grid,
-            "place": queries.scaled(self._factor).to_json(),
-            "keys": {"grid": key_grid, **keys.scaled(self._factor).to_json()},
+            "grid": list(lattices.query_grid),
+            "place": lattices.queries.scaled(self.scale).to_json(),
+            "keys": {"grid": list(lattices.key_grid), **keys.to_json()},
             "normalised": normalised,
             "prefix": prefix,
             **_describe_statistics(self.exhibit.report, call.name, heads),
@@ -357,64 +236,84 @@ class _Network:
 
     def _left_out(self, program: Program | None, timeline: dict[str, Any] | None) -> list[str]:
         """Returns notes on what the page leaves out: it needs pictures of the network's own size, or all layers."""
-        exhibit, sentences = self.exhibit, []
-        if program and exhibit.shows_pictures and not self._runs:
-            own, shown = (" × ".join(map(str, size)) for size in (exhibit.size, self.size))
-            reason = f"It takes images of {own} pixels and the pictures here have {shown}"
-            if own == shown:
-                reason = (
-                    "The pictures here, made for the first network, do not show all of its images"
-                )
-            sentences.append(f"{reason}, so that the page does not run it.")
+        exhibit, notes = self.exhibit, []
+        if program and exhibit.shows_pictures and not self.runs_in_page:
+            notes.append(
+                "The page does not run it: the pictures, made for the first network, do not show all of its images."
+            )
         if exhibit.layers is None:
-            return sentences
+            return notes
         every = {
             name: 0 for name, module in exhibit.network.named_modules() if is_positional(module)
         }
-        if self._runs and not program and make_program(exhibit.network, every):
-            sentences.append(
+        if self.runs_in_page and not program and make_program(exhibit.network, every):
+            notes.append(
                 "Some layers are left out, so the page has no class scores and takes no own images."
             )
         if exhibit.heads and timeline is None:
-            sentences.append("Its training is shown only with all layers.")
-        return sentences
+            notes.append("Its training is shown only with all layers.")
+        return notes
 
-    def _timeline(self, calls: Sequence[LayerCall]) -> dict[str, Any] | None:
-        centred = {
-            number: call.module.num_heads
-            for number, call in enumerate(calls)
-            if isinstance(call.module, RelativeAttention)
-            and isinstance(call.module.encoding, Quadratic | GeneralizedQuadratic)
-        }
-        return describe_timeline(self.exhibit.heads, centred, self.key, self.collected)
+    def _describe_timeline(self, calls: Sequence[LayerCall]) -> dict[str, Any] | None:
+        heads = {}
+        for number, call in enumerate(calls):
+            module = call.module
+            if isinstance(module, RelativeAttention) and isinstance(
+                module.encoding, Quadratic | GeneralizedQuadratic
+            ):
+                heads[number] = module.num_heads
+        return describe_timeline(self.exhibit.heads, heads, self.key, self.tensors)
 
 
-def _key_place(features: Place, geometry: Geometry) -> Place:
-    """Returns where the keys of a layer lie, padded ones included, given where its features lie."""
-    spread = geometry.input_dilation
-    before = [pair[0] for pair in geometry.padding]
-    return features.among(
-        [-n / s for n, s in zip(before, spread, strict=True)], [1 / s for s in spread]
+def _describe_input(exhibit: Exhibit) -> dict[str, Any] | None:
+    """Describes how pictures become images of the network; None where that is not known."""
+    if not exhibit.mean:
+        return None
+    rows, cols = exhibit.size
+    return {"rows": rows, "cols": cols, "mean": list(exhibit.mean), "std": list(exhibit.std)}
+
+
+def _own_lattices(module: RelativeAttention, axes: tuple[Axis, ...], features: Place) -> _Lattices:
+    """Returns where queries and keys of a layer of this library lie, given where its features lie."""
+    before = np.array([pair[0] for pair in module.geometry.padding])
+    spread = np.array(module.geometry.input_dilation)
+    keys = features.among(-before / spread, 1 / spread)
+    starts = [axis.queries.start for axis in axes]
+    steps = [axis.queries.step for axis in axes]
+    return _Lattices(
+        queries=keys.among(starts, steps),
+        query_grid=[len(axis.queries) for axis in axes],
+        keys=keys,
+        key_grid=[axis.keys for axis in axes],
     )
+
+
+def _read_lattices(maps: LayerMaps, size: tuple[int, int]) -> _Lattices:
+    """Returns where queries and keys lie of a layer whose attention was read."""
+    lattice = maps.lattice
+    queries = Place.covering(size, maps.layout.grid)
+    keys = queries.among(lattice.first, lattice.step)
+    return _Lattices(queries, maps.layout.grid, keys, lattice.grid)
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:
     """Names the tokens of a network that have no place on the image, first to last."""
-    names = {name.rpartition(".")[2] for name, _ in network.named_parameters()}
-    named = []
-    if names & {"cls_token", "class_token", "cls_embed", "class_embedding"}:
-        named.append("class")
-    if names & {"dist_token", "distillation_token"}:
-        named.append("distillation")
-    return [*named, *(f"register {n + 1}" for n in range(count))][:count]
+    parameters = {name.rpartition(".")[2] for name, _ in network.named_parameters()}
+    names = []
+    if parameters & {"cls_token", "class_token", "cls_embed", "class_embedding"}:
+        names.append("class")
+    if parameters & {"dist_token", "distillation_token"}:
+        names.append("distillation")
+    registers = [f"register {number + 1}" for number in range(count)]
+    return [*names, *registers][:count]
 
 
 @torch.no_grad()
 def describe_position(
     layer: RelativeAttention,
     axes: tuple[Axis, ...],
-    name: str,
-    collected: SceneTensors,
+    key: str,
+    tensors: SceneTensors,
     *,
     values: bool = True,
 ) -> dict[str, Any]:
@@ -424,24 +323,29 @@ def describe_position(
     of an encoding that adds up over the axes, those of each axis, whose sum the page takes.
     """
     encoding, geometry = layer.encoding, layer.geometry
-    device, add = next(layer.values.parameters()).device, collected.add
-    additive = isinstance(encoding, AxisAdditiveEncoding)
-    tables = encoding.axis_tables(axes, device=device) if additive else None
-    described: dict[str, Any] = {
+    device = next(layer.values.parameters()).device
+    scores = by_axis = matrices = bias = None
+    if isinstance(encoding, AxisAdditiveEncoding):
+        by_axis = []
+        for number, table in enumerate(encoding.axis_tables(axes, device=device)):
+            by_axis.append(tensors.add(f"{key}/axes/{number}", table))
+    else:
+        scores = tensors.add(f"{key}/scores", encoding.table(axes, device=device))
+    if values:
+        matrices = tensors.add(f"{key}/values", layer.values.maps())
+        if layer.bias is not None:
+            bias = tensors.add(f"{key}/bias", layer.bias)
+    return {
         "kind": "position",
-        "scores": add(f"{name}/scores", encoding.table(axes, device=device))
-        if tables is None
-        else None,
-        "axes": None
-        if tables is None
-        else [add(f"{name}/axes/{n}", table) for n, table in enumerate(tables)],
+        "scores": scores,
+        "axes": by_axis,
         "queries": {
             "first": [axis.queries.start for axis in axes],
             "stride": [axis.queries.step for axis in axes],
         },
-        "heads": _describe_heads(encoding, name, collected),
-        "values": None,
-        "bias": None,
+        "heads": _describe_heads(encoding, key, tensors),
+        "values": matrices,
+        "bias": bias,
         "padding": {
             "pairs": [list(pair) for pair in geometry.padding],
             "mode": geometry.padding_mode,
@@ -449,58 +353,57 @@ def describe_position(
         },
         "groups": layer.groups,
     }
-    if values:
-        described["values"] = add(f"{name}/values", layer.values.maps())
-        described["bias"] = None if layer.bias is None else add(f"{name}/bias", layer.bias)
-    return described
 
 
-def _describe_heads(encoding: Encoding, name: str, collected: SceneTensors) -> dict[str, Any]:
+def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict[str, Any]:
     centres = sharpness = None
     if isinstance(encoding, Quadratic | GeneralizedQuadratic):
-        centres = encoding.centres
+        centres = tensors.add(f"{key}/centres", encoding.centres)
     elif isinstance(encoding, Shift):
-        centres = torch.tensor(encoding.displacements, dtype=torch.float32)
+        displacements = torch.tensor(encoding.displacements, dtype=torch.float32)
+        centres = tensors.add(f"{key}/centres", displacements)
     if isinstance(encoding, Quadratic):
-        sharpness = encoding.root_sharpness**2 / 2
-    names = {kind: name for name, kind in ENCODINGS.items()}
+        sharpness = tensors.add(f"{key}/sharpness", encoding.root_sharpness**2 / 2)
+    kind = type(encoding)
+    names = {registered: name for name, registered in ENCODINGS.items()}
     return {
-        "encoding": names.get(type(encoding), type(encoding).__name__),
-        "centres": None if centres is None else collected.add(f"{name}/centres", centres),
-        "sharpness": None if sharpness is None else collected.add(f"{name}/sharpness", sharpness),
+        "encoding": names.get(kind, kind.__name__),
+        "centres": centres,
+        "sharpness": sharpness,
     }
 
 
 def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> dict[str, Any]:
     """Returns the sentence of a layer and the numbers of its heads; None where the report does not have it."""
-    found = next((layer for layer in report.layers if layer.name == name), None) if report else None
-    if found is None or len(found.heads) != heads:
-        return {"sentence": None, "statistics": None}
-    return {"sentence": found.sentence, "statistics": [_head(head) for head in found.heads]}
+    for layer in report.layers if report else ():
+        if layer.name == name and len(layer.heads) == heads:
+            numbers = [_describe_head(head) for head in layer.heads]
+            return {"sentence": layer.sentence, "statistics": numbers}
+    return {"sentence": None, "statistics": None}
 
 
-def _head(head: HeadStatistics) -> dict[str, Any]:
-    """Returns the numbers of a head as JSON can hold them, where null stands for nan."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    numbers = {name: getattr(head, name) for name in HEAD_NUMBERS}
-    return {
+def _describe_head(head: HeadStatistics) -> dict[str, Any]:
+    """Returns the numbers of a head."""
+    described: dict[str, Any] = {
         "shift": {
-            "value": [finite(one.value) for one in head.shift],
-            "error": [finite(one.error) for one in head.shift],
+            "value": [_finite(axis.value) for axis in head.shift],
+            "error": [_finite(axis.error) for axis in head.shift],
         },
-        "hard_shift": {"value": [finite(one) for one in head.hard_shift], "error": None},
-        **{
-            name: {"value": finite(one.value), "error": finite(one.error)}
-            for name, one in numbers.items()
-        },
+        "hard_shift": {"value": [_finite(step) for step in head.hard_shift], "error": None},
     }
+    for name in HEAD_NUMBERS:
+        estimate = getattr(head, name)
+        described[name] = {"value": _finite(estimate.value), "error": _finite(estimate.error)}
+    return described
+
+
+def _finite(value: float) -> float | None:
+    """Returns a number as JSON can hold it, where null stands for nan."""
+    return value if math.isfinite(value) else None
 
 
 def describe_timeline(
-    snapshots: Sequence[HeadSnapshot], layers: Mapping[int, int], name: str, collected: SceneTensors
+    snapshots: Sequence[HeadSnapshot], layers: Mapping[int, int], key: str, tensors: SceneTensors
 ) -> dict[str, Any] | None:
     """Describes where quadratic heads were during training; None where snapshots are none, or of other layers.
 
@@ -508,23 +411,24 @@ def describe_timeline(
     filled up with nan.
     """
     heads = list(layers.values())
-    times = sorted({(shot.step, shot.epoch) for shot in snapshots})
-    if not times or {shot.layer for shot in snapshots} != set(range(len(layers))):
+    if not snapshots or {shot.layer for shot in snapshots} != set(range(len(heads))):
         return None
     if any(len(shot.centres) != heads[shot.layer] for shot in snapshots):
         return None
-    centres = torch.full((len(times), len(layers), max(heads), 2), math.nan)
-    sharpness = torch.full((len(times), len(layers), max(heads)), math.nan)
-    moments = {time: number for number, time in enumerate(times)}
+    times = sorted({(shot.step, shot.epoch) for shot in snapshots})
+    sizes = (len(times), len(heads), max(heads))
+    centres = torch.full((*sizes, 2), math.nan)
+    sharpness = torch.full(sizes, math.nan)
     for shot in snapshots:
-        moment, count = moments[shot.step, shot.epoch], heads[shot.layer]
-        centres[moment, shot.layer, :count] = torch.from_numpy(shot.centres).float()
+        moment = times.index((shot.step, shot.epoch))
+        count = heads[shot.layer]
+        centres[moment, shot.layer, :count] = torch.from_numpy(shot.centres)
         # Σ⁻¹ = 2α of a quadratic head, and its mean over the directions of a generalised one.
-        trace = torch.from_numpy(shot.precisions).diagonal(dim1=-2, dim2=-1).sum(-1)
-        sharpness[moment, shot.layer, :count] = (trace / 4).float()
+        trace = shot.precisions.trace(axis1=1, axis2=2)
+        sharpness[moment, shot.layer, :count] = torch.from_numpy(trace / 4)
     return {
         "epochs": [epoch for _, epoch in times],
-        "centres": collected.add(f"{name}/timeline/centres", centres, gaps=True),
-        "sharpness": collected.add(f"{name}/timeline/sharpness", sharpness, gaps=True),
+        "centres": tensors.add(f"{key}/timeline/centres", centres, gaps=True),
+        "sharpness": tensors.add(f"{key}/timeline/sharpness", sharpness, gaps=True),
         "layers": list(layers),
     }

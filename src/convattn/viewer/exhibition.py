@@ -31,7 +31,7 @@ from convattn.networks.images import (
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
 from convattn.sealed import weights_digest
-from convattn.viewer.build import Exhibit
+from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
 from convattn.wording import some
 
@@ -82,36 +82,42 @@ def gather(
         The networks, first the one of `source`. One without attention is left out if another is shown.
     """
     loaded = load(source)
-    opened = _open(source, loaded, images, limit)
-    first = _exhibit(source, loaded, opened, "trained" if loaded.folder else "network")
+    pictures = _open(source, loaded, images, limit)
+    name = "trained" if loaded.folder else "network"
+    first = _exhibit(source, loaded, pictures, name)
     first = replace(first, layers=tuple(layers) or None)
-    exhibits = [first] if readable_layers(loaded.network) or not compare else []
-    for what in compare:
-        if what == UNTRAINED:
+    exhibits = []
+    if readable_layers(loaded.network) or not compare:
+        exhibits.append(first)
+    for copy in compare:
+        if copy == UNTRAINED:
             exhibits.append(untrained(first, _draw(loaded)))
-        elif what == CONVERTED:
+        elif copy == CONVERTED:
             exhibits.append(converted(first, kernel_size))
-        elif ":" not in what and not Path(what).is_dir():
-            raise ArgumentError(
-                must_be("compare", "untrained, converted, or a network such as a folder", what)
-            )
-        else:
-            other = load(what)
+        elif ":" in copy or Path(copy).is_dir():
+            other = load(copy)
             if images is None and trained_on(other.folder) != trained_on(loaded.folder):
-                told = f"nothing says that {_title(what)} and {first.title} were trained on the same data"
-                raise ArgumentError(f"images must be given: {told}")
-            name = f"{_title(what)} {len(exhibits) + 1}"
-            made = _exhibit(what, other, _open(what, other, images, limit), name)
-            exhibits.append(_beside(first, made))
+                raise ArgumentError(
+                    f"images must be given: nothing says that {_title(copy)} and {first.title} were trained on the"
+                    " same data"
+                )
+            name = f"{_title(copy)} {len(exhibits) + 1}"
+            beside = _exhibit(copy, other, _open(copy, other, images, limit), name)
+            exhibits.append(_beside(first, beside))
+        else:
+            expected = "untrained, converted, or a network such as a folder"
+            raise ArgumentError(must_be("compare", expected, copy))
     if report is not None:
         exhibits[0] = replace(exhibits[0], report=_read_report(report, exhibits[0]))
-    return Exhibition(tuple(exhibits), opened.names, opened.labels)
+    return Exhibition(tuple(exhibits), pictures.names, pictures.labels)
 
 
 def _title(source: str) -> str:
     """Returns what the page calls the network of a source."""
     home, _, name = source.partition(":")
-    return name if home in HOMES else Path(source).resolve().name
+    if home in HOMES:
+        return name
+    return Path(source).resolve().name
 
 
 def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | None) -> OwnImages:
@@ -121,24 +127,24 @@ def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | No
         own = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
         return replace(own, prepared=own.prepared.to(like))
     prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-    opened = open_images(path, prepare, limit=limit or _LIMIT)
-    prepared = stack_images(opened, path).to(like)
-    names = (
-        opened.names
-        if isinstance(opened, Pictures)
-        else tuple(f"image {n + 1}" for n in range(len(prepared)))
-    )
+    images = open_images(path, prepare, limit=limit or _LIMIT)
+    prepared = stack_images(images, path).to(like)
+    names = tuple(f"image {number + 1}" for number in range(len(prepared)))
+    if isinstance(images, Pictures):
+        names = images.names
     return OwnImages(prepared, names, (), path.name)
 
 
-def _exhibit(source: str, loaded: LoadedNetwork, opened: OwnImages, name: str) -> Exhibit:
+def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str) -> Exhibit:
     """Shows a network on images, with the heads that its training recorded."""
     mean, std = normalisation(loaded.source, loaded.network, loaded.folder) or ((), ())
+    heads = []
     # A folder that is not a run has no such file, nor has one of heads without centres.
-    heads = read_heads(loaded.folder) if loaded.folder and (loaded.folder / HEADS).is_file() else []
+    if loaded.folder and (loaded.folder / HEADS).is_file():
+        heads = read_heads(loaded.folder)
     return Exhibit(
         network=loaded.network,
-        images=opened.prepared,
+        images=pictures.prepared,
         name=name,
         title=_title(source),
         note="Its weights are random, drawn with seed 0." if loaded.drawn else "",
@@ -151,12 +157,12 @@ def _exhibit(source: str, loaded: LoadedNetwork, opened: OwnImages, name: str) -
 
 def _beside(first: Exhibit, other: Exhibit) -> Exhibit:
     """Shows of another network the layers that are shown of the first if it has them, else all."""
-    classes, layers = other.classes or first.classes, first.layers
-    missing = [name for name in layers or () if name not in readable_layers(other.network)]
+    classes, readable = other.classes or first.classes, readable_layers(other.network)
+    missing = [name for name in first.layers or () if name not in readable]
     if not missing:
-        return replace(other, classes=classes, layers=layers)
-    told = f"All its layers are shown, because it has no {some(missing)}."
-    return replace(other, classes=classes, note=" ".join(filter(None, [other.note, told])))
+        return replace(other, classes=classes, layers=first.layers)
+    note = f"{other.note} All its layers are shown, because it has no {some(missing)}."
+    return replace(other, classes=classes, note=note.lstrip())
 
 
 def _draw(loaded: LoadedNetwork) -> nn.Module:
@@ -173,25 +179,27 @@ def _draw(loaded: LoadedNetwork) -> nn.Module:
 
 def _read_report(path: Path, first: Exhibit) -> HeadReport:
     """Reads what `convattn analyze` measured of a network."""
+    file = path / "report.json" if path.is_dir() else path
     try:
-        report = HeadReport.load(path / "report.json" if path.is_dir() else path)
+        report = HeadReport.load(file)
     except CheckpointError as error:
         reason = re.sub(r"(a )?HeadReport", "a head report", str(error))
         raise CheckpointError(
             f"report must be a head report (the folder that `convattn analyze -o` makes): {reason}"
         ) from None
-    measured, there = [layer.name for layer in report.layers], dict(first.network.named_modules())
-    if not there.keys() & set(measured):
+    modules = dict(first.network.named_modules())
+    measured = [layer.name for layer in report.layers]
+    if not modules.keys() & set(measured):
         raise ArgumentError(
             f"report is of another network: {first.title} has no layer {some(measured)}"
         )
-    digests = {
-        name: one for name, one in (report.weights or {}).items() if name and name in there
-    }  # Old ones lack it
-    other = [name for name, digest in digests.items() if weights_digest(there[name]) != digest]
-    if other:
+    changed = []
+    for name, digest in (report.weights or {}).items():
+        if name and name in modules and weights_digest(modules[name]) != digest:
+            changed.append(name)
+    if changed:
         raise ArgumentError(
-            f"report was measured with other weights than {first.title} has, of {some(other)}"
+            f"report was measured with other weights than {first.title} has, of {some(changed)}"
         )
     return report
 
@@ -199,9 +207,10 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
 def readable_layers(network: nn.Module) -> tuple[str, ...]:
     """Returns the names of the attention layers whose weights can be read."""
     try:
-        return tuple(layer.name for layer in attention_layers(network) if layer.refused is None)
+        layers = attention_layers(network)
     except UnsupportedModelError:
         return ()
+    return tuple(layer.name for layer in layers if layer.refused is None)
 
 
 def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
@@ -209,9 +218,13 @@ def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
     with torch.no_grad():
         for parameter in drawn.eval().parameters():
             parameter.copy_(parameter.half())
-    note = "The same network before any training: weights drawn with seed 0, rounded to 16 bits."
     return replace(
-        first, network=drawn, name=UNTRAINED, title=f"{first.title}, untrained", note=note, heads=()
+        first,
+        network=drawn,
+        name=UNTRAINED,
+        title=f"{first.title}, untrained",
+        note="The same network before any training: weights drawn with seed 0, rounded to 16 bits.",
+        heads=(),
     )
 
 
@@ -223,31 +236,30 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     `kernel_size` is the number of taps along each axis; None keeps the taps of hard heads, and gives three to others.
     """
     network, images, readable = first.network, first.images, readable_layers(first.network)
+    convolutions, note = network, "Its convolutions as attention: every head is one tap."
     if _own_layers(network):
         convolutions, size = _as_convolutions(network, images, kernel_size)
-        made, _ = network_to_attention(convolutions, images=images)
-        notes = [f"Converted to convolutions{size}, and back: every head is one tap."]
-    else:
-        made, _ = network_to_attention(network, images=images)
-        notes = ["Its convolutions as attention: every head is one tap."]
-    left_out = [name for name in _own_layers(made) if name not in readable]
+        note = f"Converted to convolutions{size}, and back: every head is one tap."
+    attention, _ = network_to_attention(convolutions, images=images)
+    notes = [note]
+    left_out = [name for name in _own_layers(attention) if name not in readable]
     if readable and left_out:
         notes.append(f"Left out are those that have no counterpart to compare: {some(left_out)}.")
     with torch.no_grad():
-        before, after = network(images), made(images)
+        before, after = network(images), attention(images)
     if isinstance(before, Tensor) and before.ndim == 2:
         same = int((before.argmax(1) == after.argmax(1)).sum())
         notes.append(f"{same} of {len(images)} images get the same class.")
-    note = " ".join(filter(None, [*notes, first.note]))
-    layers = first.layers or readable or None
+    if first.note:
+        notes.append(first.note)
     return replace(
         first,
-        network=made,
+        network=attention,
         name=CONVERTED,
         title=f"{first.title}, converted",
-        note=note,
+        note=" ".join(notes),
         heads=(),
-        layers=layers,
+        layers=first.layers or readable or None,
     )
 
 
@@ -255,23 +267,22 @@ def _as_convolutions(
     network: nn.Module, images: Tensor, kernel_size: int | None
 ) -> tuple[nn.Module, str]:
     """Converts attention to convolutions, and says their size."""
-    convert = partial(network_to_conv, images=images)
     size = kernel_size or _KERNEL_SIZE
-    hard = [
-        name
-        for name in _own_layers(network)
-        if isinstance(network.get_submodule(name).encoding, Shift)
-    ]
+    hard = []
+    for name, layer in _own_layers(network).items():
+        if isinstance(layer.encoding, Shift):
+            hard.append(name)
     if not hard or kernel_size:
-        return convert(network, kernel_size=size)[0], f" of {size} × {size}"
-    made, _ = convert(network, include=hard)
-    if not any(is_positional(module) for module in made.modules()):
-        return made, ""
-    return convert(made, kernel_size=size)[0], f", of {size} × {size} where heads are not hard"
+        convolutions, _ = network_to_conv(network, kernel_size=size, images=images)
+        return convolutions, f" of {size} × {size}"
+    convolutions, _ = network_to_conv(network, include=hard, images=images)
+    if not any(is_positional(module) for module in convolutions.modules()):
+        return convolutions, ""
+    convolutions, _ = network_to_conv(convolutions, kernel_size=size, images=images)
+    return convolutions, f", of {size} × {size} where heads are not hard"
 
 
-def _own_layers(network: nn.Module) -> list[str]:
-    """Returns the names of the attention layers of this library."""
-    return [
-        name for name, module in network.named_modules() if isinstance(module, RelativeAttention)
-    ]
+def _own_layers(network: nn.Module) -> dict[str, RelativeAttention]:
+    """Returns the attention layers of this library by name."""
+    modules = network.named_modules()
+    return {name: module for name, module in modules if isinstance(module, RelativeAttention)}

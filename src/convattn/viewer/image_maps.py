@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,15 +48,12 @@ class LayerCall(NamedTuple):
 
     name: str  # Name of the layer; "(call 2)" is added where it runs again
     module: nn.Module
-    size: tuple[
-        int, ...
-    ]  # Rows and columns of the input of a layer of this library; empty for others
-    attention: (
-        AttentionCall | None
-    )  # What was read; None for a layer that attends by displacement alone
-    parts: Mapping[
-        str, Float[Tensor, "groups heads queries keys"]
-    ]  # Weights by part: "both", and "content" if known
+    # Rows and columns of the input of a layer of this library; empty for others
+    size: tuple[int, ...]
+    # What was read; None for a layer that attends by displacement alone
+    attention: AttentionCall | None
+    # Weights by part: "both", and "content" if known
+    parts: Mapping[str, Float[Tensor, "groups heads queries keys"]]
 
 
 def is_positional(module: nn.Module) -> bool:
@@ -77,52 +75,51 @@ def read_layers(
     another module attends is refused.
     """
     known = [layer.name for layer in attention_layers(network)]
-    for name in layers or ():
+    names = known if layers is None else layers
+    for name in names:
         if name not in known:
             raise UnknownNameError("layer", name, known)
-    own = {
-        module: name
-        for name, module in network.named_modules()
-        if isinstance(module, RelativeAttention)
-    }
-    for module, name in own.items():
-        if layers is None or name in layers:
+    own: dict[str, RelativeAttention] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, RelativeAttention) and name in names:
             require_image_grid(name, module.dims)
-    positional = [name for module, name in own.items() if is_positional(module) and name in known]
+            own[name] = module
     inputs: dict[str, Tensor] = {}
     calls: Counter[str] = Counter()
 
     def numbered(name: str) -> str:
         calls[name] += 1
-        return name if calls[name] == 1 else f"{name} (call {calls[name]})"
+        if calls[name] == 1:
+            return name
+        return f"{name} (call {calls[name]})"
 
-    def note_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert isinstance(layer, RelativeAttention)
-        name = own[layer]
-        if layers is not None and name not in layers:
-            return
-        x = layer.batch_of(*args, **kwargs)
-        if layer.content is None:
+    def note_input(
+        name: str, layer: RelativeAttention, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        inputs[name] = x = layer.batch_of(*args, **kwargs)
+        if is_positional(layer):
             callback(LayerCall(numbered(name), layer, tuple(x.shape[2:]), None, {}))
-        else:
-            inputs[name] = x
 
     def read(call: AttentionCall) -> None:
-        layer, size = network.get_submodule(call.name), ()
-        require_image_grid(call.name, len(call.layout.grid))
+        name, layer, size = call.name, network.get_submodule(call.name), ()
+        require_image_grid(name, len(call.layout.grid))
         parts = {"both": call.weights[0]}
         if isinstance(layer, RelativeAttention):
-            x = inputs.pop(call.name)
-            parts["content"], size = _content_weights(layer, x), tuple(x.shape[2:])
-        callback(LayerCall(numbered(call.name), layer, size, call, parts))
+            x = inputs.pop(name)
+            size = tuple(x.shape[2:])
+            parts["content"] = _content_weights(layer, x)
+        callback(LayerCall(numbered(name), layer, size, call, parts))
 
+    positional = [name for name in known if is_positional(network.get_submodule(name))]
     with ExitStack() as hooks:
-        for module in own:
-            hooks.callback(module.register_forward_pre_hook(note_input, with_kwargs=True).remove)
+        for name, module in own.items():
+            hook = module.register_forward_pre_hook(partial(note_input, name), with_kwargs=True)
+            hooks.callback(hook.remove)
         watch(network, image, read, layers=layers, without=positional or None)
     if not calls:
-        names = ", ".join(known if layers is None else layers)
-        raise ArgumentError(f"none of the layers {names} runs when the network sees an image")
+        raise ArgumentError(
+            f"none of the layers {', '.join(names)} runs when the network sees an image"
+        )
 
 
 def _content_weights(
@@ -130,18 +127,17 @@ def _content_weights(
 ) -> Float[Tensor, "groups heads queries keys"]:
     """Returns the attention of the content scores alone, on one image."""
     assert layer.content is not None
-    scores = layer.content(
-        pad_keys(x, layer.geometry), layer.geometry.axes(x.shape[2:]), layer.encoding
-    )
-    return attention_weights(scores)
+    keys = pad_keys(x, layer.geometry)
+    axes = layer.geometry.axes(x.shape[2:])
+    return attention_weights(layer.content(keys, axes, layer.encoding))
 
 
 def require_image_grid(name: str, axes: int) -> None:
     """Raises UnsupportedModelError unless a grid has rows and columns."""
     if axes != 2:
-        found = "a sequence" if axes == 1 else f"a grid of {axes} axes"
+        grid = "a sequence" if axes == 1 else f"a grid of {axes} axes"
         raise UnsupportedModelError(
-            f"{name} attends on {found}, and the viewer shows images: rows and columns; name other layers to show"
+            f"{name} attends on {grid}, and the viewer shows images: rows and columns; name other layers to show"
         )
 
 
@@ -163,48 +159,56 @@ class LayerMaps:
             raise UnsupportedModelError(f"{call.name}: {error}") from None
         self._rows: dict[tuple[str, int | str], Rows] = {}  # By part and image
         self._sums: dict[str, Tensor] = {}
-        self._images = 0
+        self._images: list[int] = []
 
     def add(self, parts: Mapping[str, Tensor], image: int) -> int:
         """Adds the weights on an image; returns the bytes that they take."""
-        taken = 0
+        size = 0
         for part, weights in parts.items():
-            self._rows[part, image] = rows = encode_rows(weights.cpu())
-            taken += rows.bytes
-            self._sums[part] = weights.float().cpu() + self._sums.get(part, 0)
-        self._images += 1
-        return taken
+            wide = weights.float().cpu()
+            rows = encode_rows(wide)
+            size += rows.bytes
+            self._rows[part, image] = rows
+            self._sums[part] = wide + self._sums.get(part, 0)
+        self._images.append(image)
+        return size
 
     def describe(
-        self, key: str, number: str, position: dict[str, Any] | None, collected: SceneTensors
+        self, key: str, number: str, position: dict[str, Any] | None, tensors: SceneTensors
     ) -> dict[str, Any]:
         """Describes the attention, and moves the maps into the scene, with the mean over several images.
 
         `key` begins the names of the tensors; `number`, "network/layer", is in those of the maps.
         """
-        if self._images > 1:
+        images: list[int | str] = [*self._images]
+        if len(images) > 1:
             for part, total in self._sums.items():
-                self._rows[part, "mean"] = rows = encode_rows(total / self._images)
-                collected.reserve(rows.bytes)
+                rows = encode_rows(total / len(images))
+                tensors.reserve(rows.bytes)
+                self._rows[part, "mean"] = rows
+            images.append("mean")
         signed = any(bool(rows.lows.any()) for rows in self._rows.values())
         for (part, image), rows in self._rows.items():
-            for kind, tensor in rows._asdict().items():
-                if signed or kind != "lows":
-                    collected.tensors[f"maps/{number}/{part}/{image}/{kind}"] = tensor.contiguous()
-        images = list(dict.fromkeys(image for _, image in self._rows))
+            name = f"maps/{number}/{part}/{image}"
+            tensors.by_name[f"{name}/levels"] = rows.levels.contiguous()
+            tensors.by_name[f"{name}/scales"] = rows.scales.contiguous()
+            if signed:
+                tensors.by_name[f"{name}/lows"] = rows.lows.contiguous()
         self._rows.clear()
-        allowed, queries = self.layout.allowed, self.layout.queries
+        parts = list(self.parts)
+        if position:
+            parts.insert(1, "position")
+        allowed = self.layout.allowed
+        if allowed is not None:
+            allowed = tensors.add(f"{key}/allowed", allowed.to(torch.uint8))
+        queries = self.layout.queries.clamp(min=PADDING).int()
         return {
             "kind": "maps",
-            "parts": [self.parts[0], *(["position"] if position else []), *self.parts[1:]],
+            "parts": parts,
             "position": position,
-            "queries": collected.add(
-                f"{key}/queries", torch.where(queries < PADDING, PADDING, queries).int()
-            ),
-            "keys": collected.add(f"{key}/keys", self.lattice.keys),
-            "allowed": None
-            if allowed is None
-            else collected.add(f"{key}/allowed", allowed.to(torch.uint8)),
+            "queries": tensors.add(f"{key}/queries", queries),
+            "keys": tensors.add(f"{key}/keys", self.lattice.keys),
+            "allowed": allowed,
             "signed": signed,
             "images": images,
         }

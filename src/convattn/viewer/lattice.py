@@ -1,48 +1,46 @@
 """Lattices on the image: where the queries and the keys of a layer lie."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import Layout
 
 
-@dataclass(frozen=True)
+Numbers = float | Sequence[float] | np.ndarray
+"""One number for each axis, or one for both."""
+
+
+@dataclass(frozen=True, eq=False)
 class Place:
     """A lattice on the image: its cell (i, j) has its centre at first + step · (i, j), in pixels."""
 
-    first: tuple[float, float]  # Centre of cell (0, 0)
-    step: tuple[float, float]  # From one cell to the next
+    first: Float64[np.ndarray, "2"]  # Centre of cell (0, 0)
+    step: Float64[np.ndarray, "2"]  # From one cell to the next
 
     @classmethod
     def covering(cls, image: Sequence[int], grid: Sequence[int]) -> "Place":
         """Returns the lattice whose cells divide the image evenly, as patches do."""
-        step = _pair(size / cells for size, cells in zip(image, grid, strict=True))
-        return cls(_pair((one - 1) / 2 for one in step), step)
+        step = np.divide(image, grid)
+        return cls((step - 1) / 2, step)
 
-    def among(self, first: Sequence[float], step: Sequence[float]) -> "Place":
+    def among(self, first: Numbers, step: Numbers) -> "Place":
         """Returns the lattice whose cell (i, j) is at first + step · (i, j) of this one's cells."""
-        at = (a + b * c for a, b, c in zip(self.first, self.step, first, strict=True))
-        return Place(_pair(at), _pair(b * c for b, c in zip(self.step, step, strict=True)))
+        return Place(self.first + np.multiply(self.step, first), np.multiply(self.step, step))
 
-    def scaled(self, factor: Sequence[float]) -> "Place":
+    def scaled(self, factor: Float64[np.ndarray, "2"]) -> "Place":
         """Returns the lattice on the same image with `factor` times as many rows and columns of pixels."""
-        first = ((a + 0.5) * c - 0.5 for a, c in zip(self.first, factor, strict=True))
-        return Place(_pair(first), _pair(b * c for b, c in zip(self.step, factor, strict=True)))
+        return Place((self.first + 0.5) * factor - 0.5, self.step * factor)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON types."""
-        return {"first": list(self.first), "step": list(self.step)}
-
-
-def _pair(numbers: Iterable[float]) -> tuple[float, float]:
-    first, second = map(float, numbers)
-    return first, second
+        return {"first": self.first.tolist(), "step": self.step.tolist()}
 
 
 class Lattice(NamedTuple):
@@ -57,26 +55,42 @@ class Lattice(NamedTuple):
 def key_lattice(layout: Layout) -> Lattice:
     """Finds the lattice of a layout's keys; raises UnsupportedModelError if there is none."""
     placed = layout.keys[:, ~layout.key_prefix]
-    axes = [_axis(placed[..., axis].flatten(), layout.grid[axis]) for axis in range(2)]
-    (rows, first_row, row_step, row), (cols, first_col, col_step, col) = axes
-    keys = torch.empty(layout.keys.shape[:2], dtype=torch.int32)
-    keys[:, ~layout.key_prefix] = (row * cols + col).view(placed.shape[:2]).int()
+    rows = _cells(placed[..., 0], layout.grid[0])
+    cols = _cells(placed[..., 1], layout.grid[1])
     prefix = int(layout.key_prefix.sum())
-    keys[:, layout.key_prefix] = -1 - torch.arange(prefix, dtype=torch.int32)
-    return Lattice((rows, cols), (first_row, first_col), (row_step, col_step), keys)
+    keys = torch.empty(layout.keys.shape[:2], dtype=torch.int64)
+    keys[:, ~layout.key_prefix] = rows.cells * cols.size + cols.cells
+    keys[:, layout.key_prefix] = -1 - torch.arange(prefix)
+    return Lattice(
+        grid=(rows.size, cols.size),
+        first=(rows.first, cols.first),
+        step=(rows.step, cols.step),
+        keys=keys.int(),
+    )
 
 
-def _axis(positions: Float[Tensor, " keys"], size: int) -> tuple[int, float, float, Tensor]:
-    """Returns the number of cells along an axis of `size` queries, the first, the step, and each position's cell."""
-    if not len(positions):
-        return 0, 0.0, 1.0, positions.long()
+class _Cells(NamedTuple):
+    """Keys along one axis."""
+
+    size: int  # Number of cells
+    first: float  # Position of the first
+    step: float  # From one to the next
+    cells: Int[Tensor, "groups keys"]  # Cell of each key
+
+
+def _cells(positions: Float[Tensor, "groups keys"], size: int) -> _Cells:
+    """Finds the cells along an axis of `size` queries."""
+    if not positions.numel():
+        return _Cells(0, 0.0, 1.0, positions.long())
     places = positions.unique()  # sorted
     gaps = places.diff()
     gaps = gaps[gaps > 1e-6]  # nearer positions are the same
-    step = gaps.min().item() if len(gaps) else float(size)  # one key alone stands for all
+    step = float(size)  # one key alone stands for all
+    if len(gaps):
+        step = gaps.min().item()
     first = places[0].item()
     exact = (positions - first) / step
     cells = exact.round()
-    if not bool(((exact - cells).abs() < 1e-3).all()):
+    if bool(((exact - cells).abs() >= 1e-3).any()):
         raise UnsupportedModelError("its keys are not on a regular lattice, which the viewer needs")
-    return int(cells.max()) + 1, first, step, cells.long()
+    return _Cells(int(cells.max()) + 1, first, step, cells.long())

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, must_be
-from convattn.viewer.build import Exhibit, build_scene
+from convattn.viewer.build import build_scene
+from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.page import page_html
 
 LARGEST = 16 * 2**20
@@ -79,10 +80,10 @@ def view(
             )
         if isinstance(layers, str):
             raise ArgumentError(must_be("layers", "names of layers, or None", layers))
-        model = Exhibit(
-            model, images, mean=mean, std=std, layers=None if layers is None else tuple(layers)
-        )
-    elif not (images is layers is None and len(mean) == len(std) == 0):
+        if layers is not None:
+            layers = tuple(layers)
+        model = Exhibit(model, images, mean=mean, std=std, layers=layers)
+    elif images is not None or layers is not None or len(mean) or len(std):
         raise ArgumentError(
             "images, mean, std and layers must be left out, because exhibits bring theirs"
         )

@@ -8,8 +8,7 @@ from torch import nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import OUTSIDE, AttentionCall, global_layout
-from convattn.viewer.build import prefix_names
-from convattn.viewer.image_maps import PADDING, LayerCall, LayerMaps, require_image_grid
+from convattn.viewer.image_maps import PADDING, LayerCall, LayerMaps
 from convattn.viewer.lattice import key_lattice
 from convattn.viewer.scene import SceneTensors
 
@@ -55,36 +54,9 @@ def test_keys_that_are_on_no_lattice_are_refused_with_the_name_of_the_layer():
         LayerMaps(_read(layout))
 
 
-@pytest.mark.parametrize(("axes", "found"), [(1, "a sequence"), (3, "a grid of 3 axes")])
-def test_what_is_no_image_is_refused(axes, found):
-    with pytest.raises(
-        UnsupportedModelError, match=f"mix attends on {found}, and the viewer shows images"
-    ):
-        require_image_grid("mix", axes)
-
-
 def test_queries_of_padding_are_nowhere():
     layout = global_layout((1, 3), prefix=1)
     padded = replace(layout, queries=torch.tensor([[-1, 0, OUTSIDE, 2]]))
     collected = SceneTensors(1000)
     described = LayerMaps(_read(padded)).describe("mix", "0/0", None, collected)
-    assert collected.tensors[described["queries"]].tolist() == [[-1, 0, PADDING, 2]]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "count", "names"),
-    [
-        ([], 0, []),
-        (["cls_token"], 1, ["class"]),
-        (["cls_token", "dist_token"], 2, ["class", "distillation"]),
-        (["class_embedding"], 1, ["class"]),
-        (["class_token"], 3, ["class", "register 1", "register 2"]),
-        ([], 2, ["register 1", "register 2"]),
-        (["cls_token"], 0, []),
-    ],
-)
-def test_tokens_are_named_by_what_the_network_calls_them(tokens, count, names):
-    network = nn.Module()
-    for token in tokens:
-        network.register_parameter(token, nn.Parameter(torch.zeros(1)))
-    assert prefix_names(nn.ModuleDict({"body": network}), count) == names
+    assert collected.by_name[described["queries"]].tolist() == [[-1, 0, PADDING, 2]]
