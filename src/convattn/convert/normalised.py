@@ -36,7 +36,7 @@ from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import why_not_numbers
 from convattn.convert.windows import unit_steps
 from convattn.encodings import AxisAdditiveEncoding, Encoding, LearnedAxial, LearnedTable
-from convattn.encodings.learned_table import chosen_extent
+from convattn.encodings.learned_table import table_extent
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, PerAxis, axis_lists
@@ -104,7 +104,7 @@ def _extent(
     """Returns how far a table must reach along each axis to hold images of given sizes, and the kernel."""
     common: Sequence[int] = (1,) * conv.dims
     if sizes is None:
-        common = chosen_extent(None, conv.dims)
+        common = table_extent(None, conv.dims)
     extent = []
     axes = conv.geometry.axes(sizes or compared)
     for axis, least, (low, high) in zip(axes, common, conv.box, strict=True):
