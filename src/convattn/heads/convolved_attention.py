@@ -101,29 +101,24 @@ class KernelMeans(nn.Module):
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
         heads, width, convolve = values.shape[1], values.shape[3], CONVOLVE[len(sizes)]
-        ends = zip(self.box[::-1], self.first[::-1], strict=True)
-        pads = [n for size, first in ends for n in (-first, size - 1 + first)]
         kernel, dtype = self.kernel[:, None], values.dtype
-        if present is None:
-            ones = self.kernel.new_ones(1, 1, *sizes)
-        else:
-            ones = present.to(self.kernel.dtype).view(-1, 1, *sizes)
+        pads = []
+        for taps, first in zip(self.box[::-1], self.first[::-1], strict=True):
+            pads += [-first, taps - 1 + first]
+        ones = kernel.new_ones(1, 1, *sizes)
+        if present is not None:
+            ones = present.to(kernel.dtype).view(-1, 1, *sizes)
             values = values * present[:, None, :, None]
+        # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
+        values = values.to(torch.promote_types(dtype, kernel.dtype))
+        images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
+        images = functional.pad(images.unflatten(2, tuple(sizes)), pads)
+        depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
         with without_autocast(values.device):
             total = convolve(functional.pad(ones, pads), kernel).flatten(2)
-            # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
-            values = values.to(torch.promote_types(dtype, kernel.dtype))
-            images = rearrange(
-                values, "batch heads positions width -> batch (heads width) positions"
-            )
-            depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
-            padded = functional.pad(images.unflatten(2, tuple(sizes)), pads)
-            sums = convolve(padded, depthwise, groups=heads * width)
-        y = rearrange(
-            sums.flatten(2),
-            "batch (heads width) positions -> batch heads positions width",
-            width=width,
-        )
+            sums = convolve(images, depthwise, groups=heads * width).flatten(2)
+        pattern = "batch (heads width) positions -> batch heads positions width"
+        y = rearrange(sums, pattern, width=width)
         return (y / _divisor(total)[..., None]).to(dtype)
 
     def extra_repr(self) -> str:
@@ -195,9 +190,8 @@ class GatedHeads(nn.Module):
         assert layer.scale is not None
         self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
         self.position = _some_rows(layer.position, torch.tensor(list(heads)))
-        self.gates = nn.Parameter(
-            gates.detach()[list(heads)].clone(), requires_grad=gates.requires_grad
-        )
+        own = gates.detach()[list(heads)].clone()
+        self.gates = nn.Parameter(own, requires_grad=gates.requires_grad)
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
 
     def forward(
@@ -232,7 +226,8 @@ def _head_rows(heads: Sequence[int], width: int) -> Tensor:
 
 def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Copies some rows of a linear map."""
-    return linear(whole.weight[rows], None if whole.bias is None else whole.bias[rows], like=whole)
+    bias = None if whole.bias is None else whole.bias[rows]
+    return linear(whole.weight[rows], bias, like=whole)
 
 
 def _split_heads(
@@ -271,33 +266,29 @@ class ConvolvedAttention(nn.Module):
         super().__init__()
         averaging = [head for group in groups for head in group.heads]
         others = [head for head in range(layer.heads) if head not in averaging]
-        order, like, out = [*averaging, *others], layer.value.weight, layer.output
+        order, weight, output = [*averaging, *others], layer.value.weight, layer.output
+        self.heads, self.averaging = layer.heads, len(averaging)
+        self.grid, self.after = grid, layer.after
         rows = _head_rows(order, layer.head_width)
         self.value = _some_rows(layer.value, rows)
-        self.output = None if out is None else linear(out.weight[:, rows], out.bias, like=out)
-        back = torch.argsort(torch.tensor(order, device=like.device))
-        self.register_buffer(
-            "back", back if out is None and order != sorted(order) else None, persistent=False
-        )
-        kind = {"device": like.device, "dtype": torch.promote_types(like.dtype, torch.float32)}
-        means = nn.ModuleList(KernelMeans(group.kernel.to(**kind), group.first) for group in groups)
-        self.means = means.requires_grad_(like.requires_grad)
+        self.output, back = None, None
+        if output is not None:
+            self.output = linear(output.weight[:, rows], output.bias, like=output)
+        elif order != sorted(order):
+            back = torch.argsort(torch.tensor(order, device=weight.device))
+        self.register_buffer("back", back, persistent=False)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        kind = {"device": weight.device, "dtype": wide}
+        means = [KernelMeans(group.kernel.to(**kind), group.first) for group in groups]
+        self.means = nn.ModuleList(means).requires_grad_(weight.requires_grad)
         shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
         maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
-        learns = (
-            like.requires_grad and shares.numel() > 0
-        )  # an empty parameter gets no gradient, which DDP refuses
-        self.prefix_shares, self.prefix_maps = (
-            nn.Parameter(part, requires_grad=learns) for part in (shares, maps)
-        )
+        # An empty parameter gets no gradient, which DistributedDataParallel refuses.
+        learns = weight.requires_grad and shares.numel() > 0
+        self.prefix_shares = nn.Parameter(shares, requires_grad=learns)
+        self.prefix_maps = nn.Parameter(maps, requires_grad=learns)
         attend = ContentHeads if layer.gates is None else GatedHeads
         self.content = attend(layer, others) if others else None
-        self.heads, self.averaging, self.grid, self.after = (
-            layer.heads,
-            len(averaging),
-            grid,
-            layer.after,
-        )
 
     @property
     def prefix(self) -> int:
@@ -334,15 +325,14 @@ class ConvolvedAttention(nn.Module):
         """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
         prefix, positions = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
         there = None if present is None else present[:, self.prefix :]
-        parts = positions.split([means.heads for means in self.means], dim=1)
-        around = torch.cat(
-            [means(part, sizes, there) for means, part in zip(self.means, parts, strict=True)],
-            dim=1,
+        groups = zip(
+            self.means, positions.split([means.heads for means in self.means], dim=1), strict=True
         )
+        around = torch.cat([means(part, sizes, there) for means, part in groups], dim=1)
         if not self.prefix:
             return around
-        wide = self.prefix_shares
-        shares, rest = wide.to(values.dtype), (1 - wide.sum(1)).to(values.dtype)
+        shares = self.prefix_shares.to(values.dtype)
+        rest = (1 - self.prefix_shares.sum(1)).to(values.dtype)
         around = rest[:, None, None] * around + torch.matmul(shares[:, None], prefix)
         maps = self.prefix_maps
         if present is not None:
@@ -355,10 +345,9 @@ class ConvolvedAttention(nn.Module):
             return (tokens - self.prefix,)
         if tokens != self.prefix + prod(self.grid):
             grid = " x ".join(map(str, self.grid))
-            expected = (
-                f"{self.prefix + prod(self.grid)} ({self.prefix} prefix and {grid} positions)"
-            )
+            expected = self.prefix + prod(self.grid)
             raise ShapeError(
-                f"tokens must be {expected}, as where the heads were measured, but are {tokens}"
+                f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
+                f" measured, but are {tokens}"
             )
         return self.grid

@@ -112,16 +112,10 @@ class GatedPatchAttention(nn.Module):
         super().__init__()
         assert layer.output is not None
         weight = layer.value.weight
-        gate = torch.full(
-            (layer.heads,), math.atanh(content_share), dtype=weight.dtype, device=weight.device
-        )
-        self.encoding, self.gate = encoding, nn.Parameter(gate)
-        self.query, self.key, self.value, self.output = (
-            layer.query,
-            layer.key,
-            layer.value,
-            layer.output,
-        )
+        self.encoding = encoding
+        self.gate = nn.Parameter(weight.new_full((layer.heads,), math.atanh(content_share)))
+        self.query, self.key = layer.query, layer.key
+        self.value, self.output = layer.value, layer.output
         self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
         self.grid, self.geometry, self.prefix = grid, geometry, prefix
         self.dropout, self.scale = layer.dropout, layer.scale
@@ -171,30 +165,24 @@ class GatedPatchAttention(nn.Module):
     ) -> Float[Tensor, "batch heads patches width"]:
         """Averages patches by position, along columns and then along rows."""
         rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))
-        image = rearrange(
-            values, "batch heads (rows cols) width -> batch heads rows cols width", rows=sizes[0]
-        )
-        image = einsum(
-            cols, image, "heads q cols, batch heads rows cols width -> batch heads rows q width"
-        )
-        image = einsum(
-            rows, image, "heads q rows, batch heads rows cols width -> batch heads q cols width"
-        )
-        return rearrange(image, "batch heads rows cols width -> batch heads (rows cols) width")
+        image = values.unflatten(2, sizes)
+        pattern = "batch heads rows cols width"
+        image = einsum(cols, image, f"heads q cols, {pattern} -> batch heads rows q width")
+        image = einsum(rows, image, f"heads q rows, {pattern} -> batch heads q cols width")
+        return image.flatten(2, 3)
 
     def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
         """Returns attention along each axis to the patches; attention to the zeros around them has no effect."""
         axes = self.geometry.axes(sizes)
         device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
+        weights = []
         with without_autocast(device):
             tables = self.encoding.axis_tables(axes, kind, device)
-            scores = [
-                displacement_scores(table, (axis,))
-                for table, axis in zip(tables, axes, strict=True)
-            ]
-            weights = [attention_weights(score) for score in scores]
-        ends = zip(weights, self.geometry.padding, sizes, strict=True)
-        return [weight[:, :, before : before + size] for weight, (before, _), size in ends]
+            parts = zip(tables, axes, self.geometry.padding, sizes, strict=True)
+            for table, axis, (before, _), size in parts:
+                whole = attention_weights(displacement_scores(table, (axis,)))
+                weights.append(whole[:, :, before : before + size])
+        return weights
 
     def extra_repr(self) -> str:
         """Returns what the submodules do not show, for printing."""
@@ -230,9 +218,8 @@ def layer_by_position(
     values, bias = layer.values, layer.bias
     assert isinstance(values, FactoredValues)
     assert bias is not None
-    values.value.copy_(
-        rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads)
-    )
+    rows = rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads)
+    values.value.copy_(rows)
     columns = rearrange(weight, "outputs (heads width) -> heads outputs width", heads=heads)
     values.output.copy_(columns if share is None else columns * share[:, None, None])
     bias.zero_()
