@@ -30,9 +30,9 @@ TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.120", "beartype>=0
 TESTS = (
     "tests/test_sealed.py",
     "tests/layers/test_relative.py",
-    "tests/adapters/test_initialisation.py",
-    "tests/adapters/test_torch_attention.py",
-    "tests/adapters/test_transformers.py",
+    "tests/heads/test_initialise.py",
+    "tests/heads/test_torch_attention.py",
+    "tests/heads/test_transformers_encoders.py",
 )
 
 SETTINGS = ("addopts=--import-mode=importlib --strict-markers", "filterwarnings=default")

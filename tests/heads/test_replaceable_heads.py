@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 import torch
-from tests.adapters.report_cases import (
+from tests.heads.report_cases import (
     attention_maps,
     bert,
     every_head,

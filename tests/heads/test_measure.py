@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.analysis.statistics_cases import LAYOUTS, make_call
+from tests.heads.statistics_cases import LAYOUTS, make_call
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.head_sums import make_pairs

@@ -5,8 +5,8 @@ from math import exp
 import pytest
 import timm
 import torch
-from tests.analysis.analyze_cases import gated, noise
-from tests.analysis.reference_statistics import reference
+from tests.heads.analyze_cases import gated, noise
+from tests.heads.reference_statistics import reference
 from torch import nn
 
 from convattn import network_to_attention

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from tests.analysis.analyze_cases import gated, hooks, noise
+from tests.heads.analyze_cases import gated, hooks, noise
 from torch import nn
 
 from convattn import AttentionNet

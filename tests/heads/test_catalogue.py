@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
+from tests.heads.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from torch import nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError

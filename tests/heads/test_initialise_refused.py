@@ -5,8 +5,8 @@ import copy
 import pytest
 import timm
 import torch
-from tests.adapters.vit_cases import vit
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
+from tests.heads.vit_cases import vit
 from torch import nn
 from torch.nn.utils import parametrizations
 

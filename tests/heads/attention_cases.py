@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import timm
 import torch
-from tests.adapters.vit_cases import vit
+from tests.heads.vit_cases import vit
 from torch import nn
 
 

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import every_head, fixed_weights, outputs, randomised
+from tests.heads.report_cases import every_head, fixed_weights, outputs, randomised
 from torch.nn import functional
 
 from convattn.errors import ShapeError

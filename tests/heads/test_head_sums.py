@@ -3,8 +3,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from tests.analysis.reference_statistics import reference, reference_coverage, reference_jackknife
-from tests.analysis.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
+from tests.heads.reference_statistics import reference, reference_coverage, reference_jackknife
+from tests.heads.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze

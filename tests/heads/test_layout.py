@@ -5,8 +5,8 @@ import math
 import pytest
 import timm
 import torch
-from tests.adapters.attention_cases import TIMM, Case, timm_model
-from tests.adapters.attention_other_cases import CASES, SLOW
+from tests.heads.attention_cases import TIMM, Case, timm_model
+from tests.heads.attention_other_cases import CASES, SLOW
 from torch import nn
 
 from convattn.convert import network_to_attention

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import timm
 import torch
-from tests.adapters.attention_cases import TIMM
-from tests.adapters.attention_other_cases import OWN
-from tests.adapters.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
+from tests.heads.attention_cases import TIMM
+from tests.heads.attention_other_cases import OWN
+from tests.heads.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from torch import nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.adapters.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
+from tests.heads.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 from torch import nn
 
 from convattn.errors import ShapeError
@@ -129,7 +129,7 @@ import copy
 from operator import call
 
 import torch
-from tests.adapters.vit_cases import pixels, vit
+from tests.heads.vit_cases import pixels, vit
 from convattn.heads import convolutional_init
 from convattn.testing.budget import assert_within_budget, roundings
 

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import (
+from tests.heads.report_cases import (
     attention_maps,
     bert,
     every_head,

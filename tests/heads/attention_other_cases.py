@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.attention_cases import TIMM, Case
+from tests.heads.attention_cases import TIMM, Case
 
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet

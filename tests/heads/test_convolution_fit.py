@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.analysis.reference_statistics import reference_convolution, reference_error
-from tests.analysis.statistics_cases import within
+from tests.heads.reference_statistics import reference_convolution, reference_error
+from tests.heads.statistics_cases import within
 
 from convattn.heads import convolution_fit as convolution
 from convattn.heads.convolution_fit import ConvolutionFit

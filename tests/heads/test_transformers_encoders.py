@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.adapters.vit_cases import attentions, convolved_by_heads
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
+from tests.heads.vit_cases import attentions, convolved_by_heads
 
 from convattn import network_to_conv
 from convattn.errors import ArgumentError, UnsupportedModelError

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from tests.adapters.attention_cases import TIMM
-from tests.adapters.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
+from tests.heads.attention_cases import TIMM
+from tests.heads.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
 
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.reading import watch

@@ -6,7 +6,8 @@ from operator import call
 import pytest
 import timm
 import torch
-from tests.adapters.vit_cases import (
+from tests.convert.network.network_cases import assert_unchanged, fingerprint
+from tests.heads.vit_cases import (
     GRID,
     VITS,
     attentions,
@@ -18,7 +19,6 @@ from tests.adapters.vit_cases import (
     tokens,
     vit,
 )
-from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from torch import nn
 
 from convattn import ConvAttnError, attention_to_conv, network_to_conv

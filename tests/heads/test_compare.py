@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.analysis.analyze_cases import gated, noise
+from tests.heads.analyze_cases import gated, noise
 
 from convattn import RelativeAttention2d, Shift
 from convattn.errors import ArgumentError

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import timm
 import torch
-from tests.adapters.report_cases import (
+from tests.heads.report_cases import (
     GRID,
     attention_maps,
     every_head,

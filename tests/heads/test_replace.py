@@ -6,7 +6,7 @@ from math import isnan, prod
 
 import pytest
 import torch
-from tests.adapters.report_cases import (
+from tests.heads.report_cases import (
     NETWORKS,
     attention_maps,
     attention_of,

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from tests.analysis.analyze_cases import gated, noise
-from tests.analysis.reference_statistics import reference_error
-from tests.analysis.statistics_cases import LAYOUTS, added, make_call, within
+from tests.heads.analyze_cases import gated, noise
+from tests.heads.reference_statistics import reference_error
+from tests.heads.statistics_cases import LAYOUTS, added, make_call, within
 
 from convattn.heads import kernel_fit as likelihood
 from convattn.heads.analysis import analyze
