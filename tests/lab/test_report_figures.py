@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from PIL import Image
-from tests.analysis.analyze_cases import gated, noise
+from tests.heads.analyze_cases import gated, noise
 
 from convattn.heads import analyze
 from convattn.heads.head_report import Estimate
