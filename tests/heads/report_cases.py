@@ -292,6 +292,9 @@ NETWORKS = {
     "bert": (bert, words, (11,), 0),
 }
 
+KINDS = ("timm, two prefix tokens", "transformers", "torchvision", "bert")
+"""A network of each kind."""
+
 
 def measured(name, **changes):
     """A network, its images and its report."""

@@ -112,15 +112,6 @@ def test_both_ways_have_the_same_gradients(monkeypatch):
         assert_within_budget(one, other, several)
 
 
-def test_half_precision_keeps_its_dtype(road):
-    sizes, box, first = CASES["3 x 3"]
-    means = KernelMeans(torch.rand(3, *box), first)
-    values = torch.randn(2, 3, prod(sizes), 2).bfloat16()
-    y = means(values, sizes).detach()
-    present = torch.ones(2, prod(sizes), dtype=torch.bool)
-    assert_within_budget(y, *references(means.kernel.detach(), values, first, sizes, present))
-
-
 def looking_past_the_border(heads=3, reach=7, ahead=6):
     """Heads that look ahead along both axes; at the far corner, only weights of 1e-31 are left."""
     steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
@@ -135,26 +126,3 @@ def test_half_precision_reaches_borders_that_a_head_looks_past(road, autocast):
         y = means(torch.ones(1, 3, 9 * 9, 2, dtype=torch.float16), (9, 9))
     assert y.dtype == torch.float16
     assert (y - 1).abs().max() <= 81 * torch.finfo(torch.float16).eps
-
-
-@pytest.mark.parametrize("learns", [False, True])
-def test_large_kernels_reach_borders_that_a_head_looks_past(learns):
-    """Sums of 1e-31 at one corner, beside sums of 1 elsewhere: a transform would lose them, and gradients with them."""
-    means = KernelMeans(*looking_past_the_border()).requires_grad_(learns)
-    values = torch.ones(2, 3, 48 * 48, 32, requires_grad=learns)
-    assert means.convolves((48, 48))
-    y = means(values, (48, 48))
-    assert (y - 1).abs().max() <= 225 * torch.finfo(torch.float32).eps
-    if learns:
-        (gradient,) = torch.autograd.grad(y.sum(), [values])
-        total = means.weights((48, 48)).double().sum(1)[:, :, None].detach()
-        assert (gradient - total).abs().max() <= 48 * 48 * torch.finfo(
-            torch.float32
-        ).eps * total.max()
-
-
-def test_it_tells_its_taps():
-    assert (
-        repr(KernelMeans(torch.rand(3, 2, 5), (-1, -2)))
-        == "KernelMeans(3 heads, 2 x 5 from (-1, -2))"
-    )

@@ -59,12 +59,6 @@ def test_pooled_queries_and_keys_lie_where_their_kernels_do():
     assert layout.key_prefix.tolist() == [True] + [False] * 9
 
 
-def test_tokens_that_are_not_pooled_attend_globally():
-    layout = read_pooled(pooled(None, None))
-    assert (layout.pattern, layout.grid) == ("global", (5, 7))
-    assert torch.equal(layout.keys, layout.query_positions())
-
-
 def reduced(queries, keys, reduction=None, counts=None, **named):
     features = {} if counts is None else {next(reduction.modules()): (2, 4, *counts)}
     inside = module() if reduction is None else module(sr=reduction)
@@ -76,11 +70,6 @@ def test_keys_of_a_reducing_convolution_are_cells_of_the_grid():
     layout = read_reduced(reduced(24, 6, step, (2, 3), height=4, width=9 - 3))
     assert layout.grid == (4, 6)
     assert layout.keys[0].tolist() == [[row, col] for row in (0.5, 2.5) for col in (1.0, 4.0, 7.0)]
-
-
-def test_keys_that_nothing_reduces_are_the_queries():
-    layout = read_reduced(reduced(36, 36, feat_size=(5, 7)))
-    assert (layout.pattern, layout.grid, layout.prefix) == ("global", (5, 7), 1)
 
 
 def test_cells_are_those_of_adaptive_pooling_or_of_a_convolution():
@@ -99,24 +88,6 @@ def test_blocks_without_windows_attend_to_all_patches():
         (5, 7),
         "the input of the block that it runs in",
     )
-
-
-class Embeddings(nn.Module):
-    """Patches of an image: a convolution, and prefix tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.projection = nn.Conv2d(3, 4, 2)
-        self.cls_token, self.register_tokens = torch.zeros(1, 1, 4), torch.zeros(1, 3, 4)
-
-
-def test_embeddings_without_a_convolution_are_of_a_sequence():
-    embeddings = Embeddings()
-    around, features = [module(embeddings=embeddings)], {embeddings.projection: (2, 4, 5, 7)}
-    tower = read_tower(seen(39, 39, around=around, features=features))
-    assert (tower.pattern, tower.grid, tower.prefix) == ("global", (5, 7), 4)
-    text = read_tower(seen(39, 39, around=around))
-    assert (text.pattern, text.grid, text.prefix) == ("sequence", (39,), 0)
 
 
 PATCHES = module(patch_embed=nn.Conv2d(3, 4, 2), num_prefix_tokens=1)

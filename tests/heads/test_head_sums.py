@@ -233,15 +233,6 @@ def test_images_that_look_everywhere_alike_have_no_position_score():
     assert np.isfinite(fit.estimate(0, 3).value)
 
 
-def test_one_image_has_no_standard_error():
-    call = make_call(LAYOUTS["global"], images=1)
-    sums, pairs = added(call, [slice(0, 1)], 1)
-    for head in statistics(sums, pairs, 1).heads:
-        assert np.isfinite(head.distance.value)
-        assert np.isnan(head.distance.error)
-        assert np.isnan(head.content_share.value)
-
-
 def test_maps_of_prefix_queries_are_means():
     call = make_call(LAYOUTS["five prefix tokens"])
     sums, pairs = added(call, [slice(0, 6)], 2)

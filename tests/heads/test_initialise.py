@@ -4,7 +4,6 @@ import copy
 from operator import call
 
 import pytest
-import timm
 import torch
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from tests.heads.vit_cases import (
@@ -21,8 +20,8 @@ from tests.heads.vit_cases import (
 )
 from torch import nn
 
-from convattn import ConvAttnError, attention_to_conv, network_to_conv
-from convattn.errors import ArgumentError, ConversionError
+from convattn import ConvAttnError, network_to_conv
+from convattn.errors import ArgumentError
 from convattn.heads import convolutional_init
 from convattn.heads.initialise import ConvolutionalInit
 from convattn.testing.budget import assert_within_budget, roundings
@@ -195,29 +194,6 @@ def test_a_prefix_token_takes_the_mean_of_the_patches():
     assert torch.equal(y[:, :3], y[:, 3:].mean(1, keepdim=True).expand(-1, 3, -1))
 
 
-def test_what_a_gated_layer_does_by_position_is_a_convolution():
-    made, _ = convolutional_init(vit(**VITS["12 heads of width 2"]))
-    attention = attentions(made)[0].double()
-    conv, certificate = attention_to_conv(attention.position_layer())
-    assert (certificate.exact, conv.kernel_size) == (True, (3, 3))
-    x = torch.randn(2, 36, 24, dtype=torch.float64)
-
-    def by_convolution(conv, x):
-        return conv(x[:, 1:].mT.unflatten(-1, GRID)).flatten(2).mT
-
-    assert_within_budget(
-        attention(x)[:, 1:], by_convolution(conv, x), roundings(by_convolution, conv, x)
-    )
-
-
-def test_the_gated_layers_are_not_those_that_become_convolutions():
-    made, _ = convolutional_init(vit(**VITS["12 heads of width 2"]))
-    with pytest.raises(
-        ConversionError, match="it has no RelativeAttention layers; other kinds of attention"
-    ):
-        network_to_conv(made)
-
-
 def test_the_record_is_saved(tmp_path):
     record = convolutional_init(vit(**VITS["3 heads of width 7"]))[1]
     assert ConvolutionalInit.load(record.save(tmp_path / "record.json")) == record
@@ -275,15 +251,6 @@ def test_arguments_are_checked(options, message):
         convolutional_init(vit(**VITS["9 heads of width 2"]), **options)
 
 
-def test_weights_that_a_hook_computes_are_copied():
-    network = vit(**VITS["9 heads of width 2"])
-    torch.nn.utils.spectral_norm(network.head)
-    network.train()(pixels())  # which leaves a weight that belongs to a graph
-    made, record = convolutional_init(network)
-    assert record.exact
-    assert made(pixels()).shape == (2, 5)
-
-
 def test_masks_are_refused():
     made, _ = convolutional_init(vit(**VITS["9 heads of width 2"]))
     message = r"^attn_mask must be None: heads that attend by position take no mask$"
@@ -294,15 +261,3 @@ def test_masks_are_refused():
         match=r"^is_causal must be False, but is True: patches have no order in time$",
     ):
         made.forward_features(pixels(), is_causal=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_transformer_of_full_size_passes(seed):
-    """Layers so wide sum 384 · 64 terms, which processors order in different ways."""
-    torch.manual_seed(seed)
-    network = timm.create_model("vit_small_patch16_224")
-    _, record = convolutional_init(network, generator=torch.Generator().manual_seed(seed))
-    assert record.exact
-    assert record.passed, record.summary()

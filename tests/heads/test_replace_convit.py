@@ -10,7 +10,6 @@ import torch
 from tests.heads.report_cases import every_head, fixed_weights, outputs, randomised
 from torch.nn import functional
 
-from convattn.errors import ShapeError
 from convattn.heads import analyze
 from convattn.heads import kernel_fit as likelihood
 from convattn.heads.replace import replace_convolutional_heads
@@ -104,12 +103,6 @@ def test_heads_that_stay_keep_a_changed_scale(place):
     assert not torch.equal(one, same)
 
 
-def test_nothing_changes_where_nothing_is_replaced():
-    network, x = convit(), images(2)
-    made, _ = replace_convolutional_heads(network, report_of(network), heads=[])
-    assert torch.equal(outputs(made, x), outputs(network, x))
-
-
 def test_layers_without_other_heads_hold_no_queries_keys_and_gates():
     network = convit()
     report = report_of(network)
@@ -154,22 +147,3 @@ def test_dropout_of_weights_stays_on_the_heads_that_attend():
     assert not torch.equal(layer(tokens), layer(tokens))
     layer.eval()
     assert torch.equal(layer(tokens), layer(tokens))
-
-
-def test_the_made_network_can_be_trained():
-    network = convit()
-    made, _ = replace_convolutional_heads(
-        network, report_of(network), heads=[(name, 1) for name in LAYERS]
-    )
-    made.train()(images(2)).square().sum().backward()
-    assert not [
-        name for name, part in made.named_parameters() if part.grad is None and part.requires_grad
-    ]
-
-
-@pytest.mark.parametrize("tokens", [24, 26])
-def test_another_grid_is_refused(tokens):
-    network = convit()
-    made, _ = replace_convolutional_heads(network, report_of(network), heads=[(GATED[0], 0)])
-    with pytest.raises(ShapeError, match=f"tokens must be 25 .* but are {tokens}"):
-        made.get_submodule(GATED[0])(torch.randn(1, tokens, 12))
