@@ -257,7 +257,7 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
     for arguments, message in {
         ("timm:resnet18", "--random-weights", *folder): "attention",
         (*SOURCE, "--images", str(images), "-o", str(made)): "--output must be new or empty",
-        (*SOURCE, *folder, "--limit", "0"): "--limit must be at least 1",
+        (*SOURCE, *folder, "--limit", "0"): "--limit: must be at least 1, but is 0",
         (*SOURCE, *folder, "--layer", "x"): "unknown layer 'x'",
         (*SOURCE, *folder, "--kernel-size", "2"): "kernel_size must be odd",
         (

@@ -339,7 +339,7 @@ MISTAKES = {
     ),
     "no limit": (
         [*OWN, "--random-weights", "--images", "run", "--limit", "0"],
-        "--limit must be at least 1, but is 0",
+        "--limit: must be at least 1, but is 0",
     ),
     "limit of no images": ([*OWN, "--random-weights", "--limit", "3"], "--limit needs --images"),
     "no colon": (

@@ -94,7 +94,7 @@ def test_failing_runs_are_named_with_their_last_line(capsys):
         (["--grid", "=3"], "--grid must be of the form KEY=VALUE, but is '=3'"),
         (
             ["--grid", "model.heads=2", "--grid", "model.heads=3"],
-            "--grid model.heads is given more than once: give all",
+            "--grid must be given once for each key, with all of its values",
         ),
         (["--address", "auto"], "--address needs --engine ray"),
         (["--workers", "0"], "workers must be at least 1, but is 0"),

@@ -120,7 +120,7 @@ def test_a_network_of_timm_on_pictures_beside_its_converted_copy():
 
 
 MISTAKES = {
-    "limit": ([SMALL, "--limit", "0"], "--limit must be at least 1"),
+    "limit": ([SMALL, "--limit", "0"], "Invalid value for --limit: must be at least 1, but is 0"),
     "no images": ([SMALL, "--images", "missing"], "--images must be a folder or a file that"),
     "kernel size": ([SMALL, "--kernel-size", "5"], "--kernel-size needs --compare converted"),
     "layer": ([SMALL, "--layer", "stages.9"], "unknown layer 'stages.9'"),

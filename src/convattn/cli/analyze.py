@@ -5,9 +5,9 @@ from pathlib import Path
 
 from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import Output, OutputOrDefault, WholeNumber, print_record
+from convattn.cli.output import Count, Output, OutputOrDefault, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be, require_packages
+from convattn.errors import ArgumentError, require_packages
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -17,7 +17,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     images: Path | None = None,
     output: Output,
     network: NetworkOptions = DEFAULTS,
-    limit: WholeNumber = 100,
+    limit: Count = 100,
     layer: tuple[str, ...] = (),
     kernel_size: WholeNumber = 3,
     radius: WholeNumber = 7,
@@ -56,8 +56,6 @@ def analyze(  # noqa: PLR0913 - the options of the command
         MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
     require_packages("matplotlib", "jinja2")
-    if limit < 1:
-        raise ArgumentError(must_be("--limit", "at least 1", limit))
     require_images(images, source)
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
@@ -69,10 +67,16 @@ def analyze(  # noqa: PLR0913 - the options of the command
         loaded = network.load(source)
         if images is None:
             own = require_own_images(loaded.folder, source, limit)
-            opened, what = own.prepared.to(next(loaded.network.parameters())), own.what
+            opened, words = own.prepared.to(next(loaded.network.parameters())), own.what
         else:
             prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-            opened, what = open_images(images, prepare, limit=limit), images.resolve().name
+            opened, words = open_images(images, prepare, limit=limit), images.resolve().name
+        controls, note = CONTROLS, ""
+        if no_controls:
+            controls = ()
+        elif loaded.drawn:
+            controls = CONTROLS[:1]
+            note = "\n  no control of untrained weights: these are random"
         with one_thread(opened[0].numel() <= 3 * 64 * 64):
             report = measure(
                 loaded.network,
@@ -80,18 +84,13 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 layers=layer or None,
                 kernel_size=kernel_size,
                 radius=radius,
-                controls=() if no_controls else CONTROLS[:1] if loaded.drawn else CONTROLS,
+                controls=controls,
                 progress=not json,
             )
-        write_report(report, folder, source=source, images=what)
-    note = "\n  no control of untrained weights: these are random" * (
-        loaded.drawn and not no_controls
-    )
-    print_record(
-        report,
-        f"{report.summary()}{note}\nwrote {output}; look at {output / 'index.html'}",
-        json=json,
-    )
+        write_report(report, folder, source=source, images=words)
+    page = output / "index.html"
+    summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
+    print_record(report, summary, json=json)
     return 0
 
 
@@ -115,21 +114,21 @@ def compare(
     from convattn.heads import compare_reports
     from convattn.heads.head_report import HeadReport
 
+    reports = []
     for path in (first, second):
         if not path.exists():
             raise ArgumentError(f"there is no report {str(path)!r}")
-    reports = [
-        HeadReport.load(path / "report.json" if path.is_dir() else path) for path in (first, second)
-    ]
+        file = path / "report.json" if path.is_dir() else path
+        reports.append(HeadReport.load(file))
     comparison = compare_reports(*reports)
-    text = comparison.summary()
+    summary = comparison.summary()
     if output is not None:
         from convattn.files import new_folder
         from convattn.lab.report_figures import comparison_figure
 
-        with new_folder(output, "--output") as temporary:
-            comparison.save(temporary / "comparison.json")
-            comparison_figure(temporary / "comparison.png", reports[0], reports[1])
-        text += f"\nwrote {output}"
-    print_record(comparison, text, json=json)
+        with new_folder(output, "--output") as folder:
+            comparison.save(folder / "comparison.json")
+            comparison_figure(folder / "comparison.png", *reports)
+        summary += f"\nwrote {output}"
+    print_record(comparison, summary, json=json)
     return 0

@@ -17,6 +17,7 @@ from convattn.cli.certify import certify
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
 from convattn.cli.info import info
+from convattn.cli.output import say
 from convattn.cli.reproduce import reproduce
 from convattn.cli.study import study
 from convattn.cli.threads import wait_without_spinning
@@ -25,19 +26,20 @@ from convattn.cli.view import view
 from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
 from convattn.files import FULL
 
+_FUNCTIONS = (
+    demo,
+    convert,
+    certify,
+    analyze,
+    compare,
+    view,
+    train,
+    study,
+    reproduce,
+    info,
+)
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {
-        "demo": demo,
-        "convert": convert,
-        "certify": certify,
-        "analyze": analyze,
-        "compare": compare,
-        "view": view,
-        "train": train,
-        "study": study,
-        "reproduce": reproduce,
-        "info": info,
-    }
+    {function.__name__: function for function in _FUNCTIONS}
 )
 """Every command by its name: a function of typed arguments that returns the exit code."""
 
@@ -83,9 +85,8 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
     """
     wait_without_spinning()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # letters that a terminal lacks, as on standard error
+        # letters that a terminal lacks, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(app, arguments)
         print(end="", flush=True)  # where standard output was closed, sys.stdout is None
@@ -93,27 +94,29 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
         _drop_output()
         return _BROKEN_PIPE
     except KeyboardInterrupt as error:
-        return _fail(app, ": ".join(["interrupted", *error.args]), _INTERRUPTED)
+        message = ": ".join(["interrupted", *error.args])
+        return _fail(app, message, _INTERRUPTED)
     except UnusedCliTokensError as error:
-        return _fail(app, f"unexpected argument {' '.join(error.unused_tokens or ())!r}", _MISTAKE)
+        words = " ".join(error.unused_tokens or ())
+        return _fail(app, f"unexpected argument {words!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
         return _fail(app, str(error), _MISTAKE)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
-        place = "" if error.filename is None else f": {os.fspath(error.filename)}"
-        return _fail(app, f"{error.strerror}{place}", _MISTAKE)
+        words = [error.strerror, error.filename]
+        return _fail(app, ": ".join(str(word) for word in words if word), _MISTAKE)
     return code
 
 
 def _run(app: App, arguments: Sequence[str] | None) -> int:
     """Parses the arguments and runs the command; errors are raised, and help or the version give code 0."""
-    tokens = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
     with warnings.catch_warnings():
-        shown = warnings.showwarning
-        warnings.showwarning = partial(_show_warning, shown)
+        warnings.showwarning = partial(_show_warning, warnings.showwarning)
         code = app(
-            tokens,
+            list(arguments),
             print_error=False,
             exit_on_error=False,
             verbose=False,
@@ -127,7 +130,7 @@ def _show_warning(
 ) -> None:
     """Prints a warning of convattn on one line; other warnings are shown as Python shows them."""
     if issubclass(category, CertificateWarning | CheckpointWarning):
-        print(f"convattn: {' '.join(str(message).split())}", file=sys.stderr)
+        say(f"convattn: {_one_line(message)}")
     else:
         otherwise(message, category, *rest)
 
@@ -138,10 +141,15 @@ def _fail(app: App, message: str, code: int) -> int:
         print(end="", flush=True)
     except OSError:
         _drop_output()
-    print(f"{app.name[0]}: {' '.join(message.split())}", file=sys.stderr)
+    say(f"{app.name[0]}: {_one_line(message)}")
     return code
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
 
 
 def _drop_output() -> None:
     """Lets what is still in the buffer not raise again when the interpreter closes standard output."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

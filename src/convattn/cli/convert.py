@@ -1,8 +1,9 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
 import json as json_format
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,57 +88,47 @@ def convert(  # noqa: PLR0913 - the options of the command
         )
     if tolerance is not None and not 0 < tolerance < 1:
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", tolerance))
-    target = _Target(output, tolerance, allow_difference, json)
-    if _holds_layer(source):
+    holds_layer = _holds_layer(source)
+    if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
         of_network |= {**network.by_name(), **images.by_name()}
         _require_absent(of_network, f"is for a network, and {source} holds a single layer")
-        return _convert_layer(Path(source), to, options, target, verify=not network.no_verify)
-    images.check()
-    options |= {"include": include or None, "exclude": exclude or None}
-    if to == "attention":
-        options["content"] = content
+    else:
+        images.check()
+        options |= {"include": include or None, "exclude": exclude or None}
+        if to == "attention":
+            options["content"] = content
     from convattn.files import require_new_folder
 
     require_new_folder(output, "--output")
     with one_thread(images.path is None):
-        loaded = network.load(source)
-        return _convert_network(loaded, to, options, images.read(loaded), target)
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where a result goes, and whether it is written."""
-
-    output: Path
-    # Largest difference, as a share of the largest output; None writes what is close
-    tolerance: float | None
-    allow_difference: bool  # Whether results that are different are written, too
-    json: bool  # Whether the certificate is printed as JSON
-
-    def accepts(self, certificate: "Certificate | NetworkCertificate") -> bool:
-        """Says whether a result is written."""
-        if certificate.verdict != "different":
-            return certificate.passed
-        if self.allow_difference:
-            return True
-        if self.tolerance is None or certificate.difference is None:
-            return False
-        return certificate.difference <= self.tolerance
-
-    def finish(self, certificate: "Certificate | NetworkCertificate") -> int:
-        """Prints the certificate and what was written, and returns the exit code."""
-        if self.accepts(certificate):
-            outcome = f"wrote {self.output}"
-        elif certificate.verdict == "failed":
-            outcome = "wrote nothing"
+        if holds_layer:
+            verify = not network.no_verify
+            save, certificate = _convert_layer(Path(source), to, options, verify=verify)
         else:
-            outcome = (
-                "wrote nothing, because the result is different: make the difference smaller as said above, or ask for"
-                " it by --tolerance SHARE or --allow-difference"
+            loaded = network.load(source)
+            save, certificate = _convert_network(
+                loaded, to, options, images.read(loaded), tolerance
             )
-        print_record(certificate, f"{certificate.summary()}\n{outcome}", json=self.json)
-        return EXIT_CODES[certificate.verdict]
+    outcome = "wrote nothing"
+    if allow_difference or _is_close(certificate, tolerance):
+        if certificate.verdict != "failed":
+            save(output, certificate=certificate)
+            outcome = f"wrote {output}"
+    elif certificate.verdict == "different":
+        outcome += (
+            ", because the result is different: make the difference smaller as said above, or ask for it by"
+            " --tolerance SHARE or --allow-difference"
+        )
+    print_record(certificate, f"{certificate.summary()}\n{outcome}", json=json)
+    return EXIT_CODES[certificate.verdict]
+
+
+def _is_close(certificate: "Certificate | NetworkCertificate", tolerance: float | None) -> bool:
+    """Tells whether a result is exact, close, or different by no more than a share of the largest output."""
+    if certificate.passed or tolerance is None or certificate.difference is None:
+        return certificate.passed
+    return certificate.difference <= tolerance
 
 
 def _require_absent(options: Mapping[str, object], reason: str) -> None:
@@ -146,36 +137,6 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
         absent = value is None or value is False or value == ()
         if not absent:
             raise ArgumentError(f"{name} {reason}")
-
-
-def _convert_network(
-    loaded: "LoadedNetwork",
-    to: str,
-    options: dict[str, Any],
-    images: ComparisonImages,
-    target: _Target,
-) -> int:
-    """Converts a network, writes it if its verdict allows that, and returns the exit code."""
-    from convattn.convert import network_to_attention, network_to_conv
-    from convattn.convert.certificate import CLOSE
-    from convattn.networks import save_network
-
-    tolerance = None if images.random else target.tolerance or CLOSE
-    options = {**options, "images": images.prepared, "tolerance": tolerance}
-    if to == "attention":
-        converted, certificate = network_to_attention(loaded.network, **options)
-    else:
-        converted, certificate = network_to_conv(loaded.network, **options)
-    certificate = replace(certificate, images=images.words)
-    if target.accepts(certificate):
-        save_network(
-            converted,
-            target.output,
-            source=loaded.source,
-            options=loaded.options,
-            certificate=certificate,
-        )
-    return target.finish(certificate)
 
 
 def _holds_layer(source: str) -> bool:
@@ -190,9 +151,9 @@ def _holds_layer(source: str) -> bool:
 
 
 def _convert_layer(
-    source: Path, to: str, options: dict[str, Any], target: _Target, *, verify: bool
-) -> int:
-    """Converts a layer, writes it if its verdict allows that, and returns the exit code."""
+    source: Path, to: str, options: dict[str, Any], *, verify: bool
+) -> "tuple[Callable[..., object], Certificate]":
+    """Converts a layer; returns what saves the result, and its certificate."""
     from convattn.convert import (
         SUPPORTED_CONVOLUTIONS,
         attention_to_conv,
@@ -200,9 +161,7 @@ def _convert_layer(
         load_layer,
         save_layer,
     )
-    from convattn.files import require_new_folder
 
-    require_new_folder(target.output, "--output")
     layer = load_layer(source, verify=verify)
     if to == "conv":
         converted, certificate = attention_to_conv(layer, **options)
@@ -212,6 +171,26 @@ def _convert_layer(
         raise UnsupportedModelError(
             f"{source} holds a {type(layer).__name__}, which is not a convolution of torch"
         )
-    if target.accepts(certificate):
-        save_layer(converted, target.output, certificate=certificate)
-    return target.finish(certificate)
+    return partial(save_layer, converted), certificate
+
+
+def _convert_network(
+    loaded: "LoadedNetwork",
+    to: str,
+    options: dict[str, Any],
+    images: ComparisonImages,
+    tolerance: float | None,
+) -> "tuple[Callable[..., object], NetworkCertificate]":
+    """Converts a network; returns what saves the result, and its certificate."""
+    from convattn.convert import network_to_attention, network_to_conv
+    from convattn.convert.certificate import CLOSE
+    from convattn.networks import save_network
+
+    close = None if images.random else tolerance or CLOSE
+    options = {**options, "images": images.prepared, "tolerance": close}
+    if to == "attention":
+        converted, certificate = network_to_attention(loaded.network, **options)
+    else:
+        converted, certificate = network_to_conv(loaded.network, **options)
+    save = partial(save_network, converted, source=loaded.source, options=loaded.options)
+    return save, replace(certificate, images=images.words)

@@ -22,7 +22,6 @@ NETWORK = "convattn:cifar10-small"
 class Demonstration(Record):
     """What the demo showed."""
 
-    network: str  # The network
     verdict: str  # What came of its conversion to convolutions
     changed: int | None  # Predictions that changed
     images: int  # Test images
@@ -34,11 +33,11 @@ class Demonstration(Record):
     def summary(self) -> str:
         """Returns it in five lines of plain text."""
         return f"""\
-network      {self.network}: attention with {self.heads} heads, trained on CIFAR-10
+network      {NETWORK}: attention with {self.heads} heads, trained on CIFAR-10
 converted    {self.verdict}: {self.changed} of {self.images} predictions changed, see {self.folder}/convolutions
 measured     {self.convolutional} of {self.heads} heads are convolutions, on {self.images} test images
 page         {self.page}
-next         convattn view {self.network} --compare converted"""
+next         convattn view {NETWORK} --compare converted"""
 
 
 def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
@@ -67,7 +66,6 @@ def demo(*, output: OutputOrDefault = None, json: bool = False) -> int:
         certificate, report = _run(unfinished)
     heads = [head for layer in report.layers for head in layer.heads]
     shown = Demonstration(
-        network=NETWORK,
         verdict=certificate.verdict,
         changed=certificate.top1_changed,
         images=report.images,

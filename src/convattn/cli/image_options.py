@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from convattn.cli.output import WholeNumber
+from convattn.cli.output import Count
 from convattn.errors import ArgumentError, MissingDependencyError, must_be
 from convattn.wording import counted
 
@@ -43,7 +43,7 @@ class ImageOptions:
     """
 
     path: Annotated[Path | None, Parameter(name="--images")] = None
-    limit: WholeNumber | None = None
+    limit: Count | None = None
     shape: str | None = None
 
     def by_name(self) -> dict[str, object]:
@@ -53,16 +53,10 @@ class ImageOptions:
     def check(self) -> None:
         """Raises ArgumentError on a mistake in the options."""
         require_images(self.path)
-        if self.path is not None and self.shape is not None:
+        if self.shape is not None and (self.path is not None or self.limit is not None):
             raise ArgumentError(
-                "--shape cannot be given with --images: it is the shape of an image of random numbers"
+                "--shape cannot be given with --images or --limit: it asks for one image of random numbers"
             )
-        if self.limit is not None and self.shape is not None:
-            raise ArgumentError(
-                "--limit cannot be given with --shape, which asks for one image of random numbers"
-            )
-        if self.limit is not None and self.limit < 1:
-            raise ArgumentError(must_be("--limit", "at least 1", self.limit))
         self._sizes()
 
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
@@ -71,15 +65,14 @@ class ImageOptions:
 
         count, reason = self.limit or _COUNT, ""
         if self.path is not None:
-            return self._read_files(self.path, loaded, count)
+            return _read_files(self.path, loaded, count)
         if self.shape is None:
             try:
                 own = own_images(loaded.folder, count)
             except MissingDependencyError as missing:
                 own, reason = None, f", in place of test images: {missing}"
             if own is not None:
-                prepared = own.prepared.to(next(loaded.network.parameters()))
-                return ComparisonImages(prepared, f"{_images(prepared)} of {own.what}", False)
+                return _comparison_images(own.prepared, own.what, loaded)
         if self.limit is not None:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"
@@ -87,14 +80,6 @@ class ImageOptions:
         drawn = draw_images(loaded.network, self._sizes())
         words = f"one standard normal image {tuple(drawn.shape)}, seed 0{reason}"
         return ComparisonImages(drawn, words, True)
-
-    def _read_files(self, path: Path, loaded: "LoadedNetwork", count: int) -> ComparisonImages:
-        from convattn.networks.images import open_images, preparation, stack_images
-
-        prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-        images = stack_images(open_images(path, prepare, limit=count), path)
-        prepared = images.to(next(loaded.network.parameters()))
-        return ComparisonImages(prepared, f"{_images(prepared)} of {path.resolve().name}", False)
 
     def _sizes(self) -> tuple[int, ...] | None:
         """Returns the sizes in `shape`."""
@@ -107,8 +92,18 @@ class ImageOptions:
         return tuple(map(int, parts))
 
 
-def _images(prepared: "Tensor") -> str:
-    return counted(len(prepared), "image")
+def _read_files(path: Path, loaded: "LoadedNetwork", count: int) -> ComparisonImages:
+    from convattn.networks.images import open_images, preparation, stack_images
+
+    prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
+    images = stack_images(open_images(path, prepare, limit=count), path)
+    return _comparison_images(images, path.resolve().name, loaded)
+
+
+def _comparison_images(images: "Tensor", name: str, loaded: "LoadedNetwork") -> ComparisonImages:
+    like = next(loaded.network.parameters())
+    words = f"{counted(len(images), 'image')} of {name}"
+    return ComparisonImages(images.to(like), words, False)
 
 
 DEFAULT_IMAGES = ImageOptions()

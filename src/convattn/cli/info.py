@@ -1,17 +1,17 @@
 """`convattn info`: what is installed, and what it runs on."""
 
-import os
 import re
 import textwrap
 from dataclasses import dataclass
-from functools import partial
 
 from convattn.cli.output import print_record
 from convattn.errors import install_hint
 from convattn.record import Record
 
 _PACKAGES = ("torch", "numpy", "einops", "jaxtyping", "safetensors")
-_COLUMNS = 120
+_NAME, _COLUMNS = 30, 120
+"""Width of names, and of lines."""
+
 _OTHERS = {"all", "bench", "dev"}
 """Extras that repeat others, or serve work on convattn itself."""
 
@@ -21,43 +21,34 @@ class Installation(Record):
     """What is installed, and what it runs on."""
 
     versions: dict[str, str]  # Versions of Python, convattn and the packages that it always needs
-    hardware: dict[
-        str, str
-    ]  # Device, processor, instruction set, cores, threads and, with CUDA, accelerator
-    memory: int  # Memory of the machine, in bytes
+    hardware: dict[str, str]  # Device, processor, instruction set, cores, threads, accelerator
+    optional: dict[str, str]  # Version of each optional package, or the line that installs it
+    networks: dict[str, str]  # Task, accuracy and size of the trained networks of the package
     encodings: tuple[str, ...]  # Names of the encodings
     recipes: tuple[str, ...]  # Names of the recipes
-    networks: dict[
-        str, str
-    ]  # Task, accuracy and size of each trained network that comes with the package
-    optional: dict[str, str]  # Version of each optional package that is installed
-    missing: dict[str, str]  # For each optional package that is not, the line that installs it
 
     def summary(self) -> str:
         """Returns the installation as plain text, a group of lines for each kind of thing."""
+        names = {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)}
         groups = {
             "Versions": self.versions,
-            "Hardware": {**self.hardware, "memory": f"{self.memory / 2**30:.1f} GiB"},
-            "Optional packages": {
-                **self.optional,
-                **{name: f"missing: {line}" for name, line in self.missing.items()},
-            },
-            "Trained networks": {f"convattn:{name}": text for name, text in self.networks.items()},
-            "Names": {"encodings": ", ".join(self.encodings), "recipes": ", ".join(self.recipes)},
+            "Hardware": self.hardware,
+            "Optional packages": self.optional,
+            "Trained networks": self.networks,
+            "Names": names,
         }
-        width = max(len(name) for rows in groups.values() for name in rows) + 4
-        wrap = partial(
-            textwrap.fill, width=_COLUMNS, subsequent_indent=" " * width, break_on_hyphens=False
-        )
-        paragraphs = []
+        lines = []
         for title, rows in groups.items():
-            names = [f"  {name.replace('_', ' ')}".ljust(width) for name in rows]
-            lines = [
-                wrap(value, initial_indent=name)
-                for name, value in zip(names, rows.values(), strict=True)
-            ]
-            paragraphs.append("\n".join([title, *lines]))
-        return "\n\n".join(paragraphs)
+            lines += ["", title]
+            for name, text in rows.items():
+                lines += textwrap.wrap(
+                    text,
+                    _COLUMNS,
+                    initial_indent=f"  {name}".ljust(_NAME),
+                    subsequent_indent=" " * _NAME,
+                    break_on_hyphens=False,
+                )
+        return "\n".join(lines[1:])
 
 
 def info(*, json: bool = False) -> int:
@@ -83,21 +74,22 @@ def describe_installation() -> Installation:
     from convattn.networks.pretrained import pretrained_card, pretrained_names
     from convattn.provenance import describe_hardware, describe_versions
 
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     extras = _optional_packages()
-    installed = {
-        name: text for name, text in describe_versions([*extras]).items() if name in extras
-    }
+    installed = describe_versions([*extras])
+    optional = {}
+    for name, extra in extras.items():
+        optional[name] = installed.get(name, f"missing: {install_hint(extra)}")
+    networks = {}
+    for name in pretrained_names():
+        networks[f"convattn:{name}"] = pretrained_card(name).summary()
     return Installation(
         versions={**describe_versions(_PACKAGES), "torch": torch.__version__},
-        hardware=describe_hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        hardware=describe_hardware(device),
+        optional=optional,
+        networks=networks,
         encodings=tuple(ENCODINGS),
         recipes=tuple(recipe_names()),
-        networks={name: pretrained_card(name).summary() for name in pretrained_names()},
-        optional=installed,
-        missing={
-            name: install_hint(extra) for name, extra in extras.items() if name not in installed
-        },
     )
 
 
@@ -107,12 +99,11 @@ def _optional_packages() -> dict[str, str]:
 
     extras: dict[str, list[str]] = {}
     for requirement in metadata.requires("convattn") or ():
-        name = re.match(r"[\w.-]+", requirement)
-        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
-        if name and extra and name[0] != "convattn" and extra[1] not in _OTHERS:
-            extras.setdefault(extra[1], []).append(name[0])
-    found: dict[str, str] = {}
-    for extra, names in sorted(extras.items(), key=lambda item: len(item[1])):
-        for name in names:
-            found.setdefault(name, extra)
-    return found
+        words = re.match(r"([\w.-]+).*extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
+        if words and words[1] != "convattn" and words[2] not in _OTHERS:
+            extras.setdefault(words[2], []).append(words[1])
+    smallest: dict[str, str] = {}
+    for extra in sorted(extras, key=lambda extra: len(extras[extra])):
+        for name in extras[extra]:
+            smallest.setdefault(name, extra)
+    return smallest

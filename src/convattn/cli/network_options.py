@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import key_values
+from convattn.cli.output import Settings, key_values
 from convattn.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class NetworkOptions:
     weights: Path | None = None
     pretrained: bool = False
     random_weights: bool = False
-    arguments: Annotated[tuple[str, ...], Parameter(name="--set")] = ()
+    arguments: Settings = ()
     no_verify: bool = False
 
     def by_name(self) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """What commands share: options and printing."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +19,19 @@ def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
         raise ValueError(f"must be an integer, but is {tokens[0].value!r}") from None
 
 
+def _read_count(_: Any, tokens: Sequence[Any]) -> int:
+    """Reads an integer of at least 1."""
+    count = _read_whole(_, tokens)
+    if count < 1:
+        raise ValueError(f"must be at least 1, but is {count}")
+    return count
+
+
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
 OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
 WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
+Count = Annotated[int, Parameter(converter=_read_count)]
 
 
 def first_free(path: Path, ending: str = "") -> Path:
@@ -63,3 +74,8 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
 def print_record(record: Record, summary: str, *, json: bool) -> None:
     """Prints a result as JSON, or its summary."""
     print(record.to_json() if json else f"{summary}\n", end="", flush=True)
+
+
+def say(line: str) -> None:
+    """Prints a line on standard error."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,12 +1,18 @@
 """`convattn study`: recipes over seeds, compared."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from convattn.cli.output import OutputOrDefault, WholeNumber, key_values, print_record
+from convattn.cli.output import (
+    OutputOrDefault,
+    Settings,
+    WholeNumber,
+    key_values,
+    print_record,
+    say,
+)
 from convattn.errors import ArgumentError, must_be
 
 
@@ -16,7 +22,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     *,
     seeds: str = "0,1,2",
     scale: str | None = None,
-    overrides: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+    overrides: Settings = (),
     grid: tuple[str, ...] = (),
     baseline: str | None = None,
     output: OutputOrDefault = None,
@@ -63,9 +69,9 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     from convattn.lab.study_engines import LocalEngine, RayEngine
 
     if engine == "ray":
-        runner = RayEngine(workers=workers, threads=threads, tell=_say, address=address)
+        runner = RayEngine(workers=workers, threads=threads, tell=say, address=address)
     else:
-        runner = LocalEngine(workers=workers, threads=threads, tell=_say)
+        runner = LocalEngine(workers=workers, threads=threads, tell=say)
     try:
         record = run_study(
             recipes,
@@ -87,10 +93,6 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     return 1 if record.failures else 0
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _read_seeds(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
@@ -100,12 +102,9 @@ def _read_seeds(text: str) -> list[int]:
 
 def _read_grid(texts: tuple[str, ...]) -> dict[str, list[str]]:
     """Reads the values of each key that varies."""
-    grid: dict[str, list[str]] = {}
-    for text in texts:
-        for key, values in key_values([text], "--grid").items():
-            if key in grid:
-                raise ArgumentError(
-                    f"--grid {key} is given more than once: give all of its values at once"
-                )
-            grid[key] = values.split(",")
+    grid = {}
+    for key, values in key_values(texts, "--grid").items():
+        grid[key] = values.split(",")
+    if len(grid) < len(texts):
+        raise ArgumentError("--grid must be given once for each key, with all of its values")
     return grid

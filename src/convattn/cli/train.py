@@ -4,11 +4,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, key_values, print_record
+from convattn.cli.output import (
+    OutputOrDefault,
+    Settings,
+    WholeNumber,
+    first_free,
+    key_values,
+    print_record,
+    say,
+)
 from convattn.cli.threads import one_thread
 
 
@@ -18,7 +24,7 @@ def train(
     *,
     scale: Literal["paper", "medium", "small", "tiny"] | None = None,
     output: OutputOrDefault = None,
-    overrides: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
+    overrides: Settings = (),
     resume: bool = False,
     checkpoint_every: WholeNumber | None = None,
     tracker: tuple[str, ...] = (),
@@ -53,13 +59,11 @@ def train(
     from convattn.lab import train as train_by
 
     resolved = load_recipe(recipe, scale=scale, overrides=changes)
-    words = [
-        resolved.name,
-        *([] if resolved.scale == "paper" else [resolved.scale]),
-        str(resolved.seed),
-    ]
-    default = Path("runs") / "-".join(words)
-    folder = output or (default if resume else first_free(default))
+    name = f"{resolved.name}-{resolved.scale}-{resolved.seed}".replace("-paper-", "-")
+    folder = output or Path("runs") / name
+    if output is None and not resume:
+        folder = first_free(folder)
+    tell = None if sys.stderr.isatty() else say  # a terminal has the progress bar
     try:
         with one_thread(resolved.is_small):
             record = train_by(
@@ -68,21 +72,14 @@ def train(
                 resume=resume,
                 checkpoint_every=checkpoint_every,
                 trackers=tracker,
-                tell=None if sys.stderr.isatty() else _say,  # a terminal has the progress bar
+                tell=tell,
             )
     except KeyboardInterrupt:
         if not any(folder.glob("checkpoints/step-*")):
             raise
-        words = shlex.join(
-            ["convattn", "train", str(folder / "recipe.toml"), "-o", str(folder), "--resume"]
-        )
-        raise KeyboardInterrupt(f"{words} goes on from the newest checkpoint") from None
-    if (
-        os.environ.get("RANK", "0") == "0"
-    ):  # as torchrun and accelerate name the first of several processes
+        words = ["convattn", "train", f"{folder}/recipe.toml", "-o", f"{folder}", "--resume"]
+        raise KeyboardInterrupt(f"{shlex.join(words)} goes on from the newest checkpoint") from None
+    # torchrun and accelerate name the first of several processes so
+    if os.environ.get("RANK", "0") == "0":
         print_record(record, f"{record.summary()}\nwrote {folder}", json=json)
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

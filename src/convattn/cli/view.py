@@ -6,7 +6,7 @@ from pathlib import Path
 
 from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import OutputOrDefault, WholeNumber, first_free, print_record
+from convattn.cli.output import Count, OutputOrDefault, first_free, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
@@ -29,10 +29,10 @@ def view(  # noqa: PLR0913 - the options of the command
     images: Path | None = None,
     output: OutputOrDefault = None,
     network: NetworkOptions = DEFAULTS,
-    limit: WholeNumber | None = None,
+    limit: Count | None = None,
     layer: tuple[str, ...] = (),
     compare: tuple[str, ...] = (),
-    kernel_size: WholeNumber | None = None,
+    kernel_size: Count | None = None,
     report: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -70,9 +70,6 @@ def view(  # noqa: PLR0913 - the options of the command
     Raises:
         ArgumentError: The output file exists, or an option has a wrong value.
     """
-    for name, value in (("--limit", limit), ("--kernel-size", kernel_size)):
-        if value is not None and value < 1:
-            raise ArgumentError(must_be(name, "at least 1", value))
     if kernel_size is not None and "converted" not in compare:
         raise ArgumentError(
             "--kernel-size needs --compare converted: it is of the convolutions made for that"
