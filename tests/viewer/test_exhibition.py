@@ -1,7 +1,5 @@
 """What stands beside a network: its layers, its images, and where its weights come from."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -18,182 +16,128 @@ from convattn.viewer.exhibition import Exhibition, gather
 SMALL = "convattn:cifar10-small"
 
 
-def _gather(
-    source: str, *, images: Path | None = None, weights: bool = False, **options
-) -> Exhibition:
-    load = NetworkOptions(random_weights=weights).loader([source, *options.get("compare", ())])
-    return gather(source, images, load=load, **options)
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """The working folder, with three prepared images."""
+    monkeypatch.chdir(tmp_path)
+    images = np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32)
+    np.save("images.npy", images)
+    return tmp_path
 
 
-def _saved(folder: Path, name: str, **options) -> str:
+def shown(place, source, *, weights: bool = False, **options) -> Exhibition:
+    """Gathers a network and what is beside it, on one of the images."""
+    options = {"images": place / "images.npy", "limit": 1} | options
+    sources = [source, *options.get("compare", ())]
+    load = NetworkOptions(random_weights=weights).loader(sources)
+    return gather(source, load=load, **options)
+
+
+def saved(name: str, **options) -> str:
     torch.manual_seed(0)
-    network = AttentionNet(
-        "quadratic", **({"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options)
-    )
-    save_network(network, folder / name)
-    return str(folder / name)
+    options = {"width": 8, "depth": 2, "heads": 4, "ffn": 8, "image_size": 8} | options
+    save_network(AttentionNet("quadratic", **options), name)
+    return name
 
 
-@pytest.fixture
-def images(tmp_path):
-    """Three images, prepared."""
-    np.save(
-        tmp_path / "images.npy", np.random.default_rng(0).standard_normal((3, 3, 8, 8), np.float32)
-    )
-    return tmp_path / "images.npy"
-
-
-def test_chosen_layers_are_shown_of_every_network(tmp_path, images):
+def test_chosen_layers_are_shown_of_every_network_that_has_them(place):
     """The page compares layers by their place."""
-    one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", heads=5)
-    shown = _gather(
-        one,
-        images=images,
-        limit=1,
-        layers=["blocks.1.mixer"],
-        compare=["untrained", "converted", other],
-    )
-    assert [exhibit.layers for exhibit in shown.exhibits] == [("blocks.1.mixer",)] * 4
-
-
-def test_a_network_without_the_chosen_layers_shows_all_and_says_so(tmp_path, images):
-    one, other = _saved(tmp_path, "one"), _saved(tmp_path, "other", depth=1)
-    exhibit = _gather(
-        one, images=images, limit=1, layers=["blocks.1.mixer"], compare=[other]
-    ).exhibits[1]
-    assert exhibit.layers is None
-    assert exhibit.note == "All its layers are shown, because it has no blocks.1.mixer."
+    one, other, shallow = saved("one"), saved("other", heads=5), saved("shallow", depth=1)
+    layers = ["blocks.1.mixer"]
+    compare = ["untrained", "converted", other, shallow]
+    exhibits = shown(place, one, layers=layers, compare=compare).exhibits
+    assert [exhibit.layers for exhibit in exhibits] == [*[tuple(layers)] * 4, None]
+    note = exhibits[-1].note
+    assert note == "All its layers are shown, because it has no blocks.1.mixer."
 
 
 @pytest.mark.parametrize("built_first", [True, False])
-def test_weights_are_for_the_networks_that_take_them(tmp_path, images, built_first):
-    saved, built = _saved(tmp_path, "saved"), "convattn:AttentionNet"
-    sources = (built, saved) if built_first else (saved, built)
-    shown = _gather(sources[0], images=images, limit=1, weights=True, compare=[sources[1]])
-    drawn = [
-        exhibit.note == "Its weights are random, drawn with seed 0." for exhibit in shown.exhibits
-    ]
-    assert drawn == [built_first, not built_first]
+def test_weights_are_for_the_networks_that_take_them(place, built_first):
+    sources = ["convattn:AttentionNet", saved("saved")]
+    first, second = sources if built_first else sources[::-1]
+    exhibits = shown(place, first, weights=True, compare=[second]).exhibits
+    notes = ["Its weights are random, drawn with seed 0.", ""]
+    assert [exhibit.note for exhibit in exhibits] == (notes if built_first else notes[::-1])
 
 
-def test_weights_that_no_network_takes_are_refused(tmp_path, images):
-    saved = _saved(tmp_path, "saved")
+def test_weights_that_no_network_takes_are_refused(place):
     with pytest.raises(ArgumentError, match="--random-weights is for a network of another library"):
-        _gather(saved, images=images, limit=1, weights=True, compare=[SMALL])
+        shown(place, saved("saved"), weights=True, compare=[SMALL])
 
 
-def test_the_limit_is_for_every_kind_of_images(tmp_path):
-    np.save(tmp_path / "images.npy", np.zeros((9, 3, 32, 32), np.float32))
-    for images, limit, count in (
-        (None, None, 20),
-        (None, 4, 4),
-        (tmp_path / "images.npy", None, 8),
-    ):
-        shown = _gather(SMALL, images=images, limit=limit)
-        assert len(shown.exhibits[0].images) == len(shown.names) == count
-        assert len(shown.labels) == (count if images is None else 0)
-
-
-def _with_hard_heads(folder: Path, size: int, *, whole: bool) -> str:
-    """Saves a network whose first layer, or both, were convolutions of another size than 3 × 3."""
-    _saved(folder, "soft")
-    network = load_network(folder / "soft")
-    names = ["blocks.0.mixer", *(["blocks.1.mixer"] if whole else [])]
-    made, _ = network_to_attention(network_to_conv(network, kernel_size=size, include=names)[0])
-    save_network(made, folder / "hard")
-    return str(folder / "hard")
+def test_the_limit_is_for_every_kind_of_images(place):
+    np.save("many.npy", np.zeros((9, 3, 32, 32), np.float32))
+    many = place / "many.npy"
+    for images, limit, count in ((None, None, 20), (None, 4, 4), (many, None, 8)):
+        exhibition = shown(place, SMALL, images=images, limit=limit)
+        assert len(exhibition.exhibits[0].images) == len(exhibition.names) == count
+        assert len(exhibition.labels) == (count if images is None else 0)
 
 
 @pytest.mark.parametrize(
-    ("whole", "asked", "note", "taps"),
+    ("hard", "size", "note", "taps"),
     [
-        (True, None, "Converted to convolutions, and back", [25, 25]),
-        (False, None, "convolutions, of 3 × 3 where heads are not hard, and back", [25, 9]),
-        (True, 7, "Converted to convolutions of 7 × 7, and back", [49, 49]),
+        (["*"], None, "Converted to convolutions, and back", [25, 25]),
+        (["blocks.0.mixer"], None, "convolutions, of 3 × 3 where heads are not hard", [25, 9]),
+        (["*"], 7, "Converted to convolutions of 7 × 7, and back", [49, 49]),
     ],
 )
-def test_hard_heads_keep_their_taps_unless_a_size_is_asked_for(
-    tmp_path, images, whole, asked, note, taps
-):
-    source = _with_hard_heads(tmp_path, 5, whole=whole)
-    exhibit = _gather(
-        source, images=images, limit=1, compare=["converted"], kernel_size=asked
-    ).exhibits[1]
+def test_hard_heads_keep_their_taps_unless_a_size_is_given(place, hard, size, note, taps):
+    network = load_network(saved("soft"))
+    convolutions, _ = network_to_conv(network, kernel_size=5, include=hard)
+    attention, _ = network_to_attention(convolutions)
+    save_network(attention, "hard")
+    exhibit = shown(place, "hard", compare=["converted"], kernel_size=size).exhibits[1]
     assert note in exhibit.note
-    layers = [
-        module for module in exhibit.network.modules() if isinstance(module, RelativeAttention)
-    ]
+    layers = [one for one in exhibit.network.modules() if isinstance(one, RelativeAttention)]
     assert [layer.num_heads for layer in layers] == taps
 
 
-def test_images_that_keep_their_class_are_counted(tmp_path):
+def test_images_that_keep_their_class_are_counted(place):
     x = np.random.default_rng(0).standard_normal((23, 3, 8, 8), np.float32)
-    np.save(tmp_path / "many.npy", x)
-    torch.manual_seed(0)
-    network = AttentionNet(
-        "quadratic", width=8, depth=2, heads=4, ffn=8, image_size=8, initializer_range=0.2
-    ).eval()
+    np.save("images.npy", x)
+    network = load_network(saved("network", initializer_range=0.2))
     with torch.no_grad():
-        network.head.bias -= network(torch.from_numpy(x)).mean(
-            0
-        )  # so that no class is that of all images
-    save_network(network, tmp_path / "network")
-    shown = _gather(
-        str(tmp_path / "network"), images=tmp_path / "many.npy", limit=23, compare=["converted"]
-    )
-    before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in shown.exhibits)
+        # so that no class is that of all images
+        network.head.bias -= network(torch.from_numpy(x)).mean(0)
+    save_network(network, "centred")
+    exhibits = shown(place, "centred", limit=23, compare=["converted"]).exhibits
+    before, after = (exhibit.network(exhibit.images).argmax(1) for exhibit in exhibits)
     same = int((before == after).sum())
     assert 0 < same < 23
-    assert f" {same} of 23 images get the same class." in shown.exhibits[1].note
+    assert f" {same} of 23 images get the same class." in exhibits[1].note
 
 
-@pytest.fixture
-def layer(tmp_path):
-    """The folder of one layer, which stands for a network that scores no classes."""
-    torch.manual_seed(0)
-    save_layer(RelativeAttention2d(3, 5, 4, "quadratic"), tmp_path / "layer")
-    return str(tmp_path / "layer")
-
-
-def test_what_nothing_builds_anew_has_no_untrained_copy(layer, images):
-    told = "untrained builds the network anew, and nothing says what builds a RelativeAttention2d"
-    with pytest.raises(ArgumentError, match=told):
-        _gather(layer, images=images, limit=1, compare=["untrained"])
-
-
-def test_of_what_scores_no_classes_none_are_compared(layer, images):
-    first, converted = _gather(layer, images=images, limit=1, compare=["converted"]).exhibits
+def test_a_layer_scores_no_classes_and_has_no_untrained_copy(place):
+    save_layer(RelativeAttention2d(3, 5, 4, "quadratic"), "layer")
+    first, converted = shown(place, "layer", compare=["converted"]).exhibits
     assert converted.note == "Converted to convolutions of 3 × 3, and back: every head is one tap."
     assert (first.network.num_heads, converted.network.num_heads) == (4, 9)
+    message = "untrained builds the network anew, and nothing says what builds a RelativeAttention2"
+    with pytest.raises(ArgumentError, match=message):
+        shown(place, "layer", compare=["untrained"])
 
 
-def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(tmp_path, images):
+def test_a_network_without_attention_is_shown_by_its_converted_copy_alone(place):
     torch.manual_seed(0)
-    save_network(SpeedNet("conv", widths=[5]).eval(), tmp_path / "convolutions")
-    shown = _gather(str(tmp_path / "convolutions"), images=images, limit=2, compare=["converted"])
-    (exhibit,) = shown.exhibits
-    assert (exhibit.name, exhibit.title, exhibit.layers) == (
-        "converted",
-        "convolutions, converted",
-        None,
-    )
-    assert (
-        exhibit.note
-        == "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
+    save_network(SpeedNet("conv", widths=[5]).eval(), "convolutions")
+    (exhibit,) = shown(place, "convolutions", limit=2, compare=["converted"]).exhibits
+    assert (exhibit.name, exhibit.title) == ("converted", "convolutions, converted")
+    assert exhibit.layers is None
+    assert exhibit.note == (
+        "Its convolutions as attention: every head is one tap. 2 of 2 images get the same class."
     )
 
 
-def test_the_untrained_copy_is_the_same_each_time_and_small(tmp_path, images):
+def test_the_untrained_copy_is_the_same_each_time_and_small(place):
     """Whatever random numbers came before; every weight is one of 16 bits."""
-    source = _saved(tmp_path, "one")
+    source = saved("one")
     copies = []
     for seed in (5, 7):
         torch.manual_seed(seed)
-        copies.append(
-            _gather(source, images=images, limit=1, compare=["untrained"])
-            .exhibits[1]
-            .network.state_dict()
-        )
+        copy = shown(place, source, compare=["untrained"]).exhibits[1].network
+        copies.append(copy.state_dict())
     assert sorted(copies[0]) == sorted(load_network(source).state_dict())
-    assert all(torch.equal(copies[0][name], copies[1][name]) for name in copies[0])
-    assert all(torch.equal(one, one.half().float()) for one in copies[0].values())
+    for name, weight in copies[0].items():
+        assert torch.equal(weight, copies[1][name])
+        assert torch.equal(weight, weight.half().float())

@@ -1,4 +1,4 @@
-// Asks a scene for rows and writes what comes: node ask.js SCENE ASKED.json FOLDER. Run by tests/viewer/test_rows.py.
+// Asks a scene for rows and writes what comes: node ask.js SCENE ASKED.json FOLDER. Run by tests/viewer/test_image_maps.py.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

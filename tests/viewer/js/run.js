@@ -1,4 +1,4 @@
-// Runs the networks of a scene on its images: node run.js SCENE FOLDER. Run by tests/viewer/test_program.py.
+// Runs the networks of a scene on its images: node run.js SCENE FOLDER. Run by tests/viewer/test_page_program.py.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -1,6 +1,7 @@
 """Rows that the page shows against the weights that the library reads: maps, windows, prefix tokens, content."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from convattn.viewer.image_maps import encode_rows
 
 timm = pytest.importorskip("timm")
 
-ALL = [{"query": [row, col]} for row in (0, 5, 30, 63) for col in (1, 16, 47)]
-FIRST_PREFIX = {"query": {"prefix": 0}}
+ALL = list(product((0, 5, 30, 63), (1, 16, 47)))
+FIRST_PREFIX = {"prefix": 0}
 
 
 def _vit() -> nn.Module:
@@ -66,26 +67,22 @@ def test_rows_are_the_weights_within_the_rounding_of_bytes(name, tmp_path):
     make, size = NETWORKS[name]
     network, images = make().eval(), torch.randn(2, 3, *size)
     scene = build_scene(Exhibit(network, images))
-    calls = {image: _calls(network, images[image : image + 1]) for image in range(2)}
-    mean = {key: (calls[0][key][1] + calls[1][key][1]) / 2 for key in calls[0]}
-    asked = [
-        {**query, "network": 0, "image": image, "part": "both"}
-        for query in ALL
-        for image in (1, "mean")
-    ]
-    asked += [{**FIRST_PREFIX, "network": 0, "image": 1, "part": "both"}]
+    first, second = (_calls(network, image[None]) for image in images)
+    asked = [_asked(FIRST_PREFIX, 1)]
+    for query in ALL:
+        asked += [_asked(query, 1), _asked(query, "mean")]
     met = set()
     for rows in _ask(scene, asked, tmp_path):
         one, layer = asked[rows["asked"]], scene.header["networks"][0]["layers"][rows["layer"]]
-        layout, weights = calls[1][layer["name"]]
-        weights = mean[layer["name"]] if one["image"] == "mean" else weights
-        index = _index(layer, rows["query"])
-        if not isinstance(rows["query"], dict):
-            _require_nearest(layer, one["query"], rows["query"])
-        group, place = (int(n) for n in (layout.queries == index).nonzero()[0])
-        _require_row(layout, weights[group, :, place], group, place, rows, tmp_path)
-        met.add(layer["name"])
-    assert met == set(calls[0])
+        name, query = layer["name"], rows["query"]
+        layout, weights = second[name]
+        if one["image"] == "mean":
+            weights = (first[name][1] + weights) / 2
+        if not isinstance(query, dict):
+            _require_nearest(layer, one["query"], query)
+        _require_row(layout, weights, _index(layer, query), rows, tmp_path)
+        met.add(name)
+    assert met == set(second)
 
 
 def test_weights_of_position_alone_are_never_computed(monkeypatch):
@@ -119,10 +116,7 @@ def test_parts_of_layers_with_content(tmp_path):
         ["both", "position", "content"],
         None,
     ]
-    asked = [
-        {"query": [4, 9], "network": 0, "image": 0, "part": part}
-        for part in ("position", "content")
-    ]
+    asked = [_asked([4, 9], 0, part) for part in ("position", "content")]
     x = image
     for number, layer in enumerate((network.added, network.gated)):
         axes = layer.geometry.axes(x.shape[2:])
@@ -163,14 +157,15 @@ def test_a_fault_is_seen(tmp_path):
     torch.manual_seed(1)
     network, images = _vit().eval(), torch.randn(2, 3, 48, 64)
     scene = build_scene(Exhibit(network, images))
-    (rows, *_) = _ask(
-        scene, [{"query": [20, 20], "network": 0, "image": 0, "part": "both"}], tmp_path
-    )
+    (rows, *_) = _ask(scene, [_asked([20, 20], 0)], tmp_path)
     layer = scene.header["networks"][0]["layers"][0]
     layout, weights = _calls(network, images[1:])[layer["name"]]
-    group, place = (int(n) for n in (layout.queries == _index(layer, rows["query"])).nonzero()[0])
     with pytest.raises(AssertionError, match="half a step"):
-        _require_row(layout, weights[group, :, place], group, place, rows, tmp_path)
+        _require_row(layout, weights, _index(layer, rows["query"]), rows, tmp_path)
+
+
+def _asked(query: object, image: object, part: str = "both") -> dict:
+    return {"query": query, "network": 0, "image": image, "part": part}
 
 
 def _calls(network: nn.Module, image: Tensor) -> dict[str, tuple[Layout, Tensor]]:
@@ -190,48 +185,40 @@ def _ask(scene: Scene, asked: list[dict], folder: Path) -> list[dict]:
 
 
 def _index(layer: dict, query: object) -> int:
-    return (
-        -1 - query["prefix"] if isinstance(query, dict) else query[0] * layer["grid"][1] + query[1]
-    )
+    if isinstance(query, dict):
+        return -1 - query["prefix"]
+    return query[0] * layer["grid"][1] + query[1]
 
 
 def _require_nearest(layer: dict, pixel: list[int], cell: list[int]) -> None:
     """Asserts that no cell of the layer is nearer to the pixel along an axis."""
+    first, step = layer["place"]["first"], layer["place"]["step"]
     for axis in range(2):
-        centres = [
-            layer["place"]["first"][axis] + layer["place"]["step"][axis] * n
-            for n in range(layer["grid"][axis])
-        ]
-        distances = [abs(centre - pixel[axis]) for centre in centres]
-        assert distances[cell[axis]] == min(distances)
+        centres = first[axis] + step[axis] * np.arange(layer["grid"][axis])
+        distances = np.abs(centres - pixel[axis])
+        assert distances[cell[axis]] == distances.min()
 
 
-def _require_row(
-    layout: Layout, weights: Tensor, group: int, place: int, rows: dict, folder: Path
-) -> None:
+def _require_row(layout: Layout, weights: Tensor, query: int, rows: dict, folder: Path) -> None:
     """Asserts that each key of the library is on the page's map where it stands, and nothing else is."""
-    heads, keys = rows["heads"], layout.keys[group]
+    group, place = (int(n) for n in (layout.queries == query).nonzero()[0])
+    weights, keys, heads = weights[group, :, place], layout.keys[group], rows["heads"]
     shown = _numbers(folder / rows["weights"]).view(heads, rows["keyRows"], rows["keyCols"]).clone()
     prefix = _numbers(folder / rows["prefix"]).view(heads, -1)
-    low, high = weights.amin(-1).clamp(max=0), weights.amax(-1)
-    step = (high - low) / 510 + 1e-6
-    first = torch.stack([layout.keys[:, ~layout.key_prefix].amin((0, 1))])[0]
-    apart = [layout.keys[:, ~layout.key_prefix, axis].unique().diff() for axis in range(2)]
-    pitch = [gaps.min().item() if len(gaps) else 1.0 for gaps in apart]
-    for key in range(len(keys)):
+    step = (weights.amax(-1) - weights.amin(-1).clamp(max=0)) / 510 + 1e-6
+    placed = layout.keys[:, ~layout.key_prefix].flatten(0, 1)
+    pitch = [placed[:, axis].unique().diff().min() for axis in range(2)]
+    cells = ((keys - placed.amin(0)) / torch.stack(pitch)).round().int().tolist()
+    for key, (row, col) in enumerate(cells):
         if layout.allowed is not None and not layout.allowed[group, place, key]:
             continue
         if layout.key_prefix[key]:
-            found = prefix[:, int(layout.key_prefix[:key].sum())]
+            weight = prefix[:, int(layout.key_prefix[:key].sum())]
         else:
-            row, col = (
-                round(((keys[key] - first)[axis] / pitch[axis]).item()) for axis in range(2)
-            )
-            found = shown[:, row, col].clone()
+            weight = shown[:, row, col].clone()
             shown[:, row, col] = torch.nan
-        assert ((found - weights[:, key]).abs() <= step).all(), (
-            "a weight is off by more than half a step"
-        )
+        error = (weight - weights[:, key]).abs()
+        assert (error <= step).all(), "a weight is off by more than half a step"
     assert shown.isnan().all()
 
 
