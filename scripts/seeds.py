@@ -35,7 +35,7 @@ SETTINGS: dict[str, tuple[dict[str, str], int]] = {
 OPTIONS = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
 """Types are checked by `make test`, and no number depends on it."""
 
-FOLDERS = ("functional", "layers", "encodings", "convert", "adapters", "models", "testing")
+FOLDERS = ("functional", "layers", "encodings", "convert", "heads", "models", "testing")
 FAST = ["-m", "not slow", "-k", "not compile and not export"]
 FAST += [f"tests/{folder}" for folder in FOLDERS]
 SLOW = ["-m", "slow", "tests/convert/test_no_false_alarms.py"]
