@@ -213,6 +213,7 @@ def _as_write_error(path: Path) -> Iterator[None]:
         if error.filename is not None:
             failed = Path(os.fsdecode(error.filename))
             is_ours = failed in path.parents or failed.parent in (path, path.parent)
+            is_ours = is_ours or failed.parent.name.endswith(_MARK)
         if error.errno in FULL or is_ours:
             raise WriteError(f"cannot write {path}: {error.strerror}") from None
         raise

@@ -227,7 +227,7 @@ class FaultyEncoding(FullEncodingContract):
 
 def test_a_right_encoding_passes():
     FaultyEncoding().test_scores_are_the_formula(2, torch.float32)
-    FaultyEncoding().test_table_holds_the_scores_of_a_grid(2)
+    FaultyEncoding().test_tables_hold_the_scores_of_a_grid(2)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_right_encoding_passes():
 def test_a_fault_in_the_scores_is_rejected(fault):
     for check in (
         "test_scores_at_whole_pixels_are_the_formula",
-        "test_table_holds_the_scores_of_a_grid",
+        "test_tables_hold_the_scores_of_a_grid",
     ):
         with pytest.raises(AssertionError, match="result: error"):
             getattr(FaultyEncoding(fault), check)(2)
@@ -257,7 +257,7 @@ def test_scores_in_the_dtype_of_narrow_parameters_are_rejected():
 def test_tables_in_another_order_are_rejected():
     contract = FaultyEncoding(lambda scores: scores.flip(-1))
     with pytest.raises(AssertionError, match="result: error"):
-        contract.test_tables_of_the_axes_add_up(3)
+        contract.test_tables_hold_the_scores_of_a_grid(3)
 
 
 @pytest.mark.parametrize("dims", [2, 3])

@@ -212,16 +212,17 @@ def _require_saveable(network: nn.Module) -> None:
     wrappers = nn.DataParallel | nn.parallel.DistributedDataParallel
     if hasattr(network, "_orig_mod") or isinstance(network, wrappers):
         raise UnsupportedModelError(f"{refusal}: save the network that it wraps")
-    for name, module in network.named_modules(remove_duplicate=False):
+    modules = dict(network.named_modules(remove_duplicate=False))
+    homes = {name: type(module).__module__ for name, module in modules.items()}
+    for name, module in modules.items():
         if isinstance(module, FrozenAttention):
             raise UnsupportedModelError(
                 f"{refusal}: {name or ITSELF} is frozen and has no weights of its own. Save the network that was"
                 " frozen, and freeze it again after loading"
             )
-        home = type(module).__module__
-        if home.startswith("convattn.heads."):
+        if homes[name].startswith("convattn.heads."):
             maker = "replace_convolutional_heads"
-            if home == "convattn.heads.patch_attention":
+            if "convattn.heads.patch_attention" in homes.values():
                 maker = "convolutional_init"
             raise UnsupportedModelError(
                 f"{refusal}: {name} was made by {maker}, which a saved network cannot record. Save the state_dict, and"

@@ -7,7 +7,7 @@ the error budget (`convattn.testing.budget`).
 import copy
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -61,16 +61,15 @@ class EncodingContract:
         """
         raise NotImplementedError
 
-    def made(self, dims: int, num_heads: int = 3) -> Encoding:
+    def drawn(self, dims: int, num_heads: int = 3) -> Encoding:
         """Makes an encoding with random parameters, the same each time."""
         torch.manual_seed(dims)
         return stir(self.create(num_heads, dims))
 
     def points(self, dims: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draws real displacements within reach."""
-        uniform = torch.rand(
-            *shape, dims, generator=torch.Generator().manual_seed(7), dtype=torch.float64
-        )
+        generator = torch.Generator().manual_seed(7)
+        uniform = torch.rand(*shape, dims, generator=generator, dtype=torch.float64)
         return ((2 * uniform - 1) * self.reach).to(dtype)
 
     def axes(self, dims: int) -> list[Axis]:
@@ -80,43 +79,32 @@ class EncodingContract:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_the_formula(self, dims: int, dtype: torch.dtype) -> None:
-        self._check_scores(self.made(dims), self.points(dims, 31, dtype=dtype))
+        self.check_scores(self.drawn(dims), self.points(dims, 31, dtype=dtype))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(
         self, dtype: torch.dtype
     ) -> None:
         """A half-precision encoding loses nothing beyond the rounding of its parameters."""
-        self._check_scores(self.made(2).to(dtype), self.points(2, 31, dtype=torch.float32))
+        self.check_scores(self.drawn(2).to(dtype), self.points(2, 31, dtype=torch.float32))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
-    def test_table_holds_the_scores_of_a_grid(self, dims: int) -> None:
-        """The table of a grid lists the scores from the lowest displacement to the highest, axis by axis."""
-        encoding, axes = self.made(dims), self.axes(dims)
-        table = encoding.table(axes)
-        assert table.shape == (encoding.num_heads, *(len(axis.displacements()) for axis in axes))
-        self._check_table(encoding, axes, table)
-
-    @pytest.mark.parametrize("dims", [1, 2, 3])
-    def test_tables_of_the_axes_add_up(self, dims: int) -> None:
-        """The score of an axis-additive encoding is the sum of its axes' tables; the others claim no such thing."""
-        encoding, axes = self.made(dims), self.axes(dims)
+    def test_tables_hold_the_scores_of_a_grid(self, dims: int) -> None:
+        """The table of a grid lists its scores, and of axis-additive encodings the tables of the axes add up to it."""
+        encoding, axes = self.drawn(dims), self.axes(dims)
+        self.check_table(encoding, axes, encoding.table(axes))
         assert encoding.axis_additive == isinstance(encoding, AxisAdditiveEncoding)
         if isinstance(encoding, AxisAdditiveEncoding):
-            pairs = zip(encoding.axis_tables(axes), table_indices(axes), strict=True)
-            self._check_table(
-                encoding, axes, torch.stack([table[:, index] for table, index in pairs]).sum(0)
-            )
+            self.check_table(encoding, axes, add_tables(encoding.axis_tables(axes)))
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
         """Up to a constant per head, which the softmax cancels, scores lie in the span of the features."""
-        encoding = self.made(dims).double()
+        encoding = self.drawn(dims).double()
         points = self.points(dims, 4 * max(1, encoding.feature_width) + 1)
         if not encoding.feature_width:
-            with pytest.raises(
-                ArgumentError, match="encoding must be one with features shared by all heads"
-            ):
+            message = "encoding must be one with features shared by all heads"
+            with pytest.raises(ArgumentError, match=message):
                 encoding.features(points)
             return
         features, scores = encoding.features(points).detach(), encoding(points).detach().mT
@@ -126,30 +114,27 @@ class EncodingContract:
         with torch.no_grad():
             lows = by_formula(formula, encoding, points)
         assert_within_budget(features, lows[0], lows)
-        basis, _ = torch.linalg.qr(torch.cat([features, features.new_ones(len(points), 1)], dim=1))
+        basis, _ = torch.linalg.qr(torch.cat([features, torch.ones_like(points[:, :1])], dim=1))
         rest = scores - basis @ (basis.mT @ scores)
-        assert rest.abs().max() <= len(points) * torch.finfo(torch.float64).eps * max(
-            1.0, scores.norm().item()
-        )
+        rounding = len(points) * torch.finfo(torch.float64).eps
+        assert rest.abs().max() <= rounding * max(1.0, scores.norm().item())
 
     @pytest.mark.parametrize("dims", [1, 2])
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
-        encoding = self.made(dims, num_heads=2).double()
+        encoding = self.drawn(dims, num_heads=2).double()
         parameters = dict(encoding.named_parameters())
 
         def scores(displacement: Tensor, *values: Tensor) -> Tensor:
-            return functional_call(
-                encoding, dict(zip(parameters, values, strict=True)), (displacement,)
-            )
+            named = dict(zip(parameters, values, strict=True))
+            return functional_call(encoding, named, (displacement,))
 
         inputs = (self.points(dims, 3), *parameters.values())
-        assert torch.autograd.gradcheck(
-            scores, [value.detach().requires_grad_() for value in inputs]
-        )
+        leaves = [value.detach().requires_grad_() for value in inputs]
+        assert torch.autograd.gradcheck(scores, leaves)
 
     def test_rebuilds_from_its_class_and_options(self) -> None:
         """Class, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
-        encoding, points = self.made(2), self.points(2, 31, dtype=torch.float32)
+        encoding, points = self.drawn(2), self.points(2, 31, dtype=torch.float32)
         options = json.loads(json.dumps(encoding.options()))
         rebuilt = type(encoding)(encoding.num_heads, encoding.dims, **options)
         rebuilt.load_state_dict(encoding.state_dict())
@@ -159,38 +144,38 @@ class EncodingContract:
 
     def test_a_layer_attends_by_the_formula(self) -> None:
         """A layer computes y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], with A the softmax of the formula's scores."""
-        encoding, x = self.made(1), torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5))
+        encoding, x = (
+            self.drawn(1),
+            torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5)),
+        )
         layer = RelativeAttention1d(3, 7, encoding.num_heads, encoding)
 
-        def attended(layer: RelativeAttention1d, x: Tensor) -> Tensor:
+        def attend(layer: RelativeAttention1d, x: Tensor) -> Tensor:
             places = torch.arange(x.shape[2], dtype=x.dtype)
             pairs = (places - places[:, None]).flatten()[:, None]
-            weights = (
-                self.formula.score(layer.encoding, pairs)
-                .view(-1, len(places), len(places))
-                .softmax(-1)
-            )
+            scores = self.formula.score(layer.encoding, pairs)
+            weights = scores.view(-1, len(places), len(places)).softmax(-1)
             y = torch.einsum("hoc,hqk,bck->boq", layer.values.maps(), weights, x)
             return y + layer.get_parameter("bias")[:, None]
 
-        hi = attended(copy.deepcopy(layer).double(), x.double())
-        assert_within_budget(layer(x), hi, roundings(attended, layer, x))
+        hi = attend(copy.deepcopy(layer).double(), x.double())
+        assert_within_budget(layer(x), hi, roundings(attend, layer, x))
 
-    def _formula(self, encoding: Encoding, displacement: Tensor) -> Tensor:
-        flat = self.formula.score(
-            copy.deepcopy(encoding).double(), displacement.double().flatten(0, -2)
-        )
-        return flat.unflatten(1, displacement.shape[:-1])
-
-    def _check_scores(self, encoding: Encoding, points: Tensor) -> None:
+    def check_scores(self, encoding: Encoding, points: Tensor) -> None:
+        """Compares the scores of displacements with the formula."""
         lows = by_formula(self.formula.score, encoding, points)
-        assert_within_budget(encoding(points), self._formula(encoding, points), lows)
+        precise = copy.deepcopy(encoding).double()
+        hi = self.formula.score(precise, points.double())
+        assert_within_budget(encoding(points), hi, lows)
 
-    def _check_table(self, encoding: Encoding, axes: list[Axis], table: Tensor) -> None:
+    def check_table(self, encoding: Encoding, axes: list[Axis], table: Tensor) -> None:
+        """Compares the scores of all displacements of a grid, from the lowest to the highest, with the formula."""
+        sizes = [len(axis.displacements()) for axis in axes]
+        assert table.shape == (encoding.num_heads, *sizes)
         points = grid_points(axes).float()
         lows = by_formula(self.formula.score, encoding, points)
-        hi = self._formula(encoding, points).view_as(table)
-        assert_within_budget(table, hi, [low.view_as(table) for low in lows])
+        hi = self.formula.score(copy.deepcopy(encoding).double(), points.double())
+        assert_within_budget(table.flatten(1), hi, lows)
 
 
 def by_formula(
@@ -204,16 +189,16 @@ def by_formula(
 
 def grid_points(axes: list[Axis]) -> Tensor:
     """Lists the displacements of a grid, (points, dims)."""
-    return torch.cartesian_prod(*(axis.displacements() for axis in axes)).view(-1, len(axes))
+    along = [axis.displacements() for axis in axes]
+    return torch.cartesian_prod(*along).view(-1, len(axes))
 
 
-def table_indices(axes: list[Axis]) -> Tensor:
-    """Lists, for each axis, where the points of `grid_points` stand in its table, (dims, points)."""
-    return (
-        torch.cartesian_prod(*(torch.arange(len(axis.displacements())) for axis in axes))
-        .view(-1, len(axes))
-        .mT
-    )
+def add_tables(tables: Sequence[Float[Tensor, "heads _"]]) -> Float[Tensor, "heads *displacements"]:
+    """Adds up tables of the axes to one of the grid."""
+    total = tables[0]
+    for table in tables[1:]:
+        total = total[..., None] + table.view(len(table), *(1,) * (total.ndim - 1), -1)
+    return total
 
 
 def stir(module: M) -> M:

@@ -12,7 +12,6 @@ from torch import Tensor
 from convattn.errors import UnsupportedModelError
 from convattn.heads.layout import Layout
 
-
 Numbers = float | Sequence[float] | np.ndarray
 """One number for each axis, or one for both."""
 
