@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
 from convattn.convert.bounds import underflows
-from convattn.convert.certificate import LeftAlone, VerdictRecord
+from convattn.convert.certificate import Certificate, LeftAlone, Verdict, VerdictRecord
 from convattn.convert.surgery import copy_network, find_empty, full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness
@@ -35,23 +35,6 @@ from convattn.wording import counted
 
 
 @dataclass(frozen=True)
-class InitialisedLayer(VerdictRecord):
-    """One attention layer whose heads were set on the patches around the query."""
-
-    name: str  # Where it stands in the network
-    convolution: (
-        str  # What its heads compute by position, as `print` shows that convolution of patches
-    )
-    exact: bool  # Whether nothing of it is lost but rounding
-    leak: float  # Share of a head's attention by position that is outside the kernel
-    bound: float  # A-priori bound on the largest error on the input measured
-    measured_error: (
-        float  # Largest output difference to that convolution, on random patches, in float64
-    )
-    rounding: float  # Largest difference that the dtype's rounding explains there
-
-
-@dataclass(frozen=True)
 class ConvolutionalInit(VerdictRecord):
     """What `convolutional_init` has made of a vision transformer.
 
@@ -67,49 +50,52 @@ class ConvolutionalInit(VerdictRecord):
         'convolutional init: exact (1 layer of VisionTransformer)'
     """
 
-    schema_version: ClassVar[int] = 2
-
     model: str  # Class of the network
     grid: tuple[int, int]  # Rows and columns of patches, for images of the network's own size
-    prefix_tokens: (
-        int  # Tokens before the patches (class, distillation, register), which have no position
-    )
+    # Tokens before the patches (class, distillation, register), which have no position
+    prefix_tokens: int
     kernel_size: tuple[int, int]  # Rows and columns of patches that the heads look at
     heads: int  # Heads of each layer now
     heads_before: int  # Heads of each layer before
     head_width: int  # D_h, width of a head: the largest rank of the matrix of one tap
-    heads_at_centre: (
-        int  # How many of the heads look at the query's own patch, where the matrices add up
-    )
     sharpness: float  # α of the score −α‖δ − Δ‖², in 1/patch²
     content: str  # "gated", or "none"
-    content_share: (
-        float  # Share of content in each head's attention at the start; 0 without content
-    )
+    # Share of content in each head's attention at the start; 0 without content
+    content_share: float
     parameters: int  # Number of parameters now
     parameters_before: int  # Number of parameters before
-    layers: tuple[InitialisedLayer, ...]  # The layers
+    layers: tuple[Certificate, ...]  # The layers: their attention by position, as a convolution
     left: tuple[LeftAlone, ...]  # Attention that was not touched, and why
-    exact: bool  # Whether every layer's heads are the convolution, and nothing else, at patches
     not_covered: tuple[str, ...] = ()  # What this says nothing about
+
+    @property
+    def exact(self) -> bool:
+        """Whether every layer's heads are the convolution, and nothing else, at patches."""
+        return self.content_share == 0 and all(layer.exact for layer in self.layers)
+
+    @property
+    def heads_at_centre(self) -> int:
+        """How many of the heads look at the query's own patch, where the matrices add up."""
+        return self.heads - math.prod(self.kernel_size) + 1
 
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
         kernel, grid = (" x ".join(map(str, sizes)) for sizes in (self.kernel_size, self.grid))
         prefix = counted(self.prefix_tokens, "prefix token")
-        added = self.heads - self.heads_before
         heads = f"{self.heads} of width {self.head_width}, {self.heads_at_centre} of them at the query's own patch"
+        if self.heads > self.heads_before:
+            heads += f"; {self.heads - self.heads_before} of them new"
+        content = self.content
+        if content == "gated":
+            content += f", a share of {self.content_share:.3g}"
         worst = max(
             self.layers, key=lambda layer: layer.measured_error - layer.bound - layer.rounding
         )
         error = f"error {worst.measured_error:.3g} of {worst.bound + worst.rounding:.3g} allowed, at {worst.name}"
-        content = (
-            f"gated, a share of {self.content_share:.3g}" if self.content == "gated" else "none"
-        )
         lines = [
             f"convolutional init: {self.verdict} ({counted(len(self.layers), 'layer')} of {self.model})",
             f"  kernel          {kernel} on a grid of {grid} patches, after {prefix}",
-            f"  heads           {heads}" + (f"; {added} of them new" if added else ""),
+            f"  heads           {heads}",
             f"  sharpness       {self.sharpness:.6g} per patch²",
             f"  content         {content}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
@@ -122,6 +108,12 @@ class ConvolutionalInit(VerdictRecord):
 
 _HARD = {torch.float64: 800.0}
 """α at which e^{−α} is 0; elsewhere softmax is in float32, and 128 is enough."""
+
+_NOT_COVERED = (
+    "prefix tokens, which have no position",
+    "the position embedding, which stays: it is added to the tokens before the first layer",
+    "normalisation before each layer, and what comes after it",
+)
 
 
 def convolutional_init(
@@ -177,14 +169,12 @@ def convolutional_init(
     """
     kernel = axis_lists("kernel_size", kernel_size, 2, least=1)
     if any(taps % 2 == 0 for taps in kernel):
-        raise ArgumentError(
-            must_be("kernel_size", "odd, so that there is a patch in the middle", kernel_size)
-        )
+        expected = "odd, so that there is a patch in the middle"
+        raise ArgumentError(must_be("kernel_size", expected, kernel_size))
     if not (content == "gated" or content is False):
         raise ArgumentError(must_be("content", '"gated" or False', content))
-    if isinstance(content_share, bool) or not (
-        isinstance(content_share, int | float) and 0 <= content_share < 1
-    ):
+    number = isinstance(content_share, int | float) and not isinstance(content_share, bool)
+    if not number or not 0 <= content_share < 1:
         raise ArgumentError(must_be("content_share", "a share in [0, 1)", content_share))
     if content is False and content_share:
         raise ArgumentError(must_be("content_share", "0 without content", content_share))
@@ -195,32 +185,57 @@ def convolutional_init(
     describe = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
-    made = copy_network(vit)
-    network = describe(made)
-    layers, left = _read_layers(made, network)
-    grid = PatchGrid(network.grid, network.count)
+    network = copy_network(vit)
+    patches = describe(network)
+    layers, left = _read_layers(network, patches)
+    grid = PatchGrid(patches.grid, patches.count)
     geometry = Geometry.parse(2, kernel_size=kernel, padding="same")
-    attentions, replaced = (
-        dict[str, GatedPatchAttention | PatchAttention](),
-        dict[nn.Module, nn.Module](),
-    )
+    attentions: dict[str, GatedPatchAttention | PatchAttention] = {}
+    replaced: dict[nn.Module, nn.Module] = {}
     for name, before in layers.items():
         layer = _add_heads(before, geometry, generator)
         encoding = _tap_encoding(layer, geometry, sharpness)
         if content == "gated":
             attention = GatedPatchAttention(
-                layer, encoding, grid, geometry, prefix=network.prefix, content_share=content_share
+                layer, encoding, grid, geometry, prefix=patches.prefix, content_share=content_share
             )
         else:
             assert layer.output is not None
             by_position = layer_by_position(encoding, geometry, layer.value, layer.output)
-            attention = PatchAttention(by_position, grid, prefix=network.prefix, after=layer.after)
+            attention = PatchAttention(by_position, grid, prefix=patches.prefix, after=layer.after)
         attentions[name] = attention
-        old = made.get_submodule(name)
+        old = network.get_submodule(name)
         replaced[old] = keep_modes(old, layer.wrap(attention))
-    made = graft(made, replaced)
-    made.get_submodule(network.embedding).register_forward_pre_hook(grid)
-    return made, _make_record(vit, made, network, attentions, next(iter(layers.values())), left)
+    network = graft(network, replaced)
+    network.get_submodule(patches.embedding).register_forward_pre_hook(grid)
+    first = next(iter(attentions.values())).position_layer()
+    alpha = _sharpness(first)
+    records = _certify_layers(attentions, patches.grid)
+    old_layer = next(iter(layers.values()))
+    verdicts = {record.verdict for record in records}
+    verdict: Verdict = "different"
+    if "failed" in verdicts:
+        verdict = "failed"
+    elif verdicts == {"exact"} and not content_share:
+        verdict = "exact"
+    return network, ConvolutionalInit(
+        model=type(vit).__name__,
+        grid=patches.grid,
+        prefix_tokens=patches.prefix,
+        kernel_size=(kernel[0], kernel[1]),
+        heads=first.num_heads,
+        heads_before=old_layer.heads,
+        head_width=old_layer.head_width,
+        sharpness=alpha,
+        content=content or "none",
+        content_share=float(content_share),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        parameters_before=sum(parameter.numel() for parameter in vit.parameters()),
+        layers=records,
+        left=left,
+        verdict=verdict,
+        not_covered=_NOT_COVERED,
+    )
 
 
 def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
@@ -256,11 +271,8 @@ def _read_layers(
         module = model.get_submodule(layer.name)
         kind = type(module).__name__
         if not layer.name.startswith(network.blocks):
-            left.append(
-                LeftAlone(
-                    layer.name, kind, layer.refused or "it is not in the blocks of the network"
-                )
-            )
+            reason = layer.refused or "it is not in the blocks of the network"
+            left.append(LeftAlone(layer.name, kind, reason))
             continue
         try:
             layers[layer.name] = read_matrices(module)
@@ -282,29 +294,37 @@ def _add_heads(
     The new matrices are normal with the deviation of the layer's own.
     """
     missing = math.prod(geometry.kernel_size) - layer.heads
+    output = layer.output
     if missing <= 0:
         return layer
-    inner = missing * layer.head_width
+    assert output is not None
+    added = missing * layer.head_width
 
     def wider(old: nn.Linear) -> nn.Linear:
-        weight = torch.cat(
-            [old.weight, _draw_normal(old.weight, (inner, old.in_features), generator)]
-        )
-        bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(inner)])
-        return linear(weight, bias, like=old)
+        rows = _draw_normal(old.weight, (added, old.in_features), generator)
+        bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(added)])
+        return linear(torch.cat([old.weight, rows]), bias, like=old)
 
-    value, out = wider(layer.value), layer.output
-    assert out is not None
-    weight = torch.cat(
-        [out.weight, _draw_normal(out.weight, (out.out_features, inner), generator)], dim=1
-    )
-    output = linear(weight, out.bias, like=out)
-    query, key = wider(layer.query), wider(layer.key)
+    value = wider(layer.value)
+    columns = _draw_normal(output.weight, (output.out_features, added), generator)
     return replace(
-        layer, heads=layer.heads + missing, query=query, key=key, value=value, output=output
+        layer,
+        heads=layer.heads + missing,
+        value=value,
+        output=linear(torch.cat([output.weight, columns], dim=1), output.bias, like=output),
+        query=wider(layer.query),
+        key=wider(layer.key),
     )
 
 
+def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Draws normal numbers with the deviation of others."""
+    device = torch.device("cpu") if generator is None else generator.device
+    drawn = torch.randn(shape, generator=generator, device=device)
+    return drawn.to(device=like.device, dtype=like.dtype) * like.detach().std()
+
+
+@torch.no_grad()
 def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | None) -> Quadratic:
     """Centres the first heads on the taps, row by row, and the rest on the query's own patch, in at least float32.
 
@@ -314,91 +334,31 @@ def _tap_encoding(layer: TokenAttention, geometry: Geometry, sharpness: float | 
     kind = torch.promote_types(weight.dtype, torch.float32)
     taps = torch.tensor([displacement for _, displacement in geometry.taps()], dtype=kind)
     encoding = Quadratic(layer.heads, 2).to(device=weight.device, dtype=kind)
-    with torch.no_grad():
-        encoding.centres.zero_()[: len(taps)] = taps
-        alpha = _HARD.get(kind, 128.0) if sharpness is None else sharpness
-        encoding.root_sharpness.fill_(root_of_sharpness(alpha, kind))
+    encoding.centres.zero_()[: len(taps)] = taps
+    alpha = _HARD.get(kind, 128.0) if sharpness is None else sharpness
+    encoding.root_sharpness.fill_(root_of_sharpness(alpha, kind))
     return encoding
 
 
-def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-    """Draws normal numbers with the deviation of others."""
-    device = torch.device("cpu") if generator is None else generator.device
-    drawn = torch.randn(shape, generator=generator, device=device).to(
-        device=like.device, dtype=like.dtype
-    )
-    return drawn * like.detach().std()
-
-
-def _certify_layer(
-    name: str, layer: RelativeAttention2d, sizes: tuple[int, ...]
-) -> InitialisedLayer:
-    """Compares a layer's attention by position with the convolution of patches that it computes."""
-    kernel = layer.geometry.kernel_size
-    try:
-        conv, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
-    except ConversionError as error:
-        raise UnsupportedModelError(f"{name}: {error}") from None
-    return InitialisedLayer(
-        name=name,
-        convolution=repr(conv),
-        exact=certificate.exact,
-        leak=certificate.leak,
-        bound=certificate.bound,
-        measured_error=certificate.measured_error,
-        rounding=certificate.rounding,
-        verdict=certificate.verdict,
-    )
-
-
-def _make_record(
-    before: nn.Module,
-    made: nn.Module,
-    network: PatchNetwork,
-    attentions: Mapping[str, GatedPatchAttention | PatchAttention],
-    layer_before: TokenAttention,
-    left: tuple[LeftAlone, ...],
-) -> ConvolutionalInit:
-    """Measures the layers and puts the record together; all layers of a vision transformer have the same size."""
-    first = next(iter(attentions.values()))
-    layer, sizes = first.position_layer(), network.grid
-    rows, cols = layer.geometry.kernel_size
+def _sharpness(layer: RelativeAttention2d) -> float:
     assert isinstance(layer.encoding, Quadratic)
-    alpha = layer.encoding.sharpness.double().min().item()
-    if underflows(alpha, next(layer.values.parameters()).dtype):  # then all sizes give the same
-        sizes = tuple(min(size, taps + 2) for size, taps in zip(sizes, (rows, cols), strict=True))
-    layers = tuple(
-        _certify_layer(name, attention.position_layer(), sizes)
-        for name, attention in attentions.items()
-    )
-    gate = first.gate if isinstance(first, GatedPatchAttention) else None
-    share = 0.0 if gate is None else torch.tanh(gate.detach().double()).max().item()
-    verdicts = {layer.verdict for layer in layers}
-    return ConvolutionalInit(
-        model=type(before).__name__,
-        grid=network.grid,
-        prefix_tokens=network.prefix,
-        kernel_size=(rows, cols),
-        heads=layer.num_heads,
-        heads_before=layer_before.heads,
-        head_width=layer_before.head_width,
-        heads_at_centre=layer.num_heads - rows * cols + 1,
-        sharpness=alpha,
-        content="none" if gate is None else "gated",
-        content_share=share,
-        parameters=sum(parameter.numel() for parameter in made.parameters()),
-        parameters_before=sum(parameter.numel() for parameter in before.parameters()),
-        layers=layers,
-        left=left,
-        exact=share == 0 and all(layer.exact for layer in layers),
-        verdict="failed"
-        if "failed" in verdicts
-        else "exact"
-        if share == 0 and verdicts == {"exact"}
-        else "different",
-        not_covered=(
-            "prefix tokens, which have no position",
-            "the position embedding, which stays: it is added to the tokens before the first layer",
-            "normalisation before each layer, and what comes after it",
-        ),
-    )
+    return layer.encoding.sharpness.double().min().item()
+
+
+def _certify_layers(
+    attentions: Mapping[str, GatedPatchAttention | PatchAttention], grid: tuple[int, int]
+) -> tuple[Certificate, ...]:
+    """Compares the attention by position of each layer with the convolution of patches that it computes."""
+    records = []
+    for name, attention in attentions.items():
+        layer = attention.position_layer()
+        sizes, kernel = grid, layer.geometry.kernel_size
+        if underflows(_sharpness(layer), next(layer.values.parameters()).dtype):
+            rows, cols = (min(sizes[axis], kernel[axis] + 2) for axis in (0, 1))
+            sizes = (rows, cols)  # all sizes give the same
+        try:
+            _, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)
+        except ConversionError as error:
+            raise UnsupportedModelError(f"{name}: {error}") from None
+        records.append(replace(certificate, name=name))
+    return tuple(records)
