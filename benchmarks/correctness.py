@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.definition import attend_at
 from benchmarks.record import Check
-from convattn.functional.reference import (
-    LEAST_ROUNDINGS,
-    rounded_differently,
-    rounding_budget,
-    roundings,
-)
+from convattn.budget import LEAST_ROUNDINGS, rounded_differently, rounding_budget, roundings
 from convattn.layers import RelativeAttention
 
 _QUERIES = 64

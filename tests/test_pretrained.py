@@ -198,7 +198,7 @@ def test_script_as_a_command(tmp_path, monkeypatch, capsys):
     (places[False] / "README.md").write_text("# Networks\n\n| a |\n| --- |\n| b |\n\nend\n")
     main = SCRIPT["main"]
     monkeypatch.setitem(main.__globals__, "PLACES", places)
-    monkeypatch.setitem(main.__globals__, "load_data", lambda _: sample_data())
+    monkeypatch.setitem(main.__globals__, "load_data_of", lambda _: sample_data())
     for _ in range(2):  # the second replaces the first
         assert main([str(tmp_path / "run"), "short", "--package"]) == 0
     card = PretrainedCard.load(places[True] / "short" / "card.json")

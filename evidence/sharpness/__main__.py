@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convattn.budget import budget, roundings
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.convert.taps import AnyConvolution
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
 from convattn.record import Record
-from convattn.testing.budget import budget, roundings
 from evidence.results import ROOT, environment, new_parser, publish
 
 SHARPNESS = (

@@ -7,10 +7,10 @@ import torch
 from tests.cli.saved_layers import convolution
 
 from convattn import convert
+from convattn.budget import assert_within_budget, roundings
 from convattn.cli import main
 from convattn.convert import load_layer
 from convattn.convert.certificate import Certificate
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def test_converted_layer_computes_the_same(tmp_path, capsys):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import SamePaddedAttention, conv_to_attention, freeze, network_to_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import FrozenAttention, MergedValues, RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def images(*shape):

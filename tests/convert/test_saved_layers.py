@@ -8,11 +8,11 @@ from tests.testing.dense import as_dtype
 from torch import nn
 from torch.nn.utils import prune
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import conv_to_attention, load_layer, save_layer
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 
 CONVOLUTIONS = [
     nn.Conv1d(2, 3, 5),

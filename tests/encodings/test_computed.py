@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LinearDistance, Quadratic
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 
 COMPUTED = {
     "sharpness": (Quadratic, "root_sharpness", [0.5, 2.0, 8.0]),

@@ -9,6 +9,7 @@ from tests.testing.dense import as_dtype, dense_attention
 from torch import nn
 
 from convattn import load_layer, load_network, register_encoding, save_layer, save_network
+from convattn.budget import assert_within_budget, roundings
 from convattn.encodings import (
     ENCODINGS,
     AxisAdditiveEncoding,
@@ -20,7 +21,6 @@ from convattn.encodings import (
 )
 from convattn.errors import ArgumentError, CheckpointError, ShapeError, UnsupportedModelError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 from convattn.testing.contracts import EncodingContract, Formula
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from convattn import RelativeAttention2d
+from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import Distance, LearnedAxial, Quadratic, Sinusoidal
 from convattn.encodings.start import attended_keys, start_like_table
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 HEADS, SIZE, WIDTH = 5, 7, 13
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
@@ -20,7 +21,6 @@ from convattn.functional import (
 )
 from convattn.functional.bands import MOST_TAPS
 from convattn.grid import Axis, Geometry
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def numbers(*shape, seed=0):

@@ -6,10 +6,10 @@ from itertools import permutations
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget
 from convattn.functional import separable as bfloat16
 from convattn.functional import separable as weights_first
 from convattn.functional import separable_attention
-from convattn.testing.budget import assert_within_budget
 
 HEADS = 3
 

@@ -8,6 +8,7 @@ from tests.testing.dense import as_dtype
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable
 from convattn.layers import (
     Content,
@@ -15,7 +16,6 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 MODULE = importlib.import_module("convattn.functional.content")
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
@@ -15,7 +16,6 @@ from convattn.functional import (
 from convattn.functional import fourier as module
 from convattn.functional.fourier import filter_images
 from convattn.grid import Axis
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 AXES = (Axis(range(0, 13, 2), 13), Axis(range(11), 11))
 HEADS, GROUPS = 3, 6

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from convattn.budget import Sums, assert_within_budget
 from convattn.functional import (
     attend,
     attention_weights,
@@ -17,7 +18,6 @@ from convattn.functional import (
 )
 from convattn.functional import separable as weights_first
 from convattn.grid import Axis
-from convattn.testing.budget import Sums, assert_within_budget
 
 HEADS = 4
 SLOPES = torch.tensor([0.003, 0.05, 1.0, 300.0])

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
@@ -17,7 +18,6 @@ from convattn.functional import (
     position_weights,
 )
 from convattn.grid import Axis
-from convattn.testing.budget import assert_within_budget, roundings
 
 AXES = (Axis(range(1, 5, 2), 5), Axis(range(3), 3))
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import conv_to_attention
 from convattn.functional import attention_weights, displacement_scores, find_shifts
 from convattn.grid import Axis
-from convattn.testing.budget import assert_within_budget, roundings
 
 AXES = (Axis(range(1, 12, 2), 13), Axis(range(2, 9), 11))
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.convert import network_to_attention
 from convattn.functional.shift import convolve, convolve_transposed
 from convattn.models import ResNet
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 PLAIN = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED = {

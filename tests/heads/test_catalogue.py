@@ -5,11 +5,11 @@ import torch
 from tests.heads.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.catalogue import attention_layers, register_attention
 from convattn.heads.reading import as_it_was, watch
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 class Fallible(Tokens):

@@ -7,9 +7,9 @@ from math import prod
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads import convolved_attention as file
 from convattn.heads.convolved_attention import KernelMeans
-from convattn.testing.budget import assert_within_budget, roundings
 
 CASES = {
     "one tap": ((5, 7), (1, 1), (0, 0)),

@@ -21,10 +21,10 @@ from tests.heads.vit_cases import (
 from torch import nn
 
 from convattn import ConvAttnError, network_to_conv
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.heads import convolutional_init
 from convattn.heads.initialise import ConvolutionalInit
-from convattn.testing.budget import assert_within_budget, roundings
 
 KERNELS = {"3 x 3": 3, "1 x 3": (1, 3), "1 x 1": 1, "7 x 5": (7, 5)}
 

@@ -9,10 +9,10 @@ import torch
 from tests.heads.vit_cases import GRID, VITS, attentions, pixels, tokens, vit
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ShapeError
 from convattn.heads import convolutional_init
 from convattn.heads.patch_grid import PatchGrid
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def test_the_state_is_loaded_into_a_network_made_alike(tmp_path):

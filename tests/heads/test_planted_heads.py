@@ -17,10 +17,10 @@ from tests.heads.report_cases import (
 )
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads.convolved_attention import KernelMeans
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import measured_heads
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 class Planted(nn.Module):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads import products
 from convattn.heads.products import fused_product, weights_of
 from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, roundings
 
 QUERIES, KEYS = 7, 11
 

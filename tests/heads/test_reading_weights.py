@@ -7,9 +7,9 @@ import torch
 from tests.heads.attention_cases import TIMM
 from tests.heads.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.reading import watch
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def calls_of(network, images, **options):

@@ -22,13 +22,13 @@ from tests.heads.report_cases import (
 )
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.replace import HeadReplacement, replace_convolutional_heads
 from convattn.heads.replaceable_heads import measured_heads, random_heads
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def replaced_references(network, name, weights, tokens):

@@ -10,10 +10,10 @@ import torch
 from tests.heads.report_cases import every_head, fixed_weights, outputs, randomised
 from torch.nn import functional
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads import analyze
 from convattn.heads import kernel_fit as likelihood
 from convattn.heads.replace import replace_convolutional_heads
-from convattn.testing.budget import assert_within_budget, roundings
 
 GATED = ["blocks.0.attn", "blocks.1.attn"]
 LAYERS = [*GATED, "blocks.2.attn"]

@@ -15,8 +15,8 @@ from tests.heads.report_cases import (
     timm_vit,
 )
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.heads.replace import replace_convolutional_heads
-from convattn.testing.budget import assert_within_budget, roundings
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own code
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import register_attention
 from convattn.heads.layout import global_layout
 from convattn.heads.reading import watch
-from convattn.testing.budget import assert_within_budget, roundings
 
 IMAGES, HEADS, QUERIES, KEYS = 2, 3, 7, 11
 

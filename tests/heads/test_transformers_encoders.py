@@ -5,9 +5,9 @@ import torch
 from tests.convert.network.network_cases import assert_unchanged, fingerprint
 from tests.heads.vit_cases import attentions, convolved_by_heads
 
+from convattn.budget import assert_within_budget
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import convolutional_init
-from convattn.testing.budget import assert_within_budget
 
 transformers = pytest.importorskip("transformers")
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from convattn.budget import roundings
 from convattn.heads import GatedPatchAttention, PatchAttention
-from convattn.testing.budget import roundings
 
 GRID = (5, 7)
 VITS = {

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.data import horizontal_flip, mirror, normalise, random_crop
 from convattn.errors import ArgumentError, ShapeError
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def images(batch=11, channels=3, rows=5, cols=7):

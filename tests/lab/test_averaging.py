@@ -6,9 +6,9 @@ import torch
 from tests.lab.tiny import tiny_speed_recipe
 from torch import nn
 
+from convattn.budget import assert_within_budget, references
 from convattn.lab.recipe import LookaheadRecipe
 from convattn.lab.trainer import make_average, update_average
-from convattn.testing.budget import assert_within_budget, references
 
 TOTAL = 11
 

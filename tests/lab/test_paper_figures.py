@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.lab.paper_figures import mean_attention, position_attention
 from convattn.models import AttentionNet, ConvNet
-from convattn.testing.budget import assert_within_budget, roundings
 
 QUERIES = [(1, 2), (3, 0)]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tests.lab.tiny import references_of_runs, tiny_data, tiny_recipe
 
+from convattn.budget import Sums, assert_within_budget
 from convattn.errors import DeviceError, MissingDependencyError
 from convattn.lab import recipe_to_toml, train
 from convattn.provenance import RunRecord
-from convattn.testing.budget import Sums, assert_within_budget
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """

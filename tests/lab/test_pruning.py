@@ -6,12 +6,12 @@ from tests.models.network_cases import run, small_images
 from torch import nn
 
 from convattn import load_network, save_network
+from convattn.budget import assert_within_budget, references
 from convattn.encodings import Distance, GeneralizedQuadratic, Quadratic
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.lab import degenerate_heads, prune_heads
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, references
 
 SMALL = {"width": 14, "depth": 3, "heads": 5, "ffn": 11, "num_classes": 5}
 DEGENERATE = ([1, 4], [], [0, 2, 3])

@@ -5,12 +5,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import Quadratic, Shift
 from convattn.encodings.quadratic import grid_centres
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError
 from convattn.lab.speed_net import SpeedNet, WhitenedPatches
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, references, roundings
 
 MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
 SIZES = {"widths": (26, 5), "num_classes": 7}

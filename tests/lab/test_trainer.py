@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from tests.lab.tiny import references_of_runs, tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn import load_network, save_network
+from convattn.budget import assert_within_budget, references
 from convattn.data import normalise
 from convattn.errors import CheckpointError, MissingDependencyError, UnknownNameError
 from convattn.lab import train
@@ -15,7 +16,6 @@ from convattn.lab.augment import views
 from convattn.lab.recipe import DataRecipe, ResNetRecipe
 from convattn.lab.trainer import Batches, Trainer
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, references
 
 SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.0}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.data import ImageDataset, ImageSplit, normalise
-from convattn.functional.reference import LEAST_ROUNDINGS
 from convattn.lab import Recipe, run_setup, trainer
 from convattn.lab import trainer as batches
 from convattn.lab.recipe import (
@@ -21,7 +21,6 @@ from convattn.lab.recipe import (
     TriangleRecipe,
 )
 from convattn.provenance import DataRecord
-from convattn.testing.budget import rounded_otherwise
 
 
 def tiny_data(train: int = 40, test: int = 10) -> ImageDataset:
@@ -81,7 +80,7 @@ def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]
     hi = changed(lambda given: given.double())
     return hi, [
         run(),
-        *(changed(partial(rounded_otherwise, seed=seed)) for seed in range(LEAST_ROUNDINGS)),
+        *(changed(partial(rounded_differently, seed=seed)) for seed in range(LEAST_ROUNDINGS)),
     ]
 
 

@@ -11,6 +11,7 @@ from tests.encodings.formula_cases import FORMULAS, small_encoding
 from tests.encodings.hard_numbers import HARD_NUMBERS, HARD_OPTIONS
 from tests.testing.attention_contract import AttentionContract
 
+from convattn.budget import references
 from convattn.encodings import ENCODINGS, Quadratic
 from convattn.layers import (
     Content,
@@ -18,7 +19,6 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import references
 
 HEADS = 2
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, references
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers.block import MixingBlock
-from convattn.testing.budget import assert_within_budget, references
 
 
 def norm(pixels, layer):

@@ -20,6 +20,7 @@ from tests.layers.derivative_roads import (
 from tests.layers.layer_cases import ADDITIVE, HARD, LayerCase
 from tests.testing.dense import as_dtype, dense_attention
 
+from convattn.budget import Sums, assert_within_budget, references, roundings
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import separable as weights_first
@@ -29,7 +30,6 @@ from convattn.layers import (
     RelativeAttention1d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import Sums, assert_within_budget, references, roundings
 from convattn.testing.contracts import stir
 
 pytestmark = [

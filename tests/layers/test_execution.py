@@ -11,13 +11,13 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
+from convattn.budget import assert_within_budget, references
 from convattn.convert import conv_to_attention
 from convattn.encodings import Quadratic, Shift
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import fourier
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.layers.relative import Plan
-from convattn.testing.budget import assert_within_budget, references
 
 
 def test_hard_heads_run_as_a_convolution_with_replicate_padding():

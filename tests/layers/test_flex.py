@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.layers.layer_cases import CaseContract, LayerCase
 
+from convattn.budget import assert_within_budget, references
 from convattn.errors import ArgumentError, DeviceError
 from convattn.functional import flex
 from convattn.layers import (
@@ -17,7 +18,6 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, references
 from convattn.testing.contracts import stir
 
 CASES = [

@@ -6,6 +6,7 @@ from tests.layers.layer_cases import by_reference
 from tests.testing.convolutions import convolve
 from torch import nn
 
+from convattn.budget import assert_within_budget, references
 from convattn.convert import conv_to_attention
 from convattn.errors import UnknownNameError
 from convattn.layers import (
@@ -14,7 +15,6 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, references
 
 KINDS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 CONVOLUTIONS = {

@@ -5,9 +5,9 @@ import torch
 from tests.layers.layer_cases import by_reference
 from torch.utils.flop_counter import FlopCounterMode
 
+from convattn.budget import assert_within_budget, references
 from convattn.encodings import Quadratic
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, references
 
 LONG = 65_536
 """Pixels; a float for each pair would take 16 GiB per head."""

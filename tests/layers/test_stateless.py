@@ -15,10 +15,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from convattn.budget import Sums, assert_within_budget, references
 from convattn.encodings import LinearDistance, Quadratic, Shift, Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
-from convattn.testing.budget import Sums, assert_within_budget, references
 
 
 def kernel_layer(**options):

@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget, references
 from convattn.layers import FactoredValues, MergedValues, RelativeAttention2d
-from convattn.testing.budget import assert_within_budget, references
 
 
 def test_merged_values_start_as_a_convolution_of_as_many_taps_does():

@@ -4,6 +4,7 @@ from tests.models.network_cases import SMALL, count_parameters, run, small_image
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from convattn.budget import assert_within_budget, references
 from convattn.convert import network_to_conv
 from convattn.encodings import ENCODINGS
 from convattn.encodings.start import attended_keys
@@ -15,7 +16,6 @@ from convattn.errors import (
 )
 from convattn.layers import Content, NormalisedConv
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, references
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import timm
 import torch
 
 from convattn import network_to_attention
+from convattn.budget import assert_within_budget, references
 from convattn.models import AttentionNet, ResNet
-from convattn.testing.budget import assert_within_budget, references
 
 ALONE = """
 import sys

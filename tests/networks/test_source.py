@@ -157,9 +157,7 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(dtype, small, tm
     torch.save(
         {name: tensor.to(dtype) for name, tensor in small.state_dict().items()}, tmp_path / "w.pt"
     )
-    message = (
-        rf"do not fit Sequential: 0\.weight must hold floating-point numbers, not {dtype}$"
-    )
+    message = rf"do not fit Sequential: 0\.weight must hold floating-point numbers, not {dtype}$"
     with pytest.raises(CheckpointError, match=message):
         load_weights(small, tmp_path / "w.pt")
 

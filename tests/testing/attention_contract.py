@@ -12,9 +12,9 @@ from jaxtyping import Float
 from tests.testing.dense import as_dtype, dense_attention, dense_scores, dense_weights
 from torch import Tensor
 
+from convattn.budget import Sums, assert_within_budget, references, roundings
 from convattn.errors import ArgumentError, ShapeError
 from convattn.layers import RelativeAttention
-from convattn.testing.budget import Sums, assert_within_budget, references, roundings
 from convattn.testing.contracts import Formula, stir
 
 __all__ = ["GEOMETRIES", "AttentionContract"]

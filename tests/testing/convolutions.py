@@ -13,9 +13,8 @@ from jaxtyping import Float
 from tests.testing.keys import key_index, take_keys
 from torch import Tensor
 
+from convattn.budget import Sums, assert_within_budget, rounded_differently, roundings
 from convattn.convert.taps import AnyConvolution, TransposedConvolution
-from convattn.functional.reference import rounded_differently
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 __all__ = ["FEW", "assert_convolves", "convolve", "rounded_differently", "tap_maps"]
 

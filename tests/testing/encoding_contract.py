@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ArgumentError, ShapeError
-from convattn.testing.budget import assert_within_budget
 from convattn.testing.contracts import EncodingContract, by_formula, grid_points
 
 

@@ -8,7 +8,7 @@ from tests.testing.keys import HOLE, key_index, take_keys
 from tests.testing.strategies import convolutions_with_images
 from torch import nn
 
-from convattn.testing.budget import assert_within_budget
+from convattn.budget import assert_within_budget
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")

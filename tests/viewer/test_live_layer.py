@@ -13,8 +13,8 @@ from tests.viewer.layer_cases import random_layer
 from tests.viewer.node import run_node
 from torch import Tensor
 
+from convattn.budget import budget, roundings
 from convattn.layers import RelativeAttention2d
-from convattn.testing.budget import budget, roundings
 from convattn.viewer import Exhibit, build_scene
 
 QUICK, ALL = range(24), range(200)

@@ -12,13 +12,13 @@ import torch
 from tests.viewer.node import run_node
 from torch import Tensor, nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import network_to_attention, network_to_conv
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.networks import load_network
-from convattn.testing.budget import assert_within_budget, roundings
 from convattn.viewer import Exhibit, build_scene
 from convattn.viewer.page_program import make_program
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from convattn.budget import rounded_differently
 from convattn.convert.bounds import largest
 from convattn.convert.certificate import CLOSE, VerdictRecord, require_share
 from convattn.convert.comparison import compare_networks
@@ -30,7 +31,6 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
-from convattn.functional.reference import rounded_otherwise
 from convattn.wording import counted
 
 _FARTHER = 4
@@ -165,7 +165,7 @@ def certify(
     arguments = read_arguments(reference, images)
     listed = _open(other, runtime, options)
     source = _Listed(copy_network(reference).eval())
-    rounded = [rounded_otherwise(source, seed) for seed in range(2)]
+    rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
     comparison = compare_networks(source, listed, arguments, {}, to_conv=False, rounded=rounded)
     not_covered = ["other images than these", *comparison.not_covered]

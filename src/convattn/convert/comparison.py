@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from convattn.budget import LEAST_ROUNDINGS
 from convattn.convert.bounds import largest
 from convattn.convert.certificate import Verdict
 from convattn.convert.surgery import (
@@ -26,7 +27,6 @@ from convattn.convert.surgery import (
 from convattn.convert.taps import AnyConvolution, read_taps, summed_otherwise
 from convattn.convert.to_attention import pad_same
 from convattn.errors import ArgumentError, ConversionError, must_be, must_fit
-from convattn.functional.reference import LEAST_ROUNDINGS
 from convattn.wording import some
 
 _BATCH = 64

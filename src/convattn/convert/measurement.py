@@ -11,10 +11,10 @@ from einops import reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.budget import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.convert.bounds import RoundingBound, largest, lowest_sharpness
 from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.taps import SEED, TransposedConvolution
-from convattn.functional.reference import LEAST_ROUNDINGS, rounded_differently, rounding_budget
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention

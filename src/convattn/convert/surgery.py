@@ -17,8 +17,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
+from convattn.budget import rounded_differently
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
-from convattn.functional.reference import rounded_differently
 from convattn.functional.torch_modes import without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel

@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
 from convattn.functional import combine_heads, pad_keys, query_pixels
-from convattn.functional.reference import rounded_differently
 from convattn.grid import Axis, Geometry
 from convattn.wording import counted
 

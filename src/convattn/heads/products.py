@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from convattn.functional.reference import rounding_budget, roundings
+from convattn.budget import rounding_budget, roundings
 
 EXCLUDED = -9e3
 """Scores and masks up to this exclude a pair: models add −∞, the lowest number, −1e9 or −1e4."""

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from convattn.budget import roundings
 from convattn.convert.surgery import (
     Arguments,
     full_name,
@@ -24,7 +25,6 @@ from convattn.convert.surgery import (
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys
-from convattn.functional.reference import roundings
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.catalogue import (

@@ -1,7 +1,7 @@
 """What every encoding promises, as a test class to inherit.
 
 A subclass supplies `create` and the formula of its encoding; pytest then collects every test for it. Comparisons are by
-the error budget (`convattn.testing.budget`).
+the error budget (`convattn.budget`).
 """
 
 import copy
@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError
 from convattn.grid import Axis
 from convattn.layers import RelativeAttention1d
-from convattn.testing.budget import assert_within_budget, roundings
 
 __all__ = ["EncodingContract", "Formula", "stir"]
 

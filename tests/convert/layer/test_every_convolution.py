@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from tests.testing.convolutions import FEW, convolve, tap_maps
 from tests.testing.strategies import convolutions_with_images
 
+from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.convert import conv_to_attention
 from convattn.encodings import Shift
-from convattn.testing.budget import Sums, assert_within_budget, roundings
 
 PATHS = ("reference", "separable", "dense", "shift")
 NAMES = ("output", "gradient of x", "gradient of the values", "gradient of the bias")

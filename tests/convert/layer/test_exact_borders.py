@@ -9,6 +9,7 @@ from tests.convert.layer.promise_cases import random_images, random_layer, rando
 from tests.convert.layer.test_promises import real_attention, require_promise
 from torch import nn
 
+from convattn.budget import assert_within_budget, references
 from convattn.convert import (
     attention_to_conv,
     conv_to_attention,
@@ -27,7 +28,6 @@ from convattn.errors import (
 )
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.layers.normalised_conv import NormalisedConv
-from convattn.testing.budget import assert_within_budget, references
 
 GEOMETRIES = {
     "none": {},

@@ -8,11 +8,11 @@ from tests.testing.convolutions import assert_convolves, convolve
 from torch import nn
 from torch.nn import functional as F
 
+from convattn.budget import assert_within_budget, budget, roundings
 from convattn.convert import conv_to_attention, off_centre_mass
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.testing.budget import assert_within_budget, budget, roundings
 
 ALPHAS = [1, 1.5, 2.5, 4, 6, 8, 12, 16, 20, 30, 46, 80, 200]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.convert.hard_heads import HardHeads
 from convattn.encodings import ENCODINGS, LearnedTable, Quadratic, create_encoding
@@ -17,7 +18,6 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
-from convattn.testing.budget import assert_within_budget, roundings
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 SIZES = {1: (11,), 2: (5, 7), 3: (3, 4, 5)}

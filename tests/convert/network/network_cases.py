@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from convattn import network_to_attention
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import conv_to_attention
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def filled(network):

@@ -9,10 +9,10 @@ from tests.convert.network.network_cases import assert_unchanged, filled, finger
 from torch import nn
 
 from convattn import network_to_attention, network_to_conv
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ConversionError
 from convattn.layers import Content, RelativeAttention
 from convattn.models import ResNet
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def small_resnet():

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from convattn import freeze, load_network, network_to_attention, network_to_conv, save_network
+from convattn.budget import assert_within_budget, references
 from convattn.convert import to_conv
 from convattn.encodings import Quadratic
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import NormalisedConv, RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, references
 
 NETWORKS = {
     "quadratic": lambda: AttentionNet("quadratic", width=8, depth=2, heads=4, ffn=8, image_size=16),

@@ -21,9 +21,9 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import DataLoader, TensorDataset
 
 from convattn import network_to_attention
+from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.testing.budget import assert_within_budget, roundings
 
 PATHS = ("auto", "separable")
 NETWORKS = {

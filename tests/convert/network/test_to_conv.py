@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from convattn import load_network, save_network
+from convattn.budget import assert_within_budget, roundings
 from convattn.convert import attention_to_conv, network_to_conv
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet
-from convattn.testing.budget import assert_within_budget, roundings
 
 
 def network():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from convattn.budget import budget, references
 from convattn.heads.reading import watch
-from convattn.testing.budget import budget, references
 
 PATIENCE = 120
 """Seconds after which a page counts as hanging; a busy machine is slow."""

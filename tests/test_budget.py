@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn.testing.budget import Sums, assert_within_budget, budget, rounded_otherwise, roundings
+from convattn.budget import Sums, assert_within_budget, budget, rounded_differently, roundings
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -61,8 +61,8 @@ def test_roundings_move_the_last_digits_of_all_that_is_computed_from():
 
 def test_numbers_that_are_rounded_otherwise_repeat_themselves():
     x = torch.randn(31)
-    assert torch.equal(rounded_otherwise(x, 3), rounded_otherwise(x, 3))
-    assert not torch.equal(rounded_otherwise(x, 3), rounded_otherwise(x, 4))
+    assert torch.equal(rounded_differently(x, 3), rounded_differently(x, 3))
+    assert not torch.equal(rounded_differently(x, 3), rounded_differently(x, 4))
 
 
 def test_no_numbers_have_no_budget():
