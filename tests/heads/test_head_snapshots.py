@@ -6,8 +6,9 @@ import torch
 from pyarrow import parquet
 
 from convattn.errors import CheckpointError
-from convattn.heads import read_heads
+from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS, read_heads
 from convattn.lab.head_trace import HeadTrace
+from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 
 
@@ -19,7 +20,7 @@ def record(folder, encoding="quadratic"):
     with torch.no_grad():
         network.blocks[1].mixer.encoding.centres += 1
     trace.record(step=11, epoch=1)
-    trace.save(folder / "heads.parquet")
+    write_parquet(folder / HEADS, trace.rows, HEAD_COLUMNS)
     return network
 
 

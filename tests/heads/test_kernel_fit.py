@@ -135,7 +135,7 @@ def test_heads_that_look_beyond_the_border_are_position_alone(grid, centre, shar
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("_STEPS", True), ("_LARGEST", True), ("_SETTLED", False)]
+    ("name", "told"), [("_NEWTON_STEPS", True), ("_NEWTON_LARGEST", True), ("_SETTLED", False)]
 )
 def test_heads_whose_fit_does_not_end_are_named(name, told, monkeypatch):
     monkeypatch.setattr(likelihood, "_ROUNDS", 0)

@@ -169,44 +169,38 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
     layers = survey(model)
     if any(layer.refused is None for layer in layers):
         return layers
-    reasons = [
-        f"{layer.name or 'the model'} ({layer.kind.rpartition('.')[2]}): {layer.refused}"
-        for layer in layers
-    ]
-    listed = "\n".join(f"  {reason}" for reason in reasons or [_unknown(model)])
+    reasons = []
+    for layer in layers:
+        kind = layer.kind.rpartition(".")[2]
+        reasons.append(f"  {layer.name or 'the model'} ({kind}): {layer.refused}")
+    listed = "\n".join(reasons or [f"  {_unknown(model)}"])
     raise UnsupportedModelError(f"no attention of {type(model).__name__} can be read:\n{listed}")
 
 
 def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     """Lists the attention layers that the catalogue knows, none of them twice; perhaps none."""
-    layers, inside = [], set()
+    layers: list[AttentionModule] = []
+    inside: set[nn.Module] = set()
     for module, names in names_by_module(model).items():
         known = attention_class(module)
-        if module in inside:
-            continue
         if is_own(module):
             known = AttentionClass("sequence" if module.dims == 1 else "global")
-        if known is None:
+        if known is None or module in inside:
             continue
         if known.refused is not None:
             inside.update(module.modules())  # attention inside a refused module is refused with it
-        layers.append(
-            AttentionModule(names[0], full_name(type(module)), known.pattern, known.refused)
-        )
+        kind = full_name(type(module))
+        layers.append(AttentionModule(names[0], kind, known.pattern, known.refused))
     return tuple(layers)
 
 
 def _unknown(model: nn.Module) -> str:
-    kinds = sorted(
-        {
-            full_name(type(part))
-            for part in model.modules()
-            if "attention" in type(part).__name__.lower()
-        }
-    )
-    if kinds:
-        return f"{', '.join(kinds)}: not known; say where its tokens lie by register_attention"
-    return "it has no module whose class is known to attend"
+    kinds = {full_name(type(part)) for part in model.modules()}
+    attending = [kind for kind in kinds if "attention" in kind.rpartition(".")[2].lower()]
+    if not attending:
+        return "it has no module whose class is known to attend"
+    names = ", ".join(sorted(attending))
+    return f"{names}: not known; say where its tokens lie by register_attention"
 
 
 def layers_to_read(
@@ -215,18 +209,15 @@ def layers_to_read(
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
     every = attention_layers(model)
     names, kind = [layer.name for layer in every], "attention layers"
-    wanted, unwanted = (
-        patterns("layers", layers, names, kind),
-        patterns("without", without, names, kind) or (),
-    )
+    wanted = patterns("layers", layers, names, kind)
+    unwanted = patterns("without", without, names, kind) or ()
     for pattern in wanted or ():
-        chosen = [layer for layer in every if matches([layer.name], [pattern])]
-        if all(layer.refused for layer in chosen):
-            raise UnsupportedModelError(f"{chosen[0].name}: {chosen[0].refused}")
-    return {
-        model.get_submodule(layer.name): layer.name
-        for layer in every
-        if layer.refused is None
-        and (wanted is None or matches([layer.name], wanted))
-        and not matches([layer.name], unwanted)
-    }
+        matching = [layer for layer in every if matches([layer.name], [pattern])]
+        if all(layer.refused for layer in matching):
+            raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
+    modules: dict[nn.Module, str] = {}
+    for layer in every:
+        named = wanted is None or matches([layer.name], wanted)
+        if layer.refused is None and named and not matches([layer.name], unwanted):
+            modules[model.get_submodule(layer.name)] = layer.name
+    return modules

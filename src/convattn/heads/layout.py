@@ -22,12 +22,10 @@ class Layout:
 
     pattern: str  # "global", "windows", "shifted windows", "reduced keys", "sequence", …
     grid: tuple[int, ...]  # Sizes of the queries' grid: rows and columns, or one axis
-    queries: Int[
-        Tensor, "groups queries"
-    ]  # Flat index on the grid; −1 − n is the n-th prefix token; or OUTSIDE
-    keys: Float[
-        Tensor, "groups keys axes"
-    ]  # Position in steps of the queries' grid; 0 for keys without one
+    # Flat index on the grid; −1 − n is the n-th prefix token; or OUTSIDE
+    queries: Int[Tensor, "groups queries"]
+    # Position in steps of the queries' grid; 0 for keys without one
+    keys: Float[Tensor, "groups keys axes"]
     key_prefix: Bool[Tensor, " keys"]  # Keys without a position: class and register tokens
     allowed: Bool[Tensor, "groups queries keys"] | None  # Pairs that no mask excludes; None if all
     source: str = ""  # How the layout was found, in words
@@ -68,19 +66,16 @@ class AttentionCall:
     name: str  # Dotted name of the module
     kind: str  # Full name of its class
     layout: Layout
-    weights: Float[
-        Tensor, "images groups heads queries keys"
-    ]  # What multiplies the values, in at least float32
-    inputs: (
-        Float[Tensor, "images positions channels"] | None
-    )  # The module's input on the grid, without prefix tokens
+    # What multiplies the values, in at least float32
+    weights: Float[Tensor, "images groups heads queries keys"]
+    # The module's input on the grid, without prefix tokens
+    inputs: Float[Tensor, "images positions channels"] | None
     outputs: Float[Tensor, "images positions outputs"] | None  # The module's output on the grid
     normalised: bool  # Whether the rows sum to one
     error: float
     budget: float
-    allowed: Bool[Tensor, "images groups queries keys"] | None = (
-        None  # If masks differ between images; else None
-    )
+    # If masks differ between images; else None
+    allowed: Bool[Tensor, "images groups queries keys"] | None = None
 
 
 def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:
@@ -119,14 +114,16 @@ def global_layout(
         >>> global_layout((2, 2), prefix=1).queries.tolist()
         [[-1, 0, 1, 2, 3]]
     """
+    if pattern is None:
+        pattern = "sequence" if len(grid) == 1 else "global"
     before = prefix if key_prefix is None else key_prefix
     places = cells(grid) if keys is None else keys.double()
     queries = torch.cat([-1 - torch.arange(prefix), torch.arange(prod(grid))])
     return Layout(
-        pattern=pattern or ("sequence" if len(grid) == 1 else "global"),
+        pattern=pattern,
         grid=grid,
         queries=queries[None],
-        keys=torch.cat([torch.zeros(before, len(grid), dtype=torch.float64), places])[None],
+        keys=torch.cat([places.new_zeros(before, len(grid)), places])[None],
         key_prefix=torch.arange(before + len(places)) < before,
         allowed=None,
         source=source,
@@ -186,18 +183,19 @@ def on_grid(
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 3:
         return None
     groups, queries = layout.queries.shape
-    shape, sizes = tuple(x.shape), tuple(layout.grid)
-    tokens = (images * groups, queries)
-    first, last = (shape[0], shape[2:]) == (images, sizes), shape[:-1] == (images, *sizes)
-    if len(sizes) > 1 and (
-        first or last
-    ):  # both hold, and the order is not known, if channels = rows = columns
-        return None if first and last else x.flatten(2).mT if first else x.flatten(1, -2)
-    if shape[:-1] == (images, layout.positions) and shape[:-1] != tokens:
+    if len(layout.grid) > 1:
+        channels_first = (len(x), x.shape[2:]) == (images, layout.grid)
+        channels_last = x.shape[:-1] == (images, *layout.grid)
+        if channels_first and channels_last:  # channels = rows = columns
+            return None
+        if channels_first or channels_last:
+            return x.flatten(2).mT if channels_first else x.flatten(1, -2)
+    lead = tuple(x.shape[:-1])
+    in_groups = (images * groups, queries)
+    if lead == (images, layout.positions) and lead != in_groups:
         return x
-    if shape[:-1] in (tokens, (images, groups, queries)) or (
-        shape[0] == tokens[0] and x[0, ..., 0].numel() == queries
-    ):
+    as_queries = lead in (in_groups, (images, groups, queries))
+    if as_queries or (len(x) == images * groups and x[0, ..., 0].numel() == queries):
         return _by_position(x.reshape(images, groups * queries, -1), layout)
     return None
 
@@ -206,14 +204,15 @@ def _by_position(
     tokens: Float[Tensor, "images tokens channels"], layout: Layout
 ) -> Float[Tensor, "images positions channels"] | None:
     """Moves tokens from the order of the queries to that of the positions; None unless every position has one query."""
-    place = layout.queries.flatten().to(tokens.device)
-    inside = place >= 0
+    queries = layout.queries.flatten().to(tokens.device)
+    inside = queries >= 0
     count = layout.positions
     if int(inside.sum()) != count:
         return None
     first = int(inside.int().argmax())
-    if torch.equal(place[first : first + count], torch.arange(count, device=place.device)):
-        return tokens.narrow(1, first, count)  # in order already
-    ordered = tokens.new_zeros(tokens.shape[0], layout.positions, tokens.shape[-1])
-    ordered[:, place[inside]] = tokens[:, inside]
+    in_order = torch.arange(count, device=queries.device)
+    if torch.equal(queries[first : first + count], in_order):
+        return tokens.narrow(1, first, count)
+    ordered = tokens.new_zeros(len(tokens), count, tokens.shape[-1])
+    ordered[:, queries[inside]] = tokens[:, inside]
     return ordered

@@ -53,25 +53,23 @@ class CallContext:
                 return parent
         raise UnsupportedModelError(f"no module around it has {' and '.join(attributes)}")
 
-    def parent_of_kind(self, *kinds: str) -> "CallContext":
-        """Returns the innermost module around this one of these classes, given by full name."""
+    def parent_of_kind(self, kind: str) -> "CallContext":
+        """Returns the innermost module around this one of a class, given by full name."""
         for parent in self.parents:
-            if full_name(type(parent.module)) in kinds:
+            if full_name(type(parent.module)) == kind:
                 return parent
-        raise UnsupportedModelError(
-            f"it runs in no {' or '.join(kind.rpartition('.')[2] for kind in kinds)}"
-        )
+        raise UnsupportedModelError(f"it runs in no {kind.rpartition('.')[2]}")
 
     def grid_of(self, embedding: nn.Module) -> tuple[int, int]:
         """Returns rows and columns of the output of the last convolution in a module."""
-        shapes = [
-            shape for part, shape in self.features.items() if part in set(embedding.modules())
-        ]
+        inside = set(embedding.modules())
+        shapes = [shape for part, shape in self.features.items() if part in inside]
         if not shapes:
             raise UnsupportedModelError(
                 f"no convolution ran in {type(embedding).__name__}, so its grid is not known"
             )
-        return shapes[-1][-2], shapes[-1][-1]
+        *_, rows, cols = shapes[-1]
+        return rows, cols
 
     def global_layout(self, grid: tuple[int, ...], prefix: int = 0, source: str = "") -> Layout:
         """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
@@ -96,27 +94,20 @@ class TokenAttention:
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
-    output: (
-        nn.Linear | None
-    )  # W_out with its bias, N_h·D_h → D_out; None if another module applies it
-    wrap: Callable[
-        [nn.Module], nn.Module
-    ]  # Gives a module from tokens to tokens the call signature of this layer
+    # W_out with its bias, N_h·D_h → D_out; None if another module applies it
+    output: nn.Linear | None
+    # Gives a module from tokens to tokens the call signature of this layer
+    wrap: Callable[[nn.Module], nn.Module]
     dropout: float  # Probability with which an attention weight is dropped in training
     scale: float | None = None  # s; None is 1/√D_h
-    query_norm: nn.Module = field(
-        default_factory=nn.Identity
-    )  # What is applied to each query before the product
-    key_norm: nn.Module = field(default_factory=nn.Identity)  # What is applied to each key
-    after: nn.Module = field(
-        default_factory=nn.Identity
-    )  # What follows W_out: the dropout of the output
-    gates: nn.Parameter | None = (
-        None  # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
-    )
-    position: nn.Linear | None = (
-        None  # Its scores, of (columns, rows, columns² + rows²) of a displacement
-    )
+    # What is applied to each query before the product, to each key, and to the output
+    query_norm: nn.Module = field(default_factory=nn.Identity)
+    key_norm: nn.Module = field(default_factory=nn.Identity)
+    after: nn.Module = field(default_factory=nn.Identity)
+    # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
+    gates: nn.Parameter | None = None
+    # Its scores, of (columns, rows, columns² + rows²) of a displacement
+    position: nn.Linear | None = None
 
     @property
     def head_width(self) -> int:
@@ -161,23 +152,20 @@ def linear(
 ) -> nn.Linear:
     """Makes a linear map from copied numbers, with the dtype, device and `requires_grad` of the map `like`."""
     outputs, inputs = weight.shape
-    old = like.weight
-    made = nn.Linear(inputs, outputs, bias=bias is not None, device="meta", dtype=old.dtype)
-    made = made.to_empty(device=old.device)  # no random numbers are drawn
-    with torch.no_grad():
-        made.weight.copy_(weight).requires_grad_(old.requires_grad)
-        if bias is not None:
-            assert like.bias is not None
-            made.bias.copy_(bias).requires_grad_(like.bias.requires_grad)
-    return made
+    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(), like.weight.requires_grad)
+    if bias is not None:
+        assert like.bias is not None
+        layer.bias = nn.Parameter(bias.detach().clone(), like.bias.requires_grad)
+    return layer
 
 
 def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     """Copies the outputs of a linear map into as many maps of equal size."""
+    weights = whole.weight.chunk(parts)
     biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
-    return tuple(
-        linear(*part, like=whole) for part in zip(whole.weight.chunk(parts), biases, strict=True)
-    )
+    pairs = zip(weights, biases, strict=True)
+    return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
 
 
 _RECORDERS = "transformers.utils.output_capturing"
@@ -194,17 +182,13 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
         raise UnsupportedModelError(
             f"its {name} has a parametrised weight; make it permanent first"
         )
-    if not isinstance(part, kind) or type(part) is not kind:
+    if type(part) is not kind:
         raise UnsupportedModelError(
             f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}"
         )
     for module, where in ((attention, "it"), (part, f"its {name}")):
-        hooks = [
-            *module._forward_hooks.values(),
-            *module._forward_pre_hooks.values(),
-            *module._backward_hooks.values(),
-        ]
-        if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks):
+        hooks = {**module._forward_hooks, **module._forward_pre_hooks, **module._backward_hooks}
+        if any(getattr(hook, "__module__", None) != _RECORDERS for hook in hooks.values()):
             raise UnsupportedModelError(
                 f"{where} has hooks, which would be lost; remove them first"
             )

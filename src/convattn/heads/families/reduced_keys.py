@@ -37,19 +37,15 @@ def read_reduced(call: CallContext) -> Layout:
         )
     if call.keys == call.queries:
         return call.global_layout((rows, cols), prefix, "the grid that it is given")
-    reduction = next(
-        (part for name in _REDUCTIONS if (part := getattr(call.module, name, None)) is not None),
-        None,
-    )
+    parts = [getattr(call.module, name, None) for name in _REDUCTIONS]
+    reduction = next((part for part in parts if part is not None), None)
     if prefix or reduction is None:
         raise UnsupportedModelError(
             f"{call.keys} keys for {call.queries} queries, and nothing that reduces them is known"
         )
-    steps = _steps(reduction)
     counts = call.grid_of(reduction)
-    keys = lattice(
-        [cell_centres(*sizes) for sizes in zip((rows, cols), counts, steps, strict=True)]
-    )
+    axes = zip((rows, cols), counts, _steps(reduction), strict=True)
+    keys = lattice([cell_centres(*sizes) for sizes in axes])
     source = (
         f"the grid that it is given; each key is a cell of {rows} × {cols} "
         f"positions cut into {counts[0]} × {counts[1]}"
@@ -92,22 +88,19 @@ def read_pooled(call: CallContext) -> Layout:
     prefix = int(call.module.has_cls_token)  # type: ignore[arg-type]
     (rows, cols), q_steps = _pooled(call, call.module.pool_q, grid)
     counts, k_steps = _pooled(call, call.module.pool_k, grid)
-    axes = [
-        torch.arange(count).double() * by / step
-        for count, by, step in zip(counts, k_steps, q_steps, strict=True)
-    ]
+    axes = []
+    for count, k_step, q_step in zip(counts, k_steps, q_steps, strict=True):
+        axes.append(torch.arange(count).double() * k_step / q_step)
     keys = lattice(axes)
     if (call.queries, call.keys) != (prefix + rows * cols, prefix + len(keys)):
         raise UnsupportedModelError(
             f"{call.queries} queries and {call.keys} keys do not fit {(rows, cols)} and {counts} positions"
         )
-    pattern = (
-        "global"
-        if counts == (rows, cols)
-        else "reduced keys"
-        if len(keys) < rows * cols
-        else "pooled queries"
-    )
+    pattern = "pooled queries"
+    if counts == (rows, cols):
+        pattern = "global"
+    elif len(keys) < rows * cols:
+        pattern = "reduced keys"
     source = "the sizes that its pooling convolutions gave"
     return global_layout((rows, cols), prefix, keys=keys, pattern=pattern, source=source)
 
@@ -129,23 +122,20 @@ def _pooled(
     return call.grid_of(pool), (pool.stride[0], pool.stride[1])
 
 
+_REDUCED = (
+    "timm.models.pvt_v2.Attention",
+    "timm.models.twins.GlobalSubSampleAttn",
+    "transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention",
+    "transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention",
+    "transformers.models.segformer.modeling_segformer.SegformerAttention",
+)
+_EITHER = "global, windows or grid"
+
 REDUCED_KEYS: dict[str, AttentionClass] = {
-    "timm.models.pvt_v2.Attention": AttentionClass("reduced keys", read_reduced),
-    "timm.models.twins.GlobalSubSampleAttn": AttentionClass("reduced keys", read_reduced),
+    **dict.fromkeys(_REDUCED, AttentionClass("reduced keys", read_reduced)),
     "timm.models.mvitv2.MultiScaleAttention": AttentionClass("reduced keys", read_pooled),
     "timm.models.visformer.Attention": AttentionClass("global", read_image),
     "timm.models.fastvit.Attention": AttentionClass("global", read_image),
-    "timm.models.maxxvit.Attention2d": AttentionClass(
-        "global, windows or grid", read_partition_or_image
-    ),
-    "transformers.models.pvt.modeling_pvt.PvtEfficientSelfAttention": AttentionClass(
-        "reduced keys", read_reduced
-    ),
-    "transformers.models.pvt_v2.modeling_pvt_v2.PvtV2SelfAttention": AttentionClass(
-        "reduced keys", read_reduced
-    ),
-    "transformers.models.segformer.modeling_segformer.SegformerAttention": AttentionClass(
-        "reduced keys", read_reduced
-    ),
+    "timm.models.maxxvit.Attention2d": AttentionClass(_EITHER, read_partition_or_image),
 }
 """Classes of attention by full name."""

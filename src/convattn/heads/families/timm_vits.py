@@ -27,11 +27,9 @@ _SOURCE = "the output of patch_embed"
 
 def read_tokens(call: CallContext) -> Layout:
     """Reads tokens whose grid is that of the patch embedding, and whose prefix the network counts."""
-    stage = next(
-        (parent for parent in call.parents if full_name(type(parent.module)) == _PIT), None
-    )
-    if stage is not None:
-        return _read_pit(call, stage)
+    for parent in call.parents:
+        if full_name(type(parent.module)) == _PIT:
+            return _read_pit(call, parent)
     network = call.parent("patch_embed", "num_prefix_tokens").module
     prefix = int(network.num_prefix_tokens)  # type: ignore[arg-type]
     return call.global_layout(_grid(call), prefix, f"{_SOURCE}, and num_prefix_tokens before it")
@@ -49,10 +47,8 @@ def read_class_token(call: CallContext) -> Layout:
         raise UnsupportedModelError(
             f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
         )
-    whole = global_layout(grid, 1)
-    return Layout(
-        "class token", grid, whole.queries[:, :1], whole.keys, whole.key_prefix, None, _SOURCE
-    )
+    whole = global_layout(grid, 1, pattern="class token", source=_SOURCE)
+    return replace(whole, queries=whole.queries[:, :1])
 
 
 def _read_pit(call: CallContext, stage: CallContext) -> Layout:
@@ -168,6 +164,9 @@ TIMM_VITS: dict[str, AttentionClass] = {
 """Classes of attention by full name."""
 
 
+_DROPS = ("patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",)
+
+
 def timm_network(vit: nn.Module) -> PatchNetwork:
     """Describes timm's VisionTransformer or VisionTransformerDistilled."""
     drops = not isinstance(vit.patch_drop, nn.Identity)
@@ -178,11 +177,7 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
         embedding="patch_embed",
         grid=(int(rows), int(cols)),
         count=timm_patches,
-        refused=(
-            "patch_drop (PatchDropout): it drops patches, and the remaining ones form no grid",
-        )
-        if drops
-        else (),
+        refused=_DROPS if drops else (),
     )
 
 

@@ -38,16 +38,17 @@ def read_sequence(call: CallContext) -> Layout:
         raise UnsupportedModelError(
             f"its {call.keys} keys are other tokens than its {call.queries} queries"
         )
-    if any(
-        call.kwargs.get(name) is not None for name in ("key_value_states", "encoder_hidden_states")
-    ):
-        raise UnsupportedModelError("its keys are those of another sequence")
+    for name in ("key_value_states", "encoder_hidden_states"):
+        if call.kwargs.get(name) is not None:
+            raise UnsupportedModelError("its keys are those of another sequence")
     return call.global_layout((call.queries,), 0, "the order of the tokens")
 
 
 def _count_tokens(embeddings: nn.Module, name: str) -> int:
     token = getattr(embeddings, name, None)
-    return 0 if token is None else int(token.shape[-2]) if token.ndim == 3 else 1
+    if token is None:
+        return 0
+    return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
 @final
@@ -78,14 +79,8 @@ class TransformersAttention(nn.Module):
                 "past_key_values must be None, but a cache is given: kernels see both sides of a token"
             )
         if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
-            raise ArgumentError(
-                must_be(
-                    "output_attentions",
-                    "False",
-                    True,
-                    because="the weights of all tokens are never computed",
-                )
-            )
+            reason = "the weights of all tokens are never computed"
+            raise ArgumentError(must_be("output_attentions", "False", True, because=reason))
         if attention_mask is None:
             return self.tokens(hidden_states), None
         if not self.takes_padding:
@@ -152,8 +147,11 @@ def bert_matrices(attention: nn.Module) -> TokenAttention:
 
 def _full_names(classes: Iterable[str]) -> list[str]:
     """Writes out names like "vit.ViTAttention"."""
-    parts = (name.split(".") for name in classes)
-    return [f"transformers.models.{family}.modeling_{family}.{name}" for family, name in parts]
+    names = []
+    for name in classes:
+        family, kind = name.split(".")
+        names.append(f"transformers.models.{family}.modeling_{family}.{kind}")
+    return names
 
 
 _TOWERS = (
@@ -210,7 +208,5 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
 
 def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
-    rows, cols = (
-        int(size) // int(step) for size, step in zip(image, embed.patch_size, strict=True)
-    )  # type: ignore[call-overload, arg-type]
-    return rows, cols
+    patch: Any = embed.patch_size
+    return int(image[0]) // int(patch[0]), int(image[1]) // int(patch[1])

@@ -35,23 +35,20 @@ def window_layout(
     Returns:
         The layout.
     """
-    rolled = [
-        _rolled(*sizes, roll_first=roll_first) for sizes in zip(grid, window, shift, strict=True)
-    ]
-    regions = [
-        _regions(len(axis), *sizes)
-        for axis, sizes in zip(rolled, zip(window, shift, strict=True), strict=True)
-    ]
-    places, region = _cut(rolled, window), _cut(regions, window)
-    same = (region[:, :, None] == region[:, None]).all(-1)
-    name, words = "windows", f"windows of {window[0]} × {window[1]}"
+    rolled, regions = [], []
+    for size, side, by in zip(grid, window, shift, strict=True):
+        rolled.append(_rolled(size, side, by, roll_first=roll_first))
+        regions.append(_regions(len(rolled[-1]), side, by))
+    pattern, words, allowed = "windows", f"windows of {window[0]} × {window[1]}", None
     if any(shift):
-        name, words = "shifted windows", f"{words}, shifted by {shift[0]} and {shift[1]}"
+        pattern, words = "shifted windows", f"{words}, shifted by {shift[0]} and {shift[1]}"
+        region = _cut(regions, window)
+        allowed = (region[:, :, None] == region[:, None]).all(-1)
     return grouped_layout(
         (int(grid[0]), int(grid[1])),
-        places,
-        allowed=same if any(shift) else None,
-        pattern=name,
+        _cut(rolled, window),
+        allowed=allowed,
+        pattern=pattern,
         source=f"{words}, of the block that it runs in",
     )
 
@@ -77,18 +74,15 @@ def _cut(
 ) -> Int[Tensor, "groups queries 2"]:
     """Cuts the grid of two axes' numbers into windows."""
     rows, cols = (axis.view(-1, size) for axis, size in zip(axes, window, strict=True))
-    shape = (len(rows), len(cols), *window)
-    parts = rows[:, None, :, None].expand(shape), cols[None, :, None, :].expand(shape)
-    return torch.stack(parts, -1).reshape(len(rows) * len(cols), -1, 2)
+    parts = torch.broadcast_tensors(rows[:, None, :, None], cols[None, :, None, :])
+    return torch.stack(parts, -1).flatten(2, 3).flatten(0, 1)
 
 
 def sparse_layout(grid: Sequence[int], counts: Sequence[int], source: str) -> Layout:
     """Makes the layout of sparse grids: a group holds `counts` positions along each axis, spread evenly."""
     steps = [size // count for size, count in zip(grid, counts, strict=True)]
-    groups = torch.cartesian_prod(*(torch.arange(step) for step in steps))
-    inside = torch.cartesian_prod(
-        *(torch.arange(count) * step for count, step in zip(counts, steps, strict=True))
-    )
+    groups = torch.cartesian_prod(*map(torch.arange, steps))
+    inside = torch.cartesian_prod(*map(torch.arange, counts)) * torch.tensor(steps)
     places = groups[:, None] + inside[None]
     return grouped_layout((int(grid[0]), int(grid[1])), places, pattern="grid", source=source)
 
@@ -103,17 +97,20 @@ def read_timm_swin(call: CallContext) -> Layout:
 def read_transformers_swin(call: CallContext) -> Layout:
     """Reads the windows of a transformers layer, which is given the grid as its second argument."""
     layer = call.parent("window_size", "shift_size")
-    grid = layer.args[1] if len(layer.args) > 1 else layer.kwargs["input_dimensions"]
+    rows, cols = layer.argument(1, "input_dimensions")
     window, shift = int(layer.module.window_size), int(layer.module.shift_size)  # type: ignore[arg-type]
-    return window_layout([int(size) for size in grid], (window, window), (max(shift, 0),) * 2)
+    return window_layout((int(rows), int(cols)), (window,) * 2, (max(shift, 0),) * 2)
 
 
 def read_torchvision_swin(call: CallContext) -> Layout:
     """Reads torchvision's windows; nothing is shifted along an axis that one window covers."""
     grid, module = call.args[0].shape[1:3], call.module
     window: Sequence[int] = module.window_size  # type: ignore[assignment]
-    sizes = zip(grid, window, module.shift_size, strict=True)  # type: ignore[arg-type]
-    return window_layout(grid, window, [0 if size <= side else by for size, side, by in sizes])
+    shift = list(module.shift_size)  # type: ignore[arg-type]
+    for axis in (0, 1):
+        if grid[axis] <= window[axis]:
+            shift[axis] = 0
+    return window_layout(grid, window, shift)
 
 
 def read_sam(call: CallContext) -> Layout:
@@ -136,26 +133,26 @@ def read_block_windows(call: CallContext) -> Layout:
     """Reads windows of a block that says how large they are, and is given images, channels last or first."""
     block = call.parent("window_size")
     sizes = block.args[0].shape
-    side: Any = block.module.window_size
-    first = type(block.module).__name__ == "SpatialBlock"
-    return window_layout(
-        sizes[2:] if first else sizes[1:3], (side, side) if isinstance(side, int) else side
-    )
+    channels_first = type(block.module).__name__ == "SpatialBlock"
+    window: Any = block.module.window_size
+    if isinstance(window, int):
+        window = (window, window)
+    return window_layout(sizes[2:] if channels_first else sizes[1:3], window)
 
 
 def read_maxvit(call: CallContext) -> Layout:
     """Reads timm's partitions: windows, or grids of as many positions spread over the image."""
     block = call.parent("partition_size")
-    kind, sizes, side = (
-        type(block.module).__name__,
-        block.args[0].shape,
-        block.module.partition_size,
-    )
+    module: Any = block.module
+    kind, sizes, side = type(module).__name__, block.args[0].shape, module.partition_size
     grid = sizes[2:] if kind == "PartitionAttention2d" else sizes[1:3]
-    parallel = kind == "ParallelPartitionAttention"  # it holds both partitions
-    if call.module is block.module.attn_block if parallel else block.module.partition_block:
-        return window_layout(grid, side)  # type: ignore[arg-type]
-    return sparse_layout(grid, side, "the partition of the block that it runs in")  # type: ignore[arg-type]
+    if kind == "ParallelPartitionAttention":  # it holds both partitions
+        windows = call.module is module.attn_block
+    else:
+        windows = module.partition_block
+    if windows:
+        return window_layout(grid, side)
+    return sparse_layout(grid, side, "the partition of the block that it runs in")
 
 
 def read_torchvision_maxvit(call: CallContext) -> Layout:
@@ -164,9 +161,8 @@ def read_torchvision_maxvit(call: CallContext) -> Layout:
     grid, side = block.args[0].shape[2:], int(block.module.p)  # type: ignore[arg-type]
     if block.module.partition_type == "window":
         return window_layout(grid, (side, side))
-    return sparse_layout(
-        grid, [size // side for size in grid], "the partition of the layer that it runs in"
-    )
+    counts = [size // side for size in grid]
+    return sparse_layout(grid, counts, "the partition of the layer that it runs in")
 
 
 def read_nest(call: CallContext) -> Layout:
@@ -179,31 +175,28 @@ def read_nest(call: CallContext) -> Layout:
     return window_layout((rows, cols), (side, side))
 
 
+_READERS = {
+    "timm.models.swin_transformer.WindowAttention": read_timm_swin,
+    "timm.models.swin_transformer_v2.WindowAttention": read_timm_swin,
+    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": read_timm_swin,
+    "timm.models.vision_transformer_sam.Attention": read_sam,
+    "timm.models.twins.LocallyGroupedAttn": read_twins,
+    "timm.models.davit.WindowAttention": read_block_windows,
+    "timm.models.tiny_vit.Attention": read_block_windows,
+    "timm.models.gcvit.WindowAttentionGlobal": read_block_windows,
+    "transformers.models.swin.modeling_swin.SwinAttention": read_transformers_swin,
+    "transformers.models.swinv2.modeling_swinv2.Swinv2SelfAttention": read_transformers_swin,
+    f"{_TORCHVISION_SWIN}.ShiftedWindowAttention": read_torchvision_swin,
+    f"{_TORCHVISION_SWIN}.ShiftedWindowAttentionV2": read_torchvision_swin,
+}
+
+_EITHER = "windows or grid"
+_TORCHVISION = f"{_TORCHVISION_MAXVIT}.RelativePositionalMultiHeadAttention"
+
 WINDOWS: dict[str, AttentionClass] = {
-    "timm.models.swin_transformer.WindowAttention": AttentionClass("windows", read_timm_swin),
-    "timm.models.swin_transformer_v2.WindowAttention": AttentionClass("windows", read_timm_swin),
-    "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": AttentionClass(
-        "windows", read_timm_swin
-    ),
-    "timm.models.vision_transformer_sam.Attention": AttentionClass("windows", read_sam),
-    "timm.models.twins.LocallyGroupedAttn": AttentionClass("windows", read_twins),
-    "timm.models.davit.WindowAttention": AttentionClass("windows", read_block_windows),
-    "timm.models.tiny_vit.Attention": AttentionClass("windows", read_block_windows),
-    "timm.models.gcvit.WindowAttentionGlobal": AttentionClass("windows", read_block_windows),
+    **{kind: AttentionClass("windows", read) for kind, read in _READERS.items()},
     "timm.models.nest.Attention": AttentionClass("windows", read_nest, heads_first=True),
-    "timm.models.maxxvit.AttentionCl": AttentionClass("windows or grid", read_maxvit),
-    "transformers.models.swin.modeling_swin.SwinAttention": AttentionClass(
-        "windows", read_transformers_swin
-    ),
-    "transformers.models.swinv2.modeling_swinv2.Swinv2SelfAttention": AttentionClass(
-        "windows", read_transformers_swin
-    ),
-    f"{_TORCHVISION_SWIN}.ShiftedWindowAttention": AttentionClass("windows", read_torchvision_swin),
-    f"{_TORCHVISION_SWIN}.ShiftedWindowAttentionV2": AttentionClass(
-        "windows", read_torchvision_swin
-    ),
-    f"{_TORCHVISION_MAXVIT}.RelativePositionalMultiHeadAttention": AttentionClass(
-        "windows or grid", read_torchvision_maxvit
-    ),
+    "timm.models.maxxvit.AttentionCl": AttentionClass(_EITHER, read_maxvit),
+    _TORCHVISION: AttentionClass(_EITHER, read_torchvision_maxvit),
 }
 """Classes of attention by full name."""
