@@ -40,7 +40,5 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
         if name not in __all__:
             message = f"module 'convattn.data' has no attribute {name!r}"
             raise AttributeError(message)
-        return getattr(
-            import_module(f"convattn.lab.{'cifar10' if name == 'load_cifar10' else 'augment'}"),
-            name,
-        )
+        home = "cifar10" if name == "load_cifar10" else "augment"
+        return getattr(import_module(f"convattn.lab.{home}"), name)

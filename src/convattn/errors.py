@@ -61,8 +61,10 @@ def must_be(argument: str, expectation: str, value: object, *, because: str = ""
         shown = repr(value)
     except ValueError:  # a number of more digits than Python prints
         shown = f"a number of type {type(value).__name__} that is too long to print"
-    shown = shown if len(shown) <= 300 else f"{shown[:200]}… (of type {type(value).__name__})"
-    return f"{argument} must be {expectation}, but is {shown}" + (f": {because}" if because else "")
+    if len(shown) > 300:
+        shown = f"{shown[:200]}… (of type {type(value).__name__})"
+    reason = f": {because}" if because else ""
+    return f"{argument} must be {expectation}, but is {shown}{reason}"
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
@@ -94,8 +96,9 @@ def without_trace(error: BaseException) -> str:
 
 def lacks_memory(error: BaseException) -> bool:
     """Returns whether an error means that a processor or another device is out of memory."""
-    told = str(error).lower()
-    return isinstance(error, MemoryError) or "allocate memory" in told or "out of memory" in told
+    message = str(error).lower()
+    said = "allocate memory" in message or "out of memory" in message
+    return said or isinstance(error, MemoryError)
 
 
 def install_hint(extra: str) -> str:
@@ -204,12 +207,14 @@ class MissingDependencyError(ConvAttnError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         """Names the package, or several separated by spaces, and the extra that brings them."""
         self.package, self.extra = package, extra
-        names = f"{', '.join(package.split())}, which {'are' if ' ' in package else 'is'}"
-        super().__init__(f"this needs {names} not installed; run: {install_hint(extra)}")
+        names = ", ".join(package.split())
+        verb = "are" if " " in package else "is"
+        super().__init__(
+            f"this needs {names}, which {verb} not installed; run: {install_hint(extra)}"
+        )
 
-    def __reduce__(
-        self,
-    ) -> tuple[type, tuple[str, str]]:  # pickled to cross from one process to another
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Lets the error cross from one process to another."""
         return type(self), (self.package, self.extra)
 
 

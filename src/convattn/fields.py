@@ -17,6 +17,14 @@ from convattn.errors import ArgumentError, must_be
 _NOT_FINITE = ("inf", "-inf", "nan")
 """Numbers that JSON lacks, as records write them."""
 
+_WORDS = {
+    Any: "any value",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+}
+
 
 @dataclass(frozen=True)
 class Range:
@@ -29,16 +37,20 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         """Says whether a number is in the interval."""
-        above = value > self.low if self.without_low else value >= self.low
-        if self.high is None:
-            return above and value < math.inf
-        return above and (value < self.high if self.without_high else value <= self.high)
+        if value == self.low:
+            return not self.without_low
+        if value == self.high:
+            return not self.without_high
+        return self.low < value < (math.inf if self.high is None else self.high)
 
     def __str__(self) -> str:
         """Describes the interval, completing "a number …"."""
         if self.high is None:
-            return f"{'above' if self.without_low else 'of at least'} {self.low}"
-        return f"in {'(' if self.without_low else '['}{self.low}, {self.high}{')' if self.without_high else ']'}"
+            start = "above" if self.without_low else "of at least"
+            return f"{start} {self.low}"
+        left = "(" if self.without_low else "["
+        right = ")" if self.without_high else "]"
+        return f"in {left}{self.low}, {self.high}{right}"
 
 
 class Text(str):
@@ -79,24 +91,25 @@ def read(hint: Any, value: object, key: str = "", *, complete: bool = False) -> 
     kinds = _dataclasses(hint)
     if kinds:
         return _read_table(kinds, value, key, complete=complete)
-    plain, *limits = (
-        typing.get_args(members[0]) if typing.get_origin(members[0]) is Annotated else members[:1]
-    )
+    plain, limits = members[0], ()
+    if typing.get_origin(plain) is Annotated:
+        plain, *limits = typing.get_args(plain)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
-    if origin is tuple and (items := _items(arguments, value)) is not None:
-        return tuple(
-            read(one, item, f"{key}[{at}]", complete=complete)
-            for at, (one, item) in enumerate(items)
-        )
+    items = _items(arguments, value) if origin is tuple else None
+    if items is not None:
+        parts = []
+        for place, (item_hint, item) in enumerate(items):
+            parts.append(read(item_hint, item, f"{key}[{place}]", complete=complete))
+        return tuple(parts)
     if origin is dict and isinstance(value, dict):
-        return {
-            name: read(arguments[1], item, f"{key}.{name}", complete=complete)
-            for name, item in value.items()
-        }
-    found = _scalar(plain, value)
-    if found is None or not all(found in limit for limit in limits):
+        table = {}
+        for name, item in value.items():
+            table[name] = read(arguments[1], item, f"{key}.{name}", complete=complete)
+        return table
+    scalar = _scalar(plain, value)
+    if scalar is None or not all(scalar in limit for limit in limits):
         raise ArgumentError(must_be(key, explain(hint), value))
-    return found
+    return scalar
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -131,42 +144,29 @@ def explain(hint: Any) -> str:
     if origin is tuple:
         number = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
         return f"a list{number}, each item {explain(arguments[0])}"
-    if len(_members(hint)) > 1:
-        return " or ".join(
-            explain(member) for member in _members(hint) if member is not types.NoneType
-        )
-    return {
-        Any: "any value",
-        bool: "true or false",
-        int: "an integer",
-        float: "a number",
-        str: "text",
-    }[hint]
+    members = [member for member in _members(hint) if member is not types.NoneType]
+    if members != [hint]:
+        return " or ".join(map(explain, members))
+    return _WORDS[hint]
 
 
 def hints(kind: type) -> dict[str, Any]:
     """Returns the annotation of each field of a dataclass, with its ranges."""
-    found = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: found[field.name] for field in dataclasses.fields(kind)}
+    annotations = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: annotations[field.name] for field in dataclasses.fields(kind)}
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
     """Returns the alternatives of a union, None last; of another annotation, itself alone."""
-    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return (
-        tuple(sorted(typing.get_args(hint), key=lambda one: one is types.NoneType))
-        if is_union
-        else (hint,)
-    )
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return (hint,)
+    return tuple(sorted(typing.get_args(hint), key=lambda member: member is types.NoneType))
 
 
 def _dataclasses(hint: Any) -> list[type]:
     """Returns the dataclasses that an annotation allows."""
-    return [
-        member
-        for member in _members(hint)
-        if isinstance(member, type) and dataclasses.is_dataclass(member)
-    ]
+    kinds = [member for member in _members(hint) if isinstance(member, type)]
+    return [kind for kind in kinds if dataclasses.is_dataclass(kind)]
 
 
 def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: bool) -> Any:
@@ -176,32 +176,29 @@ def _read_table(kinds: Sequence[type], value: object, key: str, *, complete: boo
     if not isinstance(value, dict):
         raise ArgumentError(must_be(key, "a table", value))
     prefix = f"{key}." if key else ""
-    kind = _chosen(kinds, value.get("kind"), f"{prefix}kind")
+    kind = _kind_named(kinds, value.get("kind"), f"{prefix}kind")
     expected = hints(kind)
     for name in value:
         if name not in expected:
             nearest = difflib.get_close_matches(name, expected, n=1, cutoff=0.5)
-            meant = f": did you mean {nearest[0]!r}?" if nearest else "."
-            raise ArgumentError(
-                f"unknown key {prefix + name!r}{meant} Known: {', '.join(expected)}"
-            )
+            hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+            known = ", ".join(expected)
+            raise ArgumentError(f"unknown key {prefix + name!r}{hint} Known: {known}")
     for field in dataclasses.fields(kind):
-        required = complete or (field.default is field.default_factory is dataclasses.MISSING)
-        if required and field.name not in value:
-            raise ArgumentError(
-                f"{prefix}{field.name} is missing; it must be {explain(expected[field.name])}"
-            )
-    found = {
-        name: read(expected[name], one, prefix + name, complete=complete)
-        for name, one in value.items()
-    }
+        has_default = not (field.default is field.default_factory is dataclasses.MISSING)
+        if field.name not in value and (complete or not has_default):
+            what = explain(expected[field.name])
+            raise ArgumentError(f"{prefix}{field.name} is missing; it must be {what}")
+    fields = {}
+    for name, item in value.items():
+        fields[name] = read(expected[name], item, prefix + name, complete=complete)
     try:
-        return kind(**found)
+        return kind(**fields)
     except ArgumentError as error:
         raise ArgumentError(f"{prefix}{error}") from None
 
 
-def _chosen(kinds: Sequence[type], name: object, key: str) -> type:
+def _kind_named(kinds: Sequence[type], name: object, key: str) -> type:
     """Chooses between dataclasses by the value of their field "kind"."""
     if len(kinds) == 1:
         return kinds[0]
@@ -219,7 +216,9 @@ def _items(item_hints: Sequence[Any], value: object) -> list[tuple[Any, Any]] | 
         return None
     if item_hints[-1] is Ellipsis:
         return [(item_hints[0], item) for item in value]
-    return list(zip(item_hints, value, strict=True)) if len(item_hints) == len(value) else None
+    if len(item_hints) != len(value):
+        return None
+    return list(zip(item_hints, value, strict=True))
 
 
 def _scalar(kind: Any, value: object) -> Any:
@@ -230,11 +229,11 @@ def _scalar(kind: Any, value: object) -> Any:
         return {"true": True, "false": False}.get(value.lower())
     if kind not in (bool, int, float, str) or (isinstance(value, bool) and kind is not bool):
         return None
-    if kind in (int, float) and (
-        isinstance(value, int | Text) or (isinstance(value, str) and value in _NOT_FINITE)
-    ):
+    if kind in (int, float) and (isinstance(value, int | Text) or value in _NOT_FINITE):
         try:
             return kind(value)
         except (OverflowError, ValueError):
             return None
-    return (str(value) if kind is str else value) if isinstance(value, kind) else None
+    if kind is str and isinstance(value, str):
+        value = str(value)  # of a `Text` too
+    return value if isinstance(value, kind) else None

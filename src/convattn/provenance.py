@@ -45,8 +45,9 @@ def describe_instructions() -> str:
         >>> describe_instructions().split()[0] == torch.backends.cpu.get_cpu_capability()
         True
     """
+    instructions = torch.backends.cpu.get_cpu_capability()
     limits = [f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)]
-    return torch.backends.cpu.get_cpu_capability() + (f" ({', '.join(limits)})" if limits else "")
+    return f"{instructions} ({', '.join(limits)})" if limits else instructions
 
 
 def describe_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
@@ -81,9 +82,8 @@ def portable_path(path: Path) -> str:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Returns what a git command prints, or None where it fails."""
     try:
-        done = subprocess.run(
-            ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True
-        )
+        command = ["git", "-C", folder, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip() or None
@@ -131,9 +131,8 @@ class RunRecord(Record):
     seed: int  # Seed of all random numbers
     data: DataRecord  # Which data the run saw
     parameters: int  # Number of trainable parameters
-    results: dict[
-        str, float
-    ]  # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
+    # Final numbers of "test_…", or "validation_…" of held-out images; accuracies in [0, 1]
+    results: dict[str, float]
     seconds: float  # Wall time of training and evaluation
     peak_memory: int  # Of the process (CPU) or of the device (GPU), in bytes
     resumed: int  # How often the run was resumed from a checkpoint
@@ -155,13 +154,14 @@ class RunRecord(Record):
 
     def summary(self) -> str:
         """Returns the accuracy, the data, the time and the command as a few lines of plain text."""
-        scale = "" if self.recipe["scale"] == "paper" else f" at scale {self.recipe['scale']}"
+        scale = ""
+        if self.recipe["scale"] != "paper":
+            scale = f" at scale {self.recipe['scale']}"
         counts = ", ".join(f"{number} {split}" for split, number in self.data.counts.items())
         rows = {f"{self.measured} accuracy": f"{self.accuracy:.2%}"}
         if "views_accuracy" in self.results:
-            rows["with views"] = (
-                f"{self.results['views_accuracy']:.2%} ({self.recipe['training']['test_views']})"
-            )
+            views = self.recipe["training"]["test_views"]
+            rows["with views"] = f"{self.results['views_accuracy']:.2%} ({views})"
         rows |= {
             "parameters": f"{self.parameters:,}",
             "images": f"{self.data.name}: {counts}",

@@ -19,9 +19,7 @@ R = TypeVar("R", bound="Record")
 class Record:
     """A result that can be saved: JSON with the record's kind and schema version."""
 
-    schema_version: ClassVar[int] = (
-        1  # Version of the record's fields; a file of another version is refused
-    )
+    schema_version: ClassVar[int] = 1  # of the fields; a file of another version is refused
 
     def to_json(self) -> str:
         """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""
@@ -43,11 +41,9 @@ class Record:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"not a {cls.__name__}: the text is not JSON ({error})") from None
-        head = (
-            (content.pop("record", None), content.pop("schema_version", None))
-            if isinstance(content, dict)
-            else None
-        )
+        head = None
+        if isinstance(content, dict):
+            head = content.pop("record", None), content.pop("schema_version", None)
         if head != (cls.__name__, cls.schema_version):
             raise CheckpointError(
                 f"not a {cls.__name__} of schema version {cls.schema_version}: found {head}"
@@ -74,7 +70,7 @@ class Record:
 
 def _plain(value: Any) -> Any:
     """Converts a value to JSON types; inf and nan, which JSON lacks, become strings."""
-    if isinstance(value, float) and (not math.isfinite(value)):
+    if isinstance(value, float) and not math.isfinite(value):
         return repr(float(value))
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
