@@ -1,15 +1,22 @@
 """A page of hostile names and odd pictures in a browser: no script of theirs runs, and it says what is wrong."""
 
+import io
+
 import pytest
 import torch
 from PIL import Image
 from playwright.sync_api import expect
-from tests.networks.picture_files import black_png, encoded
 
 from convattn.models import AttentionNet
 from convattn.viewer import Exhibit, build_scene, write_page
 
 SCRIPT = "</script><img src=x onerror='document.title=\"broken\"'><svg onload=document.title='broken'>\"'`{{title}}"
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -58,27 +65,25 @@ def test_names_are_text(opened, address):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content"),
     [
-        ("none.png", b"<svg onload=alert(1)>", "none.png"),
-        ("empty.png", b"", "empty.png"),
-        ("cut.png", encoded(Image.new("RGB", (40, 30), "red"))[:60], "cut.png"),
-        ("large.png", black_png(30_000, 30_000), "large.png"),
+        ("none.png", b"<svg onload=alert(1)>"),
+        ("empty.png", b""),
+        ("cut.png", png()[:60]),
     ],
-    ids=["text", "empty", "cut", "large"],
+    ids=["text", "empty", "cut"],
 )
 def test_a_picture_that_cannot_be_read_is_named_and_the_page_goes_on(
-    opened, address, name, content, said
+    opened, address, name, content
 ):
     page = opened(f"{address}#view=explore")
     expect(page.locator("button.thumb")).to_have_count(2)
     page.locator("input[type=file]").set_input_files(
         [{"name": name, "mimeType": "image/png", "buffer": content}]
     )
-    expect(page.locator(".images [role=status]")).to_contain_text(said)
+    expect(page.locator(".images [role=status]")).to_contain_text(name)
     expect(page.locator(".images [role=status]")).not_to_contain_text("Reading")
-    good = encoded(Image.new("RGB", (40, 30), "red"))
     page.locator("input[type=file]").set_input_files(
-        [{"name": "good.png", "mimeType": "image/png", "buffer": good}]
+        [{"name": "good.png", "mimeType": "image/png", "buffer": png()}]
     )
     expect(page.locator("button.thumb")).to_have_count(3)
