@@ -70,7 +70,7 @@ def test_exhibits_are_shown_side_by_side():
 
 def test_a_page_that_is_too_large_is_refused(monkeypatch):
     exhibit = _exhibit()
-    size = build_scene(exhibit).bytes
+    size = sum(tensor.nbytes for tensor in build_scene(exhibit).tensors.values())
     monkeypatch.setattr(notebook, "LARGEST", size)
     view(exhibit)
     monkeypatch.setattr(notebook, "LARGEST", size - 1)

@@ -384,16 +384,18 @@ def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> di
 
 def _describe_head(head: HeadStatistics) -> dict[str, Any]:
     """Returns the numbers of a head."""
-    described: dict[str, Any] = {
-        "shift": {
-            "value": [_finite(axis.value) for axis in head.shift],
-            "error": [_finite(axis.error) for axis in head.shift],
-        },
-        "hard_shift": {"value": [_finite(step) for step in head.hard_shift], "error": None},
-    }
+    described = {}
     for name in HEAD_NUMBERS:
         estimate = getattr(head, name)
         described[name] = {"value": _finite(estimate.value), "error": _finite(estimate.error)}
+    described["shift"] = {
+        "value": [_finite(axis.value) for axis in head.shift],
+        "error": [_finite(axis.error) for axis in head.shift],
+    }
+    described["hard_shift"] = {
+        "value": [_finite(step) for step in head.hard_shift],
+        "error": None,
+    }
     return described
 
 
@@ -411,9 +413,8 @@ def describe_timeline(
     filled up with nan.
     """
     heads = list(layers.values())
-    if not snapshots or {shot.layer for shot in snapshots} != set(range(len(heads))):
-        return None
-    if any(len(shot.centres) != heads[shot.layer] for shot in snapshots):
+    recorded = {(shot.layer, len(shot.centres)) for shot in snapshots}
+    if not snapshots or recorded != set(enumerate(heads)):
         return None
     times = sorted({(shot.step, shot.epoch) for shot in snapshots})
     sizes = (len(times), len(heads), max(heads))

@@ -82,8 +82,9 @@ class Exhibit:
             images = _stretched(images)
         if images.shape[1] not in (1, 3):
             images = images.mean(1, keepdim=True)
-        pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
-        return pixels.expand(-1, 3, -1, -1).movedim(1, -1).contiguous()
+        levels = (images.clamp(0, 1) * 255).round()
+        pixels = levels.to(torch.uint8).movedim(1, -1)
+        return pixels.expand(-1, -1, -1, 3).contiguous()
 
     def notes(self) -> list[str]:
         """Returns a note for each image: which numbers outside 0 to 1 its picture cuts off; "" if there are none."""
@@ -102,9 +103,9 @@ class Exhibit:
         images = self.images.detach().cpu().double()
         if not self.mean:
             return images
-        mean = torch.tensor(self.mean, dtype=torch.float64)
-        std = torch.tensor(self.std, dtype=torch.float64)
-        return images * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+        mean = images.new_tensor(self.mean).view(-1, 1, 1)
+        std = images.new_tensor(self.std).view(-1, 1, 1)
+        return images * std + mean
 
 
 def _require_images(images: Any) -> None:
@@ -124,7 +125,8 @@ def _as_floats(name: str, values: Any, channels: int) -> tuple[float, ...]:
         numbers = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.tensor(torch.nan)
-    if numbers.shape not in ((0,), (channels,)) or not bool(numbers.isfinite().all()):
+    finite = bool(numbers.isfinite().all())
+    if not finite or numbers.shape not in ((0,), (channels,)):
         raise ArgumentError(
             must_be(name, f"one finite number for each of {channels} channels", values)
         )

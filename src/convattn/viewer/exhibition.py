@@ -35,9 +35,6 @@ from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
 from convattn.wording import some
 
-UNTRAINED, CONVERTED = "untrained", "converted"
-"""Names of the copies of a network."""
-
 _LIMIT, _OWN_LIMIT = 8, 20
 """Default number of a user's images, and of a network's own."""
 
@@ -90,9 +87,9 @@ def gather(
     if readable_layers(loaded.network) or not compare:
         exhibits.append(first)
     for copy in compare:
-        if copy == UNTRAINED:
+        if copy == "untrained":
             exhibits.append(untrained(first, _draw(loaded)))
-        elif copy == CONVERTED:
+        elif copy == "converted":
             exhibits.append(converted(first, kernel_size))
         elif ":" in copy or Path(copy).is_dir():
             other = load(copy)
@@ -102,13 +99,14 @@ def gather(
                     " same data"
                 )
             name = f"{_title(copy)} {len(exhibits) + 1}"
-            beside = _exhibit(copy, other, _open(copy, other, images, limit), name)
-            exhibits.append(_beside(first, beside))
+            same_images = _open(copy, other, images, limit)
+            exhibits.append(_beside(first, _exhibit(copy, other, same_images, name)))
         else:
             expected = "untrained, converted, or a network such as a folder"
             raise ArgumentError(must_be("compare", expected, copy))
     if report is not None:
-        exhibits[0] = replace(exhibits[0], report=_read_report(report, exhibits[0]))
+        measured = _read_report(report, exhibits[0])
+        exhibits[0] = replace(exhibits[0], report=measured)
     return Exhibition(tuple(exhibits), pictures.names, pictures.labels)
 
 
@@ -221,7 +219,7 @@ def untrained(first: Exhibit, drawn: nn.Module) -> Exhibit:
     return replace(
         first,
         network=drawn,
-        name=UNTRAINED,
+        name="untrained",
         title=f"{first.title}, untrained",
         note="The same network before any training: weights drawn with seed 0, rounded to 16 bits.",
         heads=(),
@@ -248,14 +246,14 @@ def converted(first: Exhibit, kernel_size: int | None = None) -> Exhibit:
     with torch.no_grad():
         before, after = network(images), attention(images)
     if isinstance(before, Tensor) and before.ndim == 2:
-        same = int((before.argmax(1) == after.argmax(1)).sum())
-        notes.append(f"{same} of {len(images)} images get the same class.")
+        same = before.argmax(1) == after.argmax(1)
+        notes.append(f"{int(same.sum())} of {len(images)} images get the same class.")
     if first.note:
         notes.append(first.note)
     return replace(
         first,
         network=attention,
-        name=CONVERTED,
+        name="converted",
         title=f"{first.title}, converted",
         note=" ".join(notes),
         heads=(),

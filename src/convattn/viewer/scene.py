@@ -103,11 +103,6 @@ class Scene:
             raise CheckpointError(f"{path} is damaged: its content is not what was saved")
         return cls(header, tensors)
 
-    @property
-    def bytes(self) -> int:
-        """Size of the tensors in bytes."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Returns the SHA-256 of a header and of every tensor, whatever their order in the file."""

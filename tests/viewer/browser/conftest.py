@@ -34,50 +34,41 @@ NEAR = {"127.0.0.1", "localhost", "[::1]", "::1"}
 @pytest.fixture(scope="session")
 def browser():
     """A browser that a user would have; if there is none that starts, its tests are left out, but for CI."""
-    found = subprocess.run(
-        [ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=_environment()
+    environment = {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
+    search = subprocess.run(
+        [ROOT / "scripts/browser"], capture_output=True, text=True, check=False, env=environment
     )
-    if found.returncode:
-        do_without(found.stderr.strip())
+    if search.returncode:
+        do_without(search.stderr.strip())
+    path = search.stdout.strip()
     with sync_playwright() as playwright:
         try:
-            browser = playwright.chromium.launch(executable_path=found.stdout.strip(), args=FLAGS)
+            browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         except Error as error:
-            do_without(f"{found.stdout.strip()} does not start: {error}")
+            do_without(f"{path} does not start: {error}")
         yield browser
         browser.close()
 
 
-def _environment():
-    return {**os.environ, "VENV": str(Path(sys.executable).parents[1])}
+class Note(NamedTuple):
+    """A request that would have left this machine, or an error in a console."""
 
-
-class Request(NamedTuple):
-    """A request that would have left this machine."""
-
-    url: str
-    frame: str  # Address of the frame that made it
-
-
-class Complaint(NamedTuple):
-    """An error in a console."""
-
-    text: str
-    frame: str  # Where the script is that it comes from
+    text: str  # Address, or message
+    frame: str  # Address of the frame that made the request, or of the script that the error comes from
 
 
 class Watched:
     """What happened in a page that must not happen."""
 
     def __init__(self):
-        self.outside: list[Request] = []
-        self.errors: list[Complaint] = []
+        self.outside: list[Note] = []
+        self.errors: list[Note] = []
 
     def watch(self, context):
         """Stops and notes requests that would leave this machine."""
 
         def stop(route):
-            self.outside.append(Request(route.request.url, route.request.frame.url))
+            self.outside.append(Note(route.request.url, route.request.frame.url))
             route.abort()
 
         context.route(is_outside, stop)
@@ -87,12 +78,10 @@ class Watched:
 
         def note(message):
             if message.type == "error":
-                self.errors.append(Complaint(message.text, message.location["url"]))
+                self.errors.append(Note(message.text, message.location["url"]))
 
         page.on("console", note)
-        page.on(
-            "pageerror", lambda error: self.errors.append(Complaint(f"{error}\n{error.stack}", ""))
-        )
+        page.on("pageerror", lambda error: self.errors.append(Note(f"{error}\n{error.stack}", "")))
 
 
 def is_outside(url):
@@ -145,14 +134,10 @@ def exhibits():
 
 
 class Shown(NamedTuple):
-    """What the pages show."""
+    """What the page shows."""
 
     exhibits: list
     scene: Scene
-
-    @property
-    def header(self):
-        return self.scene.header
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def cell(layer, query):
 
 def own_weights(shown, layer, head, query):
     """Returns the weights of a layer of the first network at a pixel, and how far float32 may be from them."""
-    described = shown.header["networks"][0]["layers"][layer]
+    described = shown.scene.header["networks"][0]["layers"][layer]
     row, col = cell(described, query)
     module = shown.exhibits[0].network.get_submodule(described["name"])
     with torch.no_grad():
@@ -72,7 +72,7 @@ def read_weights(shown, image, layer, head, query):
         exhibit.images[image : image + 1],
         lambda call: found.append(call.weights[0, 0].double()),
     )
-    row, col = cell(shown.header["networks"][1]["layers"][layer], query)
+    row, col = cell(shown.scene.header["networks"][1]["layers"][layer], query)
     line = found[layer][head, 1 + 8 * row + col]
     return line[1:].view(8, 8), float(line.max()) / 510 + torch.finfo(torch.float32).eps
 

@@ -1,4 +1,4 @@
-"""The Explore view in a browser, what is seen, pressed and saved."""
+"""The Explore view in a browser: what is seen, pressed and saved."""
 
 import html
 import io
@@ -21,17 +21,25 @@ from convattn.viewer.notebook import NotebookPage
 from convattn.viewer.page import page_html
 
 
-def test_every_head_is_a_map_and_its_numbers_are_the_librarys(opened, address, shown):
+@pytest.fixture
+def own_picture(tmp_path):
+    """A picture that a reader adds to the page."""
+    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
+    return tmp_path / "own.png"
+
+
+def add_picture(page, file):
+    page.locator('input[type="file"]').set_input_files(file)
+
+
+def test_every_head_is_a_map_and_its_numbers_are_the_librarys_wherever_one_looks(
+    opened, address, shown
+):
     page = opened(f"{address}#view=explore")
-    expect(page.locator("button.map").first).to_be_visible()
     expect(page.get_by_role("heading", name="All heads 6 layers")).to_be_visible()
     for layer, head in ((0, 0), (2, 4), (5, 8)):
         choose(page, layer, head)
         expect_map(page, *own_weights(shown, layer, head, query_of(page)))
-
-
-def test_the_mouse_moves_the_query(opened, address, shown):
-    page = opened(f"{address}#view=explore")
     picture = page.get_by_test_id("picture")
     picture.click(position={"x": 20, "y": 40})
     first = query_of(page)
@@ -58,44 +66,43 @@ def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
     page.keyboard.press("Home")
     assert max(query_of(page)) <= 1
     page.locator('button.map[data-layer="0"][data-head="0"]').focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
     chosen = page.locator('button.map[aria-pressed="true"]')
     expect(chosen).to_have_attribute("data-layer", "1")
     expect(chosen).to_have_attribute("data-head", "1")
     expect_map(page, *own_weights(shown, 1, 1, query_of(page)))
 
 
-@pytest.mark.parametrize(
-    "key", ["Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"]
-)
-def test_keys_of_the_browser_are_left_to_it(opened, address, key):
+def test_keys_of_the_browser_are_left_to_it(opened, address):
     """Alt and an arrow go back."""
     page = opened(f"{address}#view=explore")
     page.evaluate(
         "addEventListener('keydown', (event) => { left = !event.defaultPrevented; event.preventDefault(); })"
     )
-    for place in (
-        page.get_by_test_id("picture"),
-        page.get_by_test_id("handle"),
-        page.locator("button.map").first,
-    ):
-        before = query_of(page), page.get_by_test_id("sentence").text_content()
-        place.press(key)
-        assert page.evaluate("left")
-        assert (query_of(page), page.get_by_test_id("sentence").text_content()) == before
+    picture, handle = page.get_by_test_id("picture"), page.get_by_test_id("handle")
+    sentence = page.get_by_test_id("sentence")
+    for place in (picture, handle, page.locator("button.map").first):
+        before = query_of(page), sentence.text_content()
+        for key in ("Alt+ArrowLeft", "Control+ArrowUp", "Control+Home", "Meta+ArrowLeft"):
+            place.press(key)
+            assert page.evaluate("left")
+            assert (query_of(page), sentence.text_content()) == before
+    before = query_of(page)
+    for key in ("Home", "PageDown"):
+        handle.press(key)
+        assert query_of(page) == before, "a key on the handle leaves the query"
 
 
 def test_the_small_images_are_one_tab_stop(opened, address, shown):
     page = opened(f"{address}#view=explore")
     strip, thumbs = page.get_by_role("toolbar", name="Image"), page.locator("button.thumb")
     expect(thumbs).to_have_count(2)
-    names = [image["name"] for image in shown.header["images"]]
-    for at, key in enumerate(["Home", "ArrowRight", "ArrowRight"]):
+    first, second = [image["name"] for image in shown.scene.header["images"]]
+    for name, key in ((first, "Home"), (second, "ArrowRight"), (second, "ArrowRight")):
         page.locator('button.thumb[tabindex="0"]').focus()
         page.keyboard.press(key)
-        chosen = strip.get_by_role("button", name=names[min(at, 1)], exact=True)
+        chosen = strip.get_by_role("button", name=name, exact=True)
         expect(chosen).to_be_focused()
         expect(chosen).to_have_attribute("aria-pressed", "true")
         expect(page.locator('button.thumb[tabindex="0"]')).to_have_count(1)
@@ -113,115 +120,49 @@ def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown
     expect_map(page, *read_weights(shown, image, 1, 2, (9, 22)))
 
 
-def test_the_address_brings_the_view_back(opened, address):
-    page = opened(f"{address}#view=explore")
-    choose(page, 3, 2)
-    page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
-    expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))
-    before, where = map_of(page), query_of(page)
-    again = opened(page.url)
-    assert query_of(again) == where
-    expect_map(again, before, 0.0)
-
-
-def test_the_map_is_saved_as_a_picture(opened, address):
-    page = opened(f"{address}#view=explore")
+def test_the_view_is_taken_along(opened, address):
+    page = opened(f"{address}#view=explore", permissions=["clipboard-read", "clipboard-write"])
     drawn = Image.open(io.BytesIO(download(page, "Save map as PNG")))
     assert (drawn.width, drawn.height) == (620, 620)
     assert len(drawn.getcolors(2**16)) > 2
+    choose(page, 3, 2)
+    page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
+    expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))
+    before, query = map_of(page), query_of(page)
+    again = opened(page.url)
+    assert query_of(again) == query
+    expect_map(again, before, 0.0)
+    link, status = page.get_by_role("button", name="Copy link"), page.locator(".save-status")
+    link.click()
+    expect(status).to_have_text("The link to this view is on the clipboard.")
+    handle, put_back = page.get_by_test_id("handle"), page.get_by_role("button", name="Put heads")
+    handle.press("ArrowRight")
+    expect(put_back).to_be_visible()  # it moves what is below it
+    link.click()
+    expect(status).to_have_text(
+        "The link to this view is on the clipboard, without own images and moved heads."
+    )
+    put_back.press("Enter")
+    expect(handle).to_be_focused()
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    link.click()
+    expect(status).to_contain_text("take the link from the address bar")
+
+
+PAPER = "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')"
+WEAKEST = "[...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].join()"
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_theme_is_the_systems(opened, address, dark):
     page = opened(f"{address}#view=explore", dark=dark)
-    paper, ramp = (
-        "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')",
-        page.locator(".ramp"),
-    )
-    weak = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 1, 1).data]"
+    ramp = page.locator(".ramp").first
     for night in (dark, not dark):
         page.emulate_media(color_scheme="dark" if night else "light")
-        assert page.evaluate(paper).strip() == ("#141619" if night else "#ffffff")
-        colour = (
-            "18,22,38,255" if night else "250,250,240,255"
-        )  # it is drawn again in the next frame
-        page.wait_for_function(
-            f"canvas => ({weak})(canvas).join() === '{colour}'", arg=ramp.first.element_handle()
-        )
-
-
-def test_it_fits_a_phone(opened, address):
-    page = opened(f"{address}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
-    expect(page.locator("button.map").first).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.evaluate(
-        "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
-    )
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360, (
-        "three networks side by side"
-    )
-    page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
-    choose(page, 4, 7)
-
-
-def test_an_own_image_is_taken(opened, address, tmp_path):
-    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{address}#network=1&compare=")
-    thumbs = page.locator("button.thumb")
-    expect(thumbs).to_have_count(2)
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(thumbs).to_have_count(3)
-    expect(thumbs.last).to_have_attribute("aria-pressed", "true")
-    expect(thumbs.last.locator("img")).to_have_css("object-fit", "contain")
-
-
-def test_the_class_scores_are_of_an_own_image_after_a_head_was_moved(opened, address, tmp_path):
-    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{address}#view=explore")
-    page.get_by_test_id("handle").press("ArrowRight")
-    expect(page.locator(".classes")).to_contain_text("With the heads as they are now")
-    before = page.locator(".class-list").text_content()
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(page.locator("button.thumb")).to_have_count(3)
-    expect(page.locator(".class-list")).not_to_have_text(before)
-
-
-def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, address, tmp_path):
-    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{address}#compare=1&head=5")
-    beside = page.locator(".compare-numbers").last
-    expect(beside).to_have_text("It has no such head.")
-    choose(page, 0, 2)
-    expect(beside).to_contain_text("hard share")
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(beside).to_have_text("It has no map of this query and image.")
-
-
-def test_no_picture_is_saved_where_there_is_no_map(opened, address, tmp_path):
-    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{address}#network=1&compare=")
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(page.get_by_role("alert")).to_be_visible()
-    page.get_by_role("button", name="Save map as PNG").click()
-    expect(page.locator(".save-status")).to_have_text("There is no map to save.")
-
-
-def test_the_name_of_a_small_map_does_not_outlive_the_map(opened, address, tmp_path):
-    Image.effect_noise((90, 70), 90).convert("RGB").save(tmp_path / "own.png")
-    page = opened(f"{address}#network=1&compare=")
-    small = page.locator("button.map").first
-    expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(small).to_have_attribute(
-        "aria-label", "Head 1 of layer 1 has no map of this query and image"
-    )
-
-
-def test_a_file_that_is_no_picture_is_told(opened, address, tmp_path):
-    (tmp_path / "own.png").write_bytes(b"nothing")
-    page = opened(f"{address}#view=explore")
-    page.locator('input[type="file"]').set_input_files(tmp_path / "own.png")
-    expect(page.get_by_text("no picture")).to_be_visible()
+        assert page.evaluate(PAPER).strip() == ("#141619" if night else "#ffffff")
+        colour = "18,22,38,255" if night else "250,250,240,255"
+        # it is drawn again in the next frame
+        page.wait_for_function(f"canvas => {WEAKEST} === '{colour}'", arg=ramp.element_handle())
 
 
 @pytest.mark.parametrize("network", [0, 1])
@@ -232,62 +173,70 @@ def test_it_fits_the_narrowest_window(opened, address, network):
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-def test_putting_heads_back_keeps_the_keyboards_place(opened, address):
-    page = opened(f"{address}#view=explore")
-    handle = page.get_by_test_id("handle")
-    handle.press("ArrowRight")
-    page.get_by_role("button", name="Put heads back").press("Enter")
-    expect(handle).to_be_focused()
-
-
-@pytest.mark.parametrize("key", ["Home", "PageDown"])
-def test_a_key_on_the_handle_leaves_the_query(opened, address, key):
-    page = opened(f"{address}#view=explore")
-    before = query_of(page)
-    page.get_by_test_id("handle").press(key)
-    assert query_of(page) == before
-
-
-def test_a_link_says_what_it_leaves_out(opened, address):
-    page = opened(f"{address}#view=explore", permissions=["clipboard-read", "clipboard-write"])
-    link, said = page.get_by_role("button", name="Copy link"), page.locator(".save-status")
-    link.click()
-    expect(said).to_have_text("The link to this view is on the clipboard.")
-    page.get_by_test_id("handle").press("ArrowRight")
-    expect(
-        page.get_by_role("button", name="Put heads back")
-    ).to_be_visible()  # it moves what is below it
-    link.click()
-    expect(said).to_have_text(
-        "The link to this view is on the clipboard, without own images and moved heads."
+def test_it_fits_a_phone(opened, address):
+    page = opened(f"{address}#view=explore", width=360, height=740, has_touch=True, is_mobile=True)
+    expect(page.locator("button.map").first).to_be_visible()
+    page.evaluate(
+        "columns = document.querySelector('.compare-columns'); columns.append(columns.lastChild.cloneNode(true))"
     )
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 360, "three networks side by side"
+    page.get_by_test_id("picture").tap(position={"x": 50, "y": 60})
+    choose(page, 4, 7)
 
 
-def test_a_page_that_may_not_copy_says_where_the_link_is(opened, address):
-    """As one that is served to another machine, without encryption."""
+def test_an_own_image_is_run(opened, address, own_picture):
     page = opened(f"{address}#view=explore")
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.get_by_role("button", name="Copy link").click()
-    expect(page.locator(".save-status")).to_contain_text("take the link from the address bar")
+    page.get_by_test_id("handle").press("ArrowRight")
+    expect(page.locator(".classes")).to_contain_text("With the heads as they are now")
+    before = page.locator(".class-list").text_content()
+    add_picture(page, own_picture)
+    thumbs = page.locator("button.thumb")
+    expect(thumbs).to_have_count(3)
+    expect(thumbs.last).to_have_attribute("aria-pressed", "true")
+    expect(thumbs.last.locator("img")).to_have_css("object-fit", "contain")
+    expect(page.locator(".class-list")).not_to_have_text(before)
+    own_picture.write_bytes(b"nothing")
+    add_picture(page, own_picture)
+    expect(page.get_by_text("no picture")).to_be_visible()
 
 
-def test_links_of_the_page_open_from_a_notebook(opened, shown, tmp_path):
-    notebook = NotebookPage("A page", page_html(shown.scene))
-    (tmp_path / "note.html").write_text(notebook._repr_html_())
-    page = opened((tmp_path / "note.html").as_uri())
-    frame = page.frame_locator("iframe")
+def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, address, own_picture):
+    page = opened(f"{address}#compare=1&head=5")
+    beside = page.locator(".compare-numbers").last
+    expect(beside).to_have_text("It has no such head.")
+    choose(page, 0, 2)
+    expect(beside).to_contain_text("hard share")
+    add_picture(page, own_picture)
+    expect(beside).to_have_text("It has no map of this query and image.")
+
+
+def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_picture):
+    page = opened(f"{address}#network=1&compare=")
+    small = page.locator("button.map").first
+    expect(small).to_have_attribute("aria-label", re.compile("Head 1 of layer 1 looks"))
+    add_picture(page, own_picture)
+    expect(page.get_by_role("alert")).to_be_visible()
+    none = "Head 1 of layer 1 has no map of this query and image"
+    expect(small).to_have_attribute("aria-label", none)
+    page.get_by_role("button", name="Save map as PNG").click()
+    expect(page.locator(".save-status")).to_have_text("There is no map to save.")
+
+
+def test_a_page_within_a_frame_has_no_link_and_opens_those_of_others(opened, shown, tmp_path):
+    text = html.escape(page_html(shown.scene))
+    notebook = NotebookPage("A page", page_html(shown.scene))._repr_html_()
+    frames = {"frame": f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>'}
+    frames["notebook"] = notebook
+    for name, content in frames.items():
+        file = tmp_path / f"{name}.html"
+        file.write_text(content)
+        page = opened(file.as_uri())
+        frame = page.frame_locator("iframe")
+        expect(frame.get_by_role("button", name="Save map as PNG")).to_be_visible()
+        expect(frame.get_by_role("button", name="Copy link")).to_have_count(0)
     frame.get_by_role("tab", name="Learn").click()
     link = frame.get_by_role("link", name="Paper, theorem 1")
     link.evaluate("link => { link.href = 'about:blank'; }")  # or a request would leave this machine
     with page.expect_popup():
         link.click()
-
-
-def test_a_page_within_a_frame_has_no_link(opened, shown, tmp_path):
-    text = html.escape(page_html(shown.scene))
-    (tmp_path / "frame.html").write_text(
-        f'<iframe width="1000" height="700" srcdoc="{text}"></iframe>'
-    )
-    frame = opened((tmp_path / "frame.html").as_uri()).frame_locator("iframe")
-    expect(frame.get_by_role("button", name="Save map as PNG")).to_be_visible()
-    expect(frame.get_by_role("button", name="Copy link")).to_have_count(0)

@@ -41,17 +41,8 @@ class Links(HTMLParser):
 def site(tmp_path_factory):
     """The folder of the site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-b",
-        "html",
-        "-nW",
-        "--keep-going",
-        "docs",
-        str(folder),
-    ]
+    words = ["-m", "sphinx", "-b", "html", "-nW", "--keep-going", "docs", str(folder)]
+    command = [sys.executable, *words]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return folder
@@ -85,12 +76,8 @@ def test_inner_links_resolve(site):
 
 def test_every_page_has_an_icon(site):
     """Without one a browser asks the server for /favicon.ico, which is not there."""
-    bare = [
-        page
-        for page in site.rglob("*.html")
-        if not re.search(r'rel="(shortcut )?icon"', page.read_text())
-    ]
-    assert bare == []
+    for page in site.rglob("*.html"):
+        assert re.search(r'rel="(shortcut )?icon"', page.read_text()), page
 
 
 def test_a_lost_link_is_found(tmp_path):

@@ -2,15 +2,22 @@
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 EXACT = "0, exactly"
 
 
-def open_step(opened, page, number):
-    found = opened(f"{page}#view=learn&step={number - 1}")
-    expect(found.locator(f'[data-step="{number}"]')).to_be_visible()
-    return found
+@pytest.fixture
+def step(opened, address):
+    """Opens a step of the tour."""
+
+    def open_step(number):
+        page = opened(f"{address}#view=learn&step={number - 1}")
+        expect(page.locator(f'[data-step="{number}"]')).to_be_visible()
+        return page
+
+    return open_step
 
 
 def number(page, name):
@@ -18,13 +25,16 @@ def number(page, name):
 
 
 def choose(page, group, word):
-    page.get_by_role("group", name=group, exact=True).get_by_label(word, exact=True).check(
-        force=True
-    )
+    choices = page.get_by_role("group", name=group, exact=True)
+    choices.get_by_label(word, exact=True).check(force=True)
 
 
-def test_a_head_is_dragged_and_put_back(opened, address):
-    page = open_step(opened, address, 1)
+def slide(page, name, value):
+    page.get_by_role("slider", name=name).fill(value)
+
+
+def test_a_head_is_moved_by_mouse_and_keys_and_put_back(step):
+    page = step(1)
     difference = number(page, "Largest difference")
     expect(difference).to_have_text(EXACT)
     box = page.locator(".learn-touch svg").bounding_box()
@@ -41,82 +51,66 @@ def test_a_head_is_dragged_and_put_back(opened, address):
     expect(difference).not_to_have_text(EXACT)
     page.get_by_role("button", name="Put the heads back").click()
     expect(difference).to_have_text(EXACT)
-
-
-def test_a_head_is_moved_by_keys(opened, address):
-    page = open_step(opened, address, 1)
     page.get_by_role("button", name="Head 1:").focus()
     page.keyboard.press("ArrowUp")
     expect(page.get_by_role("button", name="Head 1: offset (−2, −1)")).to_be_visible()
-    expect(number(page, "Largest difference")).not_to_have_text(EXACT)
+    expect(difference).not_to_have_text(EXACT)
     page.keyboard.press("ArrowDown")
-    expect(number(page, "Largest difference")).to_have_text(EXACT)
+    expect(difference).to_have_text(EXACT)
 
 
-def test_sharp_heads_leave_rounding_only(opened, address):
-    page = open_step(opened, address, 2)
-    page.get_by_role("slider", name="Sharpness").fill("2")
-    expect(number(page, "Largest error")).to_have_text(EXACT)
-    expect(page.locator(".learn-line.learn-first").first).to_be_attached()
-
-
-def test_a_centre_outside_the_picture_has_no_weight(opened, address):
-    page = open_step(opened, address, 2)
+def test_sharp_heads_leave_rounding_only_and_centres_outside_have_no_weight(step):
+    page = step(2)
     weight = number(page, "Weight on the centre")
     expect(weight).to_contain_text("%")
     page.locator(".learn-strip .learn-frame").first.click(position={"x": 1, "y": 1})
     expect(weight).to_have_text("outside")
+    slide(page, "Sharpness", "2")
+    expect(number(page, "Largest error")).to_have_text(EXACT)
+    expect(page.locator(".learn-line.learn-first").first).to_be_attached()
 
 
-def test_a_border_is_matched(opened, address):
-    page = open_step(opened, address, 3)
+def test_a_border_is_matched(step):
+    page = step(3)
     border = number(page, "Largest difference at the border")
     expect(border).not_to_have_text(EXACT)
     choose(page, "Beyond the border, the attention sees", "zeros")
     expect(border).to_have_text(EXACT)
 
 
-def test_every_tap_needs_its_head(opened, address):
-    page = open_step(opened, address, 4)
+def test_every_tap_needs_its_head(step):
+    page = step(4)
+    pressed = page.locator('.learn-board button[aria-pressed="true"]')
+    for left in (4, 3, 2, 1, 0):
+        pressed.first.click()
+        expect(pressed).to_have_count(left)  # the board follows in the next frame
+    expect(page.locator(".learn-slider output")).to_have_text("0 of 9")
     choose(page, "Size of the kernel", "2 × 2")
-    page.get_by_role("slider", name="Number of heads").fill("4")
+    slide(page, "Number of heads", "4")
     expect(number(page, "Error on this picture")).to_have_text(EXACT)
     page.get_by_role("button", name="Head for the tap at row 0, column 0").click()
     expect(number(page, "Worst error")).to_have_text("0.31")
     expect(number(page, "Best with as many heads")).to_have_text("0.07")
 
 
-def test_without_a_head_their_number_is_zero(opened, address):
-    page = open_step(opened, address, 4)
-    pressed = page.locator('.learn-board button[aria-pressed="true"]')
-    for left in (4, 3, 2, 1, 0):
-        pressed.first.click()
-        expect(pressed).to_have_count(left)  # the board follows in the next frame
-    expect(page.locator(".learn-slider output")).to_have_text("0 of 9")
-
-
-def test_waves_remove_the_copies(opened, address):
-    page = open_step(opened, address, 5)
-    sinusoidal = page.locator("figcaption", has_text="Sinusoidal")
+def test_waves_remove_copies_and_wide_tables_have_more_parameters(step):
+    page = step(5)
+    captions = page.locator("figcaption")
+    sinusoidal = captions.filter(has_text="Sinusoidal")
     expect(sinusoidal).not_to_contain_text("match 100 %")
-    page.get_by_role("slider", name="Waves").fill("2")
+    slide(page, "Waves", "2")
     expect(sinusoidal).to_contain_text("match 100 %")
-
-
-def test_wide_tables_have_more_parameters(opened, address):
-    page = open_step(opened, address, 5)
-    tables = page.locator("figcaption", has_text="Learned, one table per axis")
+    tables = captions.filter(has_text="Learned, one table per axis")
     expect(tables).to_contain_text("32,000 parameters")
-    page.get_by_role("slider", name="Width of the tables").fill("64")
+    slide(page, "Width of the tables", "64")
     expect(tables).to_contain_text("5,120 parameters")
-    expect(page.locator("figcaption", has_text="Learned table")).to_contain_text("8,649 parameters")
+    expect(captions.filter(has_text="Learned table")).to_contain_text("8,649 parameters")
 
 
-def test_costs_are_shown_as_they_were_recorded(opened, address):
-    page = open_step(opened, address, 6)
+def test_costs_are_shown_as_they_were_recorded(step):
+    page = step(6)
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
-    other = page.locator(".segments label").last
-    other.click()
+    page.locator(".segments label").last.click()
     expect(page.locator(".learn-table caption")).not_to_have_text("ms per image, medians")
 
 
