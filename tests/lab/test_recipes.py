@@ -115,12 +115,12 @@ def test_recipe_at_a_scale_is_not_scaled_again(tmp_path):
         ("scales = 3", "scales must be a table, but is 3"),
         (
             "[scales.tny.data]\nflip = true",
-            "the key in scales must be 'medium', 'small' or 'tiny', but is 'tny'",
+            "unknown key 'scales.tny': did you mean 'tiny'",
         ),
-        ("[scales]\ntiny = 3", r"scales\.tiny must be tables of sections, but is 3"),
+        ("[scales]\ntiny = 3", r"scales\.tiny must be a table, but is 3"),
         (
             "[scales.tiny]\nseed = 3",
-            r"scales\.tiny must be tables of sections, but is \{'seed': 3\}",
+            r"scales\.tiny\.seed must be a table, but is 3",
         ),
     ],
 )

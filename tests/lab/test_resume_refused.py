@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -174,7 +173,7 @@ with sole_use(Path("run")):
         text=True,
     ) as other:
         assert other.stdout.readline() == "ready\n"
-        with pytest.raises(CheckpointError, match=rf"run is in use by process {other.pid} on "):
+        with pytest.raises(CheckpointError, match="run is in use by another process"):
             resume(tmp_path / "run")
         other.kill()
         other.wait()
@@ -190,9 +189,7 @@ def test_a_run_keeps_its_folder_to_itself(monkeypatch, tmp_path):
 
     def look(trainer, *batch):
         if not seen:
-            with pytest.raises(
-                CheckpointError, match=rf"is in use by process {os.getpid()} on "
-            ) as caught:
+            with pytest.raises(CheckpointError, match="is in use by another process") as caught:
                 resume(tmp_path / "run")
             seen.append(caught)
         return honest(trainer, *batch)

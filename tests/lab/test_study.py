@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tests.lab.study_fake import FakeTrain
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, RecipeError
+from convattn.errors import ArgumentError, CheckpointError, DataError
 from convattn.files import sole_use
 from convattn.lab import study
 from convattn.lab import study_engines as engines
@@ -52,7 +52,7 @@ def test_every_recipe_runs_with_every_seed_and_is_summarised(tmp_path):
     assert [group.label for group in record.groups] == labels
     assert len(weights(tmp_path)) == len(set(weights(tmp_path).values())) == 6
     for group in record.groups:
-        found = [each.results["test_accuracy"] for each in record.runs if each.label == group.label]
+        found = [each.accuracy for each in record.runs if each.label == group.label]
         assert (group.accuracy.n, group.accuracy.minimum, group.accuracy.maximum) == (
             3,
             min(found),
@@ -91,10 +91,10 @@ def test_finished_runs_are_kept_and_the_record_stays_the_same(tmp_path):
 def test_folder_of_another_recipe_is_an_error_that_names_the_difference(tmp_path):
     run(tmp_path)
     expected = r"digits-quadratic-0 holds a run of another recipe: training\.epochs is 45, not 3$"
-    with pytest.raises(RecipeError, match=expected):
+    with pytest.raises(CheckpointError, match=expected):
         run(tmp_path, overrides={"training.epochs": "3"})
     (tmp_path / f"{RECIPE}-0" / "record.json").unlink()
-    with pytest.raises(RecipeError, match=expected):
+    with pytest.raises(CheckpointError, match=expected):
         run(tmp_path, overrides={"training.epochs": "3"})
 
 
@@ -102,7 +102,7 @@ def test_folder_that_is_no_run_is_an_error(tmp_path):
     place = tmp_path / f"{RECIPE}-0"
     place.mkdir()
     (place / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match=r"holds no run: recipe\.toml cannot be read"):
+    with pytest.raises(CheckpointError, match=r"holds no run to resume: it has no recipe\.toml"):
         run(tmp_path)
     assert (place / "thesis.txt").read_text() == "years of work"
     (tmp_path / f"{RECIPE}-7").write_text("")
@@ -218,7 +218,7 @@ def test_other_threads_are_warned_of(tmp_path):
 
 
 def test_two_studies_in_one_folder_are_refused(tmp_path):
-    with sole_use(tmp_path), pytest.raises(CheckpointError, match="is in use by process"):
+    with sole_use(tmp_path), pytest.raises(CheckpointError, match="is in use by another process"):
         run(tmp_path)
 
 

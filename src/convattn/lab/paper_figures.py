@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from einops import rearrange, reduce
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, CheckpointError, DataError, optional_module
@@ -21,7 +21,6 @@ from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
 from convattn.lab.runs import Run, RunGroup, read_metrics
 from convattn.lab.tables import write_parquet
-from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 from convattn.networks import load_network
 from convattn.networks.datasets import ImageDataset, normalise
@@ -33,14 +32,10 @@ _SEED = 0
 class Material:
     """Runs of one scale, and the images that they were trained on."""
 
-    groups: Mapping[
-        str, Sequence[RunGroup]
-    ]  # by recipe, the best group first; recipes without runs are left out
+    groups: Mapping[str, Sequence[RunGroup]]  # By recipe, the best group first; none is empty
     scale: str
-    folder: Path | None = (
-        None  # folder with the files of CIFAR-10, in place of the one that a run's recipe names
-    )
-    _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # each data set is loaded once
+    folder: Path | None = None  # Folder with the files of CIFAR-10, in place of the run's own
+    _loaded: dict[str, ImageDataset] = field(default_factory=dict)  # By the recipe's words on data
 
     def run_of(self, recipe: str) -> Run:
         """Returns the run that figures of a recipe show: the one with the lowest seed."""
@@ -48,24 +43,26 @@ class Material:
 
     def title(self, name: str, what: str, recipe: str) -> str:
         """Returns the title of a figure of one run."""
-        run = self.run_of(recipe)
+        run, seeds = self.run_of(recipe), len(self.groups[recipe][0].runs)
         changed = ", settings changed" if run.changes else ""
-        seed = f"seed {run.record.seed}, one of n = {len(self.groups[recipe][0].runs)}"
-        return f"{figure_name(name)}: {what}\n{recipe}, scale {self.scale}{changed}, {seed}"
+        source = (
+            f"{recipe}, scale {self.scale}{changed}, seed {run.record.seed}, one of n = {seeds}"
+        )
+        return f"{figure_name(name)}: {what}\n{source}"
 
     def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
-        """Loads the network of a recipe's first run, with the rows and columns of its feature maps.
+        """Loads the network of a recipe's first run, with the rows and columns of its images.
 
         A network without attention on images of a known size raises CheckpointError.
         """
         run = self.run_of(recipe)
-        network = load_network(run.folder)
-        if not isinstance(network, AttentionNet) or run.image_size is None:
+        network, size = load_network(run.folder), run.image_size
+        if not isinstance(network, AttentionNet) or size is None:
             kind = f"a {type(network).__name__} on {run.record.data.name}"
             raise CheckpointError(
                 f"{run.folder} must hold an AttentionNet on images of a known size, but holds {kind}"
             )
-        return network, run.image_size // network.patch
+        return network, size
 
     def images(self, recipe: str) -> tuple[ImageDataset, list[str]]:
         """Loads the data set of a recipe's first run; a note says if its files are not those that the run has seen."""
@@ -74,20 +71,10 @@ class Material:
         if key not in self._loaded:
             folder = None if self.folder is None else str(self.folder)
             self._loaded[key] = load_data_of(run.record, folder)
-        data = self._loaded[key]
-        if data.record.hashes == run.record.data.hashes:
+        data, seen = self._loaded[key], run.record.data
+        if data.record.hashes == seen.hashes:
             return data, []
-        return data, [
-            f"the images are of {data.name}, but {run.folder} was trained on {run.record.data.name}"
-        ]
-
-
-def choose_images(data: ImageDataset, count: int) -> Int[np.ndarray, " images"]:
-    """Chooses test images at random, always the same ones; a larger choice begins with a smaller one.
-
-    They are the first of ``numpy.random.default_rng(0).permutation(len(data.test))``, or all where there are fewer.
-    """
-    return np.random.default_rng(_SEED).permutation(len(data.test))[:count]
+        return data, [f"the images are of {data.name}, but {run.folder} was trained on {seen.name}"]
 
 
 def figure_name(target: str) -> str:
@@ -169,30 +156,29 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
     panels: dict[str, dict[str, list[Any]]] = {"the paper's table 1": {}, "further models": {}}
     rows, problems = [], []
     for published in TABLE1:
+        recipe = published.recipe
+        if recipe not in material.groups:
+            continue
         curves = []
-        for run in (
-            material.groups[published.recipe][0].runs if published.recipe in material.groups else ()
-        ):
+        for run in material.groups[recipe][0].runs:
             try:
-                points = [(row["epoch"], row["test_accuracy"]) for row in read_metrics(run)]
+                metrics = read_metrics(run)
             except CheckpointError as error:
                 problems.append(f"left out: {error}")
                 continue
+            points = [(row["epoch"], row["test_accuracy"]) for row in metrics]
             curves.append(np.array(points, dtype=float))
-            rows += [
-                (published.recipe, run.record.seed, *point, str(run.folder)) for point in points
-            ]
+            for point in points:
+                row = (recipe, run.record.seed, *point, str(run.folder))
+                rows.append(dict(zip(_CURVES, row, strict=True)))
         if curves:
-            panels["further models" if published.accuracy is None else "the paper's table 1"][
-                published.model
-            ] = curves
+            panel = "further models" if published.accuracy is None else "the paper's table 1"
+            panels[panel][published.model] = curves
     if not rows:
         raise CheckpointError("; ".join(problems))
-    title = f"{figure_name(name)}: test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
-    accuracy_curves(figure_paths(folder, name), panels, title=title)
-    write_parquet(
-        folder / f"{name}.parquet", [dict(zip(_CURVES, row, strict=True)) for row in rows], _CURVES
-    )
+    what = f"test accuracy over training, scale {material.scale}\nthin: seeds, thick: their mean"
+    accuracy_curves(figure_paths(folder, name), panels, title=f"{figure_name(name)}: {what}")
+    write_parquet(folder / f"{name}.parquet", rows, _CURVES)
     return problems
 
 
@@ -208,65 +194,49 @@ def make_head_paths(material: Material, name: str, folder: Path, recipe: str) ->
 
     A network without a layer 4 shows its last layer, and a note says so.
     """
-    snapshots = _read(material, recipe)
+    snapshots = _read_heads(material, recipe)
     depth = 1 + max(snapshot.layer for snapshot in snapshots)
-    layer = shown_layer(depth)
+    layer = min(_LAYER, depth - 1)
     shown = [snapshot for snapshot in snapshots if snapshot.layer == layer]
+    steps = np.array([snapshot.step for snapshot in shown])
+    nearest = {int(np.abs(steps - share * steps[-1]).argmin()) for share in _MOMENTS}
+    moments = [shown[number] for number in sorted(nearest)]
     title = material.title(name, f"heads of layer {layer + 1} of {depth} over training", recipe)
-    head_paths(
-        figure_paths(folder, name),
-        shown,
-        [shown[number] for number in shown_moments(shown)],
-        title=title,
-    )
-    _write_heads(material, name, folder, recipe, layer=layer)
-    return (
-        []
-        if layer == _LAYER
-        else [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
-    )
+    head_paths(figure_paths(folder, name), shown, moments, title=title)
+    _write_heads(material, name, folder, recipe, column="layer", value=layer)
+    if layer == _LAYER:
+        return []
+    return [f"the network has {depth} layers: layer {layer + 1} stands for the paper's 4"]
 
 
 def make_final_heads(
     material: Material, name: str, folder: Path, recipe: str, what: str
 ) -> list[str]:
     """Draws the heads of all layers at the end of training, and writes their centres; `what` is part of the title."""
-    snapshots = _read(material, recipe)
-    shown = [snapshot for snapshot in snapshots if snapshot.step == snapshots[-1].step]
+    snapshots = _read_heads(material, recipe)
+    last = snapshots[-1].step
+    shown = [snapshot for snapshot in snapshots if snapshot.step == last]
     head_layers(figure_paths(folder, name), shown, title=material.title(name, what, recipe))
-    _write_heads(material, name, folder, recipe, step=shown[0].step)
+    _write_heads(material, name, folder, recipe, column="step", value=last)
     return []
 
 
-def _read(material: Material, recipe: str) -> list[HeadSnapshot]:
+def _read_heads(material: Material, recipe: str) -> list[HeadSnapshot]:
     folder = material.run_of(recipe).folder
     snapshots = read_heads(folder)
     if not snapshots:
-        raise CheckpointError(f"{folder / 'heads.parquet'} holds no heads")
+        raise CheckpointError(f"{folder / HEADS} holds no heads")
     return snapshots
 
 
-def shown_layer(depth: int) -> int:
-    """Returns the layer of figure 3, from 0, in a network of so many layers."""
-    return min(_LAYER, depth - 1)
-
-
-def shown_moments(snapshots: Sequence[HeadSnapshot]) -> list[int]:
-    """Returns which moments of a layer figure 3 shows: those nearest to given shares of the steps, each once."""
-    last = snapshots[-1].step
-    nearest = {
-        min(range(len(snapshots)), key=lambda number: abs(snapshots[number].step - share * last))
-        for share in _MOMENTS
-    }
-    return sorted(nearest)
-
-
-def _write_heads(material: Material, name: str, folder: Path, recipe: str, **chosen: int) -> None:
-    """Writes the rows of a run's heads whose columns have the chosen values."""
+def _write_heads(
+    material: Material, name: str, folder: Path, recipe: str, *, column: str, value: int
+) -> None:
+    """Writes the rows of a run's heads that have a value in a column."""
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
-    table = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
-    rows = [row for row in table if all(row[key] == value for key, value in chosen.items())]
-    write_parquet(folder / f"{name}.parquet", rows, HEAD_COLUMNS)
+    rows = pa.parquet.read_table(material.run_of(recipe).folder / HEADS).to_pylist()
+    shown = [row for row in rows if row[column] == value]
+    write_parquet(folder / f"{name}.parquet", shown, HEAD_COLUMNS)
 
 
 _INDICES = ("layer", "head", "query_row", "query_col", "key_row", "key_col")
@@ -283,27 +253,6 @@ _AttentionMaps = Float64[np.ndarray, "queries _ key_rows key_cols"]
 """Weights over the keys of some queries of one layer, (queries, heads, rows, cols)."""
 
 
-def position_attention(
-    network: nn.Module, spatial: tuple[int, int], queries: Sequence[tuple[int, int]]
-) -> list[_AttentionMaps]:
-    """Returns the attention of each layer that depends on no image.
-
-    `spatial` is the size of the layers' feature maps, `queries` are the row and column of each query pixel. A network
-    without attention layers, or with content, raises ArgumentError.
-    """
-    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
-    if not layers:
-        raise ArgumentError(
-            f"network must have attention layers, but {type(network).__name__} has none"
-        )
-    rows, cols = (list(index) for index in zip(*queries, strict=True))
-    with torch.inference_mode():
-        maps = [layer.attention(spatial)[:, rows, cols].double() for layer in layers]
-    return [
-        rearrange(one, "heads queries rows cols -> queries heads rows cols").numpy() for one in maps
-    ]
-
-
 def mean_attention(
     network: nn.Module,
     images: Float[Tensor, "images channels rows cols"],
@@ -318,14 +267,16 @@ def mean_attention(
 
     def add(call: AttentionCall) -> None:
         rows, cols = call.layout.grid
-        chosen = call.weights[:, 0][:, :, [row * cols + col for row, col in queries]].double()
-        totals[call.name] = totals.get(call.name, 0.0) + reduce(
-            chosen,
+        places = [row * cols + col for row, col in queries]
+        weights = call.weights[:, 0][:, :, places].double()
+        total = reduce(
+            weights,
             "images heads queries (rows cols) -> queries heads rows cols",
             "sum",
             rows=rows,
             cols=cols,
         )
+        totals[call.name] = totals.get(call.name, 0.0) + total
 
     for batch in images.split(_IMAGES_AT_ONCE):
         watch(network, batch, add)
@@ -359,43 +310,43 @@ def make_attention(
     `image` the number of one of the chosen images, from 0. Returns which images were taken, and whether they are those
     of the run.
     """
-    network, size = material.attention_net(recipe)
+    network, image_size = material.attention_net(recipe)
+    size = image_size // network.patch
     queries = [(int(row * size), int(col * size)) for row, col in places]
-    if not averaged and image is None:
-        layers = position_attention(network, (size, size), queries)
-        what, notes, picture = "attention by position", [], None
-    else:
+    notes, picture = [], None
+    if averaged or image is not None:
         data, notes = material.images(recipe)
-        if image is not None and image >= len(data.test):
+        numbers = np.random.default_rng(_SEED).permutation(len(data.test))
+        if image is None:
+            numbers = numbers[:averaged]
+            what = f"attention, mean of {len(numbers)} test images"
+            which = f"permutation({len(data.test)})[:{len(numbers)}]"
+            notes = [f"the test images numpy.random.default_rng(0).{which}, from 0", *notes]
+        elif image >= len(data.test):
             raise DataError(
                 f"{data.name} has {len(data.test)} test images, but {name} needs {image + 1}"
             )
-        chosen = (
-            choose_images(data, averaged)
-            if image is None
-            else choose_images(data, image + 1)[image:]
-        )
-        images = data.test.images[torch.from_numpy(chosen)]
-        layers = mean_attention(network, normalise(images, data.mean, data.std), queries)
-        if image is None:
-            which = f"the test images numpy.random.default_rng(0).permutation({len(data.test)})[:{len(chosen)}], from 0"
-            what, picture = f"attention, mean of {len(chosen)} test images", None
         else:
-            shown = f"test image {chosen[0]} (class {int(data.test.labels[chosen[0]])})"
-            what, which = f"attention on {shown}", f"{shown}, counted from 0"
-            picture = rearrange(images[0].numpy(), "channels rows cols -> rows cols channels") / 255
-        notes = [which, *notes]
-    maps = [
-        QueryMaps(
-            f"query: row {row + 1}, column {col + 1} of {size} × {size}",
-            (row, col),
-            [one[at] for one in layers],
-        )
-        for at, (row, col) in enumerate(queries)
-    ]
-    attention_grid(
-        figure_paths(folder, name), maps, title=material.title(name, what, recipe), image=picture
-    )
+            numbers = numbers[image : image + 1]
+            number = int(numbers[0])
+            shown = f"test image {number} (class {int(data.test.labels[number])})"
+            what = f"attention on {shown}"
+            notes = [f"{shown}, counted from 0", *notes]
+            pixels = data.test.images[number].numpy()
+            picture = rearrange(pixels, "channels rows cols -> rows cols channels") / 255
+        images = normalise(data.test.images[torch.from_numpy(numbers)], data.mean, data.std)
+    elif network.content:
+        raise CheckpointError(f"{material.run_of(recipe).folder} attends by content as well")
+    else:
+        what = "attention by position"
+        images = torch.zeros(1, network.in_channels, image_size, image_size)
+    layers = mean_attention(network, images, queries)
+    maps = []
+    for number, (row, col) in enumerate(queries):
+        title = f"query: row {row + 1}, column {col + 1} of {size} × {size}"
+        maps.append(QueryMaps(title, (row, col), [layer[number] for layer in layers]))
+    title = material.title(name, what, recipe)
+    attention_grid(figure_paths(folder, name), maps, title=title, image=picture)
     write_parquet(folder / f"{name}.parquet", list(_weights_of(maps)), _COLUMNS)
     return notes
 

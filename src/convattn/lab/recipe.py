@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,14 +33,16 @@ class Section:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the values as nested plain values; keys without a value are left out."""
-        return dataclasses.asdict(
-            self,
-            dict_factory=lambda items: {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in items
-                if value is not None
-            },
-        )
+        return dataclasses.asdict(self, dict_factory=_plain_table)
+
+
+def _plain_table(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a table of TOML: lists in place of tuples, and no key without a value."""
+    table = {}
+    for key, value in items:
+        if value is not None:
+            table[key] = list(value) if isinstance(value, tuple) else value
+    return table
 
 
 @dataclass(frozen=True)
@@ -364,34 +367,35 @@ def load_recipe(
         3
     """
     source, content = _read(name_or_path)
-    if not isinstance(overrides, Mapping | None) or not all(
-        isinstance(key, str) for key in overrides or ()
-    ):
+    overrides = {} if overrides is None else overrides
+    if not isinstance(overrides, Mapping) or not all(isinstance(key, str) for key in overrides):
         raise ArgumentError(must_be("overrides", "new values by key, as a dict", overrides))
-    if "scale" in (
-        overrides or ()
-    ):  # it would change the name of the scale, and none of its values
-        raise RecipeError(
-            f"{source}: scale cannot be set by an override: use scale=NAME (command: --scale NAME)"
-        )
-    own_scales = content.pop("scales", {})
-    _require_scales(own_scales, source)
-    if scale is not None and scale != content.get("scale", "paper"):
-        content = _change_scale(content, scale, own_scales, source)
-    for key, text in (overrides or {}).items():
-        *sections, last = key.split(".")
-        table = content
-        for section in sections:
-            table = table.setdefault(section, {})
-            if not isinstance(table, dict):
-                raise RecipeError(
-                    f"{source}: cannot set {key}, because {section} is a single value"
-                )
-        table[last] = Text(text)
+    if scale is not None and scale not in SCALES:
+        raise UnknownNameError("scale", scale, SCALES)
     try:
+        own_scales = read(_Scales, content.pop("scales", {}), "scales")
+        if scale is not None and scale != content.get("scale", "paper"):
+            content = _change_scale(content, scale, own_scales)
+        for key, text in overrides.items():
+            _override(content, key, text)
         return read(Recipe, content)
     except ArgumentError as error:
         raise RecipeError(f"{source}: {error}") from None
+
+
+def _override(content: dict[str, Any], key: str, text: str) -> None:
+    """Sets the value of a dotted key."""
+    if key == "scale":  # it would change the name of the scale, and none of its values
+        raise ArgumentError(
+            "scale cannot be set by an override: use scale=NAME (command: --scale NAME)"
+        )
+    *sections, last = key.split(".")
+    table = content
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ArgumentError(f"cannot set {key}, because {section} is a single value")
+    table[last] = Text(text)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -409,24 +413,23 @@ def command_for(recipe: Recipe) -> str:
         >>> command_for(load_recipe("digits-quadratic", overrides={"seed": "1"}))
         'convattn train digits-quadratic --set seed=1'
     """
+    of_file = "convattn train recipe.toml"
     if recipe.name not in recipe_names():
-        return "convattn train recipe.toml"
+        return of_file
     try:
-        original, wanted = (
-            flatten(item.to_dict())
-            for item in (load_recipe(recipe.name, scale=recipe.scale), recipe)
-        )
+        original = flatten(load_recipe(recipe.name, scale=recipe.scale).to_dict())
     except RecipeError:
-        return "convattn train recipe.toml"
-    if original.keys() - wanted.keys():
-        return "convattn train recipe.toml"
-    changes = [
-        f"--set {shlex.quote(f'{key}={_as_text(value)}')}"
-        for key, value in wanted.items()
-        if original.get(key) != value
-    ]
-    scale = [] if recipe.scale == "paper" else [f"--scale {recipe.scale}"]
-    return " ".join(["convattn train", recipe.name, *scale, *changes])
+        return of_file
+    values = flatten(recipe.to_dict())
+    if original.keys() - values.keys():
+        return of_file
+    words = ["convattn train", recipe.name]
+    if recipe.scale != "paper":
+        words.append(f"--scale {recipe.scale}")
+    for key, value in values.items():
+        if original.get(key) != value:
+            words.append(f"--set {shlex.quote(f'{key}={_as_text(value)}')}")
+    return " ".join(words)
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
@@ -437,8 +440,8 @@ def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[
         ["data.name is 'digits', not 'cifar10'"]
     """
     one, other = effective_values(first), effective_values(second)
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in keys]
+    differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    return [f"{key} is {one.get(key)!r}, not {other.get(key)!r}" for key in differing]
 
 
 def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -448,21 +451,21 @@ def effective_values(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
     """Returns a recipe's values by dotted key; lists become text separated by commas."""
-    return {
-        key: _as_text(value) if isinstance(value, list) else value
-        for key, value in flatten(recipe.to_dict()).items()
-    }
+    flat = flatten(recipe.to_dict())
+    for key, value in flat.items():
+        if isinstance(value, list):
+            flat[key] = _as_text(value)
+    return flat
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns nested tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= (
-            flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {prefix + key: value}
-        )
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
     return flat
 
 
@@ -475,14 +478,13 @@ def _as_text(value: object) -> str:
 
 def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """Returns the name of the file, for messages, and what it holds."""
-    as_path(name_or_path, "name_or_path")
-    name = os.fspath(name_or_path)
-    if name.endswith(".toml"):
-        source, file = name, Path(name)
-    elif name in recipe_names():
-        source, file = f"{name}.toml", resources.files("convattn.lab") / "recipes" / f"{name}.toml"
-    else:
-        raise UnknownNameError("recipe", name, recipe_names())
+    source = str(as_path(name_or_path, "name_or_path"))
+    file: Traversable = Path(source)
+    if not source.endswith(".toml"):
+        if source not in recipe_names():
+            raise UnknownNameError("recipe", source, recipe_names())
+        source += ".toml"
+        file = resources.files("convattn.lab") / "recipes" / source
     try:
         return source, tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -491,62 +493,49 @@ def _read(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
         raise RecipeError(f"{source}: not TOML ({error})") from None
 
 
-def _change_scale(
-    content: Mapping[str, Any], scale: str, own: Mapping[str, Any], source: str
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Scales:
+    """Changes by section, and in it by key, for each scale but "paper"."""
+
+    medium: dict[str, dict[str, Any]] = field(default_factory=dict)
+    small: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tiny: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _change_scale(content: Mapping[str, Any], scale: str, own: "_Scales") -> dict[str, Any]:
     """Changes the scale of a recipe of CIFAR-10 from "paper" to another.
 
-    `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are applied
-    after them. For a section with several kinds (model, schedule), `scales.toml` has a table for each kind. `source`
-    names the recipe's file in messages.
+    `scales.toml` holds the changes for every recipe; those in `own`, the recipe's own table ``scales``, are
+    applied after them. For a section with several kinds (model, schedule), `scales.toml` has a table for each kind.
 
     Example:
         >>> recipe = {"model": {"kind": "conv_net", "width": 400}, "data": {"name": "cifar10"}}
-        >>> _change_scale(recipe, "tiny", {}, "mine.toml")["data"]["name"]
+        >>> _change_scale(recipe, "tiny", _Scales())["data"]["name"]
         'digits'
     """
-    if scale not in SCALES:
-        raise UnknownNameError("scale", scale, SCALES)
-    if content.get("scale", "paper") != "paper":
-        raise RecipeError(
-            f"{source}: {must_be('scale', repr(content['scale']) + ', as the file says', scale)}"
-        )
+    stated = content.get("scale", "paper")
+    if stated != "paper":
+        raise RecipeError(must_be("scale", f"{stated!r}, as the file says", scale))
     data = content.get("data", {})
     if isinstance(data, dict) and data.get("name", "cifar10") != "cifar10":
-        expectation = "paper, because only recipes of cifar10 have other scales"
-        raise RecipeError(f"{source}: {must_be('scale', expectation, scale)}")
-    shared = tomllib.loads(
-        (resources.files("convattn.lab") / "scales.toml").read_text(encoding="utf-8")
-    )
+        expected = "paper, because only recipes of cifar10 have other scales"
+        raise RecipeError(must_be("scale", expected, scale))
+    file = resources.files("convattn.lab") / "scales.toml"
+    shared = read(_Scales, tomllib.loads(file.read_text(encoding="utf-8")))
     changed = {"model": {"kind": AttentionNetRecipe.kind}, **content, "scale": scale}
-    for changes in (shared[scale], own.get(scale, {})):
-        for section, table in changes.items():
-            changed[section] = _change(changed.get(section, {}), table)
+    for scales in (shared, own):
+        for section, table in getattr(scales, scale).items():
+            changed[section] = _change_section(changed.get(section, {}), table)
     return changed
 
 
-def _require_scales(own: object, source: str) -> None:
-    """Raises RecipeError if a recipe's own table ``scales`` has a wrong form, whether it is used or not."""
-    if not isinstance(own, dict):
-        raise RecipeError(f"{source}: {must_be('scales', 'a table', own)}")
-    for scale, sections in own.items():
-        if scale not in SCALES[1:]:
-            known = f"{', '.join(map(repr, SCALES[1:-1]))} or {SCALES[-1]!r}"
-            raise RecipeError(f"{source}: {must_be('the key in scales', known, scale)}")
-        if not isinstance(sections, dict) or not all(
-            isinstance(table, dict) for table in sections.values()
-        ):
-            raise RecipeError(
-                f"{source}: {must_be(f'scales.{scale}', 'tables of sections', sections)}"
-            )
-
-
-def _change(section: Any, changes: dict[Any, Any]) -> Any:
+def _change_section(section: Any, changes: dict[Any, Any]) -> Any:
     """Applies changes to a section; of changes listed by kind, those for its own kind."""
     if not isinstance(section, dict):
         return section  # refused with its name where all sections are checked
+    kind = section.get("kind")
     if changes and all(isinstance(table, dict) for table in changes.values()):
-        changes = changes.get(section.get("kind"), {})
-    if changes.get("kind", section.get("kind")) != section.get("kind"):
+        changes = changes.get(kind, {})
+    if changes.get("kind", kind) != kind:
         return changes
     return {**section, **changes}

@@ -189,19 +189,23 @@ class RunFolder:
 
         If the folder holds no run, one of another recipe, or files that cannot be read, this raises CheckpointError.
         """
-        file = self.path / "recipe.toml"
-        if not file.is_file():
+        record_file, recipe_file = self.path / "record.json", self.path / "recipe.toml"
+        record = None
+        if record_file.is_file():
+            record = RunRecord.load(record_file)
+            recipe_there = record.recipe
+        elif recipe_file.is_file():
+            try:
+                recipe_there = load_recipe(recipe_file).to_dict()
+            except RecipeError as error:
+                raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
+        else:
             raise CheckpointError(f"{self.path} holds no run to resume: it has no recipe.toml")
-        try:
-            recipe_there = load_recipe(file)
-        except RecipeError as error:
-            raise CheckpointError(f"{self.path} holds no run to resume: {error}") from None
-        differing = differing_keys(recipe_there.to_dict(), recipe.to_dict())
+        differing = differing_keys(recipe_there, recipe.to_dict())
         if differing:
             listed = "; ".join(differing)
             raise CheckpointError(f"{self.path} holds a run of another recipe: {listed}")
-        record = self.path / "record.json"
-        return RunRecord.load(record) if record.is_file() else None
+        return record
 
     def begin(self, trainer: Trainer) -> None:
         """Makes the folder, with the recipe and a first checkpoint at step 0; if that fails, nothing is left of it."""

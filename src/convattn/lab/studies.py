@@ -14,15 +14,16 @@ from convattn.lab.study_plan import (
     PlannedRun,
     find_state,
     last_line,
+    option_words,
     plan_runs,
     read_run,
     require_own,
 )
 from convattn.lab.study_record import (
     StudyRecord,
-    Summary,
     compare,
     difference_in_words,
+    percent,
     require_same_data,
 )
 from convattn.lab.tables import markdown_table
@@ -61,22 +62,28 @@ def study(
 
     Raises:
         ArgumentError: There are no recipes or seeds, or two runs would be the same.
-        CheckpointError: The folder holds something else, or another study is using it.
+        CheckpointError: The folder holds something else, or another study is using it; or a run's folder holds a run of
+            another recipe.
         DataError: Runs saw different data.
         MissingDependencyError: The engine's package is not installed.
-        RecipeError: A recipe is wrong, or a run's folder holds a run of another recipe.
+        RecipeError: A recipe is wrong.
         UnknownNameError: There is no such recipe, or no such baseline.
     """
     overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
     reference = _find_baseline(baseline, runs)
+    words = ["convattn", "study", *map(os.fspath, recipes), "--seeds", ",".join(map(str, seeds))]
+    words += option_words(scale, overrides)
+    for key, values in grid.items():
+        words += ["--grid", f"{key}={','.join(values)}"]
+    if baseline is not None:
+        words += ["--baseline", baseline]
     place = Path(output)
     require_own(place, runs)
     place.mkdir(parents=True, exist_ok=True)
     with sole_use(place):
         _carry_out(runs, engine)
-        command = _command(recipes, seeds, scale, overrides, grid, baseline)
-        record = compare(runs, reference, command)
+        record = compare(runs, reference, shlex.join(words))
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
     return record
@@ -84,18 +91,22 @@ def study(
 
 def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
     """Checks every folder, then runs what is not finished."""
-    states = {run.name: find_state(run) for run in runs}
-    finished = [run for run in runs if states[run.name] == "finished"]
-    require_same_data([(run.name, read_run(run)[0].data) for run in finished])
-    for run in finished:
-        engine.tell(f"{run.name}: kept, finished before")
+    finished, unfinished, lines = {}, [], []
     for run in runs:
-        if states[run.name] == "under way":
-            engine.tell(f"{run.name}: to be continued from its last checkpoint")
-    wanted = [run for run in runs if states[run.name] != "finished"]
-    if not wanted:
+        state = find_state(run)
+        if state == "finished":
+            finished[run.name] = read_run(run)[0]
+            lines.append(f"{run.name}: kept, finished before")
+        else:
+            unfinished.append(run)
+        if state == "under way":
+            lines.append(f"{run.name}: to be continued from its last checkpoint")
+    require_same_data(finished)
+    for line in lines:
+        engine.tell(line)
+    if not unfinished:
         return
-    with closing(engine.run(wanted)) as ended:
+    with closing(engine.run(unfinished)) as ended:
         for run in ended:
             engine.tell(f"{run.name}: {_outcome(run)}")
 
@@ -108,151 +119,112 @@ def _outcome(run: PlannedRun) -> str:
 
 
 def _find_baseline(baseline: str | None, runs: Sequence[PlannedRun]) -> str:
+    """Returns the label of the baseline, which may be given as a label, a recipe of one variant, or its file."""
     if baseline is None:
         return runs[0].label
     labels = list(dict.fromkeys(run.label for run in runs))
     if baseline in labels:
         return baseline
-    names = {baseline, str(Path(baseline).absolute())}
-    variants = list(
-        dict.fromkeys(run.label for run in runs if names & {run.recipe.name, run.source})
-    )
+    sources = {baseline, str(Path(baseline).absolute())}
+    variants = {run.label: None for run in runs if sources & {run.recipe.name, run.source}}
     if len(variants) > 1:
-        raise ArgumentError(
-            f"baseline {baseline!r} has several variants, name one: {', '.join(variants)}"
-        )
+        listed = ", ".join(variants)
+        raise ArgumentError(f"baseline {baseline!r} has several variants, name one: {listed}")
     if not variants:
         raise UnknownNameError("baseline", baseline, labels)
-    return variants[0]
-
-
-def _command(
-    recipes: Sequence[str | os.PathLike[str]],
-    seeds: Sequence[int],
-    scale: str | None,
-    overrides: Mapping[str, str],
-    grid: Mapping[str, Sequence[str]],
-    baseline: str | None,
-) -> str:
-    words = [
-        "convattn",
-        "study",
-        *(os.fspath(recipe) for recipe in recipes),
-        "--seeds",
-        ",".join(map(str, seeds)),
-    ]
-    words += [] if scale is None else ["--scale", scale]
-    words += [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-    words += [
-        word for key, values in grid.items() for word in ("--grid", f"{key}={','.join(values)}")
-    ]
-    words += [] if baseline is None else ["--baseline", baseline]
-    return shlex.join(words)
+    return next(iter(variants))
 
 
 def study_page(record: StudyRecord) -> str:
     """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
-    parts = [
-        "# Study",
-        f"`{record.command}`",
-        *_groups(record),
-        *_differences(record),
-    ]
+    sections = ["# Study", f"`{record.command}`"]
+    sections += _groups(record)
+    sections += _differences(record)
     if record.failures:
-        rows = (
+        heads = ("recipe", "seed", "log", "last line")
+        rows = [
             [item.label, str(item.seed), item.log, _code(item.reason)] for item in record.failures
-        )
-        parts += ["## Failed", markdown_table(("recipe", "seed", "log", "last line"), rows)]
+        ]
+        sections += ["## Failed", markdown_table(heads, rows)]
     if record.warnings:
-        parts += ["## Warnings", "\n".join(f"- {item}" for item in record.warnings)]
-    parts += [
-        *_runs(record),
-        "## Not covered",
-        "\n".join(f"- {item}" for item in record.not_covered),
-    ]
-    return "\n\n".join(parts) + "\n"
+        sections += ["## Warnings", _items(record.warnings)]
+    sections += _runs(record)
+    sections += ["## Not covered", _items(record.not_covered)]
+    return "\n\n".join(sections) + "\n"
 
 
 def _groups(record: StudyRecord) -> list[str]:
-    rows = (
-        [
-            f"{group.label} (baseline)" if group.label == record.baseline else group.label,
-            str(group.accuracy.n),
-            _spread(group.accuracy),
-            f"{group.accuracy.minimum:.2%} to {group.accuracy.maximum:.2%}",
-            f"{group.seconds.mean:,.1f}"
-            + (f" ± {group.seconds.deviation:,.1f}" if group.seconds.deviation else ""),
-            f"{group.parameters.mean:,.0f}",
-        ]
-        for group in record.groups
-    )
+    """Returns the table of recipes over their seeds."""
+    if not record.groups:
+        return []
+    rows = []
+    for group in record.groups:
+        accuracy, seconds = group.accuracy, group.seconds
+        own = " (baseline)" if group.label == record.baseline else ""
+        times = f"{seconds.mean:,.1f}"
+        if seconds.deviation:
+            times += f" ± {seconds.deviation:,.1f}"
+        rows.append(
+            [
+                group.label + own,
+                str(accuracy.n),
+                percent(accuracy),
+                f"{accuracy.minimum:.2%} to {accuracy.maximum:.2%}",
+                times,
+                f"{group.parameters.mean:,.0f}",
+            ]
+        )
     heads = ("recipe", "n", f"{record.measured} accuracy", "range", "seconds", "parameters")
     note = "Mean ± standard deviation (n − 1) over seeds."
-    return ["## Recipes", markdown_table(heads, rows), note] if record.groups else []
+    return ["## Recipes", markdown_table(heads, rows), note]
 
 
 def _differences(record: StudyRecord) -> list[str]:
     """Returns the table of differences, and how far its intervals can be trusted."""
     if not record.differences:
         return []
-    rows = (
-        [
-            item.label,
-            ", ".join(map(str, item.seeds)),
-            ", ".join(f"{100 * value:+.2f}" for value in item.values),
-            "none" if item.deviation is None else f"{100 * item.deviation:.2f}",
-            difference_in_words(item.values),
-        ]
-        for item in record.differences
-    )
+    rows = []
+    for item in record.differences:
+        seeds = ", ".join(map(str, item.seeds))
+        values = ", ".join(f"{100 * value:+.2f}" for value in item.values)
+        spread = "none" if item.deviation is None else f"{100 * item.deviation:.2f}"
+        rows.append([item.label, seeds, values, spread, difference_in_words(item.values)])
     heads = ("recipe", "seeds", "differences", "standard deviation", "mean")
-    title = f"## Differences to {record.baseline}"
     note = (
         f"{record.measured.capitalize()} accuracy less the baseline's with the same seed, in percentage points. A "
         "difference is resolved where the interval does not hold 0."
     )
-    return [title, markdown_table(heads, rows), note]
+    return [f"## Differences to {record.baseline}", markdown_table(heads, rows), note]
 
 
 def _runs(record: StudyRecord) -> list[str]:
     """Returns the table of runs, and the data that all of them saw."""
-    rows = (
-        [
-            run.folder,
-            f"{run.results[f'{record.measured}_accuracy']:.2%}",
-            f"{run.seconds:,.1f}",
-            run.hardware.get("accelerator", run.hardware.get("processor", "unknown")),
-            run.hardware.get("threads", "unknown"),
-            _code(run.revision or "none"),
-            _code(run.record_sha256),
-        ]
-        for run in record.runs
-    )
-    accuracy = f"{record.measured} accuracy"
-    heads = (
-        "folder",
-        accuracy,
-        "seconds",
-        "hardware",
-        "threads",
-        "revision",
-        "SHA-256 of record.json",
-    )
     if record.data is None:
         return ["No run has finished."]
-    hashes = "\n".join(f"- {_code(value)} {name}" for name, value in record.data.hashes.items())
-    return [
-        "## Runs",
-        markdown_table(heads, rows),
-        f"Data of every run: {record.data.name}, SHA-256:",
-        hashes,
-    ]
+    rows = []
+    for run in record.runs:
+        processor = run.hardware.get("processor", "unknown")
+        rows.append(
+            [
+                run.folder,
+                f"{run.accuracy:.2%}",
+                f"{run.seconds:,.1f}",
+                run.hardware.get("accelerator", processor),
+                run.hardware.get("threads", "unknown"),
+                _code(run.revision or "none"),
+                _code(run.record_sha256),
+            ]
+        )
+    accuracy = f"{record.measured} accuracy"
+    properties = ("hardware", "threads", "revision", "SHA-256 of record.json")
+    heads = ("folder", accuracy, "seconds", *properties)
+    data = f"Data of every run: {record.data.name}, SHA-256:"
+    hashes = _items([f"{_code(value)} {name}" for name, value in record.data.hashes.items()])
+    return ["## Runs", markdown_table(heads, rows), data, hashes]
 
 
-def _spread(summary: Summary) -> str:
-    """Formats a mean with its deviation, in percent."""
-    deviation = "" if summary.deviation is None else f" ± {100 * summary.deviation:.2f}"
-    return f"{100 * summary.mean:.2f}{deviation} %"
+def _items(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
 
 
 def _code(text: str) -> str:

@@ -5,15 +5,15 @@ import itertools
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from convattn.errors import ArgumentError, CheckpointError, DataError, RecipeError, must_be
-from convattn.lab.recipe import Recipe, differing_keys, load_recipe
-from convattn.lab.run_process import has_checkpoint, is_finished
+from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
+from convattn.lab.recipe import Recipe, load_recipe
+from convattn.lab.run_folder import RunFolder
+from convattn.lab.run_process import has_checkpoint
 from convattn.provenance import RunRecord
 from convattn.wording import some
 
@@ -43,23 +43,29 @@ class PlannedRun:
         """File for everything that the run prints."""
         return self.folder.with_name(f"{self.name}.log")
 
+    @property
+    def data(self) -> str:
+        """The images that the run measures, in words."""
+        data = self.recipe.data
+        return f"{data.name}, {data.held_out} held out" if data.held_out else data.name
+
 
 def train_command(run: PlannedRun, resume: bool) -> list[str]:
     """Returns the command that starts a run, or continues it from its last checkpoint."""
-    scale = [] if run.scale is None else ["--scale", run.scale]
-    changes = [word for key, value in run.overrides.items() for word in ("--set", f"{key}={value}")]
-    words = [
-        sys.executable,
-        "-m",
-        "convattn",
-        "train",
-        run.source,
-        *scale,
-        *changes,
-        "-o",
-        str(run.folder),
-    ]
-    return [*words, "--resume"] if resume else words
+    words = [sys.executable, "-m", "convattn", "train", run.source]
+    words += option_words(run.scale, run.overrides)
+    words += ["-o", str(run.folder)]
+    if resume:
+        words.append("--resume")
+    return words
+
+
+def option_words(scale: str | None, overrides: Mapping[str, str]) -> list[str]:
+    """Returns the words of a command that set the scale and values of a recipe."""
+    words = [] if scale is None else ["--scale", scale]
+    for key, value in overrides.items():
+        words += ["--set", f"{key}={value}"]
+    return words
 
 
 def plan_runs(
@@ -76,27 +82,26 @@ def plan_runs(
     Each combination of the values in `grid` is a variant. Wrong arguments, or two runs that would be the same,
     raise ArgumentError; recipes with different data raise DataError.
     """
-    _check(recipes, seeds, overrides, grid)
-    place, runs = Path(output).absolute(), []
-    variants = [
-        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-    ]
-    for given, variant, seed in itertools.product(recipes, variants, seeds):
-        name = os.fspath(given)
-        source = str(Path(name).absolute()) if name.endswith(".toml") else name
+    _require_arguments(recipes, seeds, overrides, grid)
+    place = Path(output).absolute()
+    runs = []
+    for recipe, *values, seed in itertools.product(recipes, *grid.values(), seeds):
+        source = os.fspath(recipe)
+        if source.endswith(".toml"):
+            source = str(Path(source).absolute())
+        variant = dict(zip(grid, values, strict=True))
         changes = {**overrides, **variant, "seed": str(seed)}
-        recipe = load_recipe(source, scale=scale, overrides=changes)
-        label = recipe.name + (
-            f"[{','.join(f'{key}={value}' for key, value in variant.items())}]" if variant else ""
-        )
-        runs.append(
-            PlannedRun(label, source, scale, changes, recipe, place / f"{_safe(label)}-{seed}")
-        )
-    _check_runs(runs)
+        resolved = load_recipe(source, scale=scale, overrides=changes)
+        label = resolved.name
+        if variant:
+            label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"
+        folder = place / f"{_safe_name(label)}-{seed}"
+        runs.append(PlannedRun(label, source, scale, changes, resolved, folder))
+    _require_distinct(runs)
     return runs
 
 
-def _check(
+def _require_arguments(
     recipes: Sequence[str | os.PathLike[str]],
     seeds: Sequence[int],
     overrides: Mapping[str, str],
@@ -110,73 +115,52 @@ def _check(
         raise ArgumentError("seed cannot be set in a study: use seeds")
     for key, values in grid.items():
         if not values or isinstance(values, str) or len(set(values)) < len(values):
-            raise ArgumentError(
-                must_be(f"grid {key}", "a list of at least one value, each once", values)
-            )
+            expected = "a list of at least one value, each once"
+            raise ArgumentError(must_be(f"grid {key}", expected, values))
         if key in overrides:
             raise ArgumentError(f"the key {key} is in overrides and in grid: remove one of the two")
 
 
-def _check_runs(runs: Sequence[PlannedRun]) -> None:
-    """Raises if two runs would share a folder, or runs use different data."""
-    labels: dict[str, PlannedRun] = {}
-    for run in runs:
-        other = labels.setdefault(run.name, run)
-        if other is not run:
-            raise ArgumentError(
-                f"two recipes are called {run.label}: {other.source} and {run.source}; rename one"
-            )
-        (first, one), (second, two) = (
-            (each.label, _data_in_words(each.recipe)) for each in (runs[0], run)
-        )
-        if one != two:
-            raise DataError(
-                f"runs on different data cannot be compared ({first}: {one}, {second}: {two})"
-            )
+def _require_distinct(runs: Sequence[PlannedRun]) -> None:
+    """Raises if two runs would share a folder or be the same, or runs use different data."""
+    first = runs[0]
     for run, other in itertools.combinations(runs, 2):
+        if run.folder == other.folder:
+            raise ArgumentError(
+                f"two recipes are called {run.label}: {run.source} and {other.source}; rename one"
+            )
         if run.recipe == other.recipe:
             raise ArgumentError(f"{run.label} and {other.label} are the same run: leave one out")
+    for run in runs:
+        if run.data != first.data:
+            different = f"{first.label}: {first.data}, {run.label}: {run.data}"
+            raise DataError(f"runs on different data cannot be compared ({different})")
 
 
-def _data_in_words(recipe: Recipe) -> str:
-    held = recipe.data.held_out
-    return recipe.data.name + (f", {held} held out" if held else "")
-
-
-def _safe(label: str) -> str:
+def _safe_name(label: str) -> str:
     """Returns a label as a file name; if characters were replaced, a few digits of its hash are added."""
     if _SAFE.fullmatch(label) and len(label) <= _LONGEST:
         return label
     digits = hashlib.sha256(label.encode()).hexdigest()[:8]
-    return f"{re.sub(r'[^a-z0-9.-]+', '_', label.lower())[:_LONGEST].strip('._-')}-{digits}"
+    readable = re.sub(r"[^a-z0-9.-]+", "_", label.lower())[:_LONGEST].strip("._-")
+    return f"{readable}-{digits}"
 
 
 State = Literal["finished", "under way", "stopped early", "new"]
-
-_SHOWN = 4
-"""Differences between two recipes that a message names."""
 
 
 def find_state(run: PlannedRun) -> State:
     """Returns the state of a run; "stopped early" is before its first checkpoint.
 
-    A folder that holds a run of another recipe raises RecipeError; one that holds no run, CheckpointError.
+    A folder that holds no run, or one of another recipe, raises CheckpointError.
     """
     folder = run.folder
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file, but must be the folder of a run")
     if not folder.exists() or not any(folder.iterdir()):
         return "new"
-    if is_finished(folder):
-        _require_same(folder, RunRecord.load(folder / "record.json").recipe, run.recipe)
+    if RunFolder(folder).find_finished(run.recipe) is not None:
         return "finished"
-    try:
-        found = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CheckpointError(
-            f"{folder} holds no run: recipe.toml cannot be read ({error})"
-        ) from None
-    _require_same(folder, found, run.recipe)
     return "under way" if has_checkpoint(folder) else "stopped early"
 
 
@@ -190,25 +174,21 @@ def last_line(log: Path) -> str:
     """Returns the last non-empty line of a log, or "no log"."""
     if not log.is_file():
         return "no log"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no log")
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    words = [line.strip() for line in lines if line.strip()]
+    return words[-1] if words else "no log"
 
 
 def require_own(place: Path, runs: Sequence[PlannedRun]) -> None:
     """Raises ArgumentError for a file, and for a folder whose contents are neither of a study nor of the runs."""
-    if place.exists() and not place.is_dir():
+    if not place.exists():
+        return
+    if not place.is_dir():
         raise ArgumentError(f"output must be a folder, but {str(place)!r} is a file")
-    own = {"study.json", ".lock", *(name for run in runs for name in (run.name, run.log.name))}
-    found = sorted(item.name for item in place.iterdir()) if place.is_dir() else []
-    if found and own.isdisjoint(found):
+    own = {"study.json", ".lock"}
+    for run in runs:
+        own |= {run.name, run.log.name}
+    names = sorted(item.name for item in place.iterdir())
+    if names and own.isdisjoint(names):
         expected = "output must be new, empty or the folder of a study"
-        raise ArgumentError(f"{expected}, but {str(place)!r} holds {some(found)}")
-
-
-def _require_same(folder: Path, found: Mapping[str, Any], wanted: Recipe) -> None:
-    differing = differing_keys(found, wanted.to_dict())
-    if differing:
-        more = f"; and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise RecipeError(
-            f"{folder} holds a run of another recipe: {'; '.join(differing[:_SHOWN])}{more}"
-        )
+        raise ArgumentError(f"{expected}, but {str(place)!r} holds {some(names)}")

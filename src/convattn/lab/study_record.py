@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -58,13 +58,10 @@ class StudyRun:
     seed: int  # Its seed
     folder: str  # Folder of the run, inside the study's
     record_sha256: str  # SHA-256 of the run's record.json
-    results: dict[str, float]  # Final numbers by name, as in the run's record
+    accuracy: float  # Accuracy on the measured images, in [0, 1]
     seconds: float  # Wall time, in seconds
     parameters: int  # Number of trainable parameters
-    data: str  # Name of the data set and of its copy
-    data_hashes: dict[str, str]  # SHA-256 of the data's files or arrays, by name
     hardware: dict[str, str]  # Processor or accelerator, cores, threads
-    versions: dict[str, str]  # Versions of Python and of the packages that computed
     revision: str | None  # Code revision, or None outside a checkout
 
 
@@ -104,32 +101,35 @@ class StudyRecord(Record):
     @property
     def measured(self) -> str:
         """Which images were measured: "test", or "validation" for held-out training images."""
-        return (
-            "validation" if self.data is not None and "validation" in self.data.counts else "test"
-        )
+        held_out = self.data is not None and "validation" in self.data.counts
+        return "validation" if held_out else "test"
 
     def summary(self) -> str:
         """Returns the results, differences, warnings and failures as plain text, one line each."""
-        lines = ["on held-out training images:"] if self.measured == "validation" else []
-        for group in self.groups:
-            spread = (
-                ""
-                if group.accuracy.deviation is None
-                else f" ± {100 * group.accuracy.deviation:.2f}"
-            )
-            lines.append(
-                f"{group.label}: {100 * group.accuracy.mean:.2f}{spread} %, n = {group.accuracy.n}"
-            )
+        lines = []
+        if self.measured == "validation":
+            lines.append("on held-out training images:")
         lines += [
-            f"{item.label} less {item.baseline}: {difference_in_words(item.values)}"
-            for item in self.differences
+            f"{group.label}: {percent(group.accuracy)}, n = {group.accuracy.n}"
+            for group in self.groups
         ]
+        for item in self.differences:
+            words = difference_in_words(item.values)
+            lines.append(f"{item.label} less {item.baseline}: {words}")
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [
             f"FAILED {item.label}, seed {item.seed}: {item.reason} ({item.log})"
             for item in self.failures
         ]
         return "\n".join(lines)
+
+
+def percent(accuracy: Summary) -> str:
+    """Formats a mean with its deviation, in percent."""
+    mean = f"{100 * accuracy.mean:.2f}"
+    if accuracy.deviation is not None:
+        mean += f" ± {100 * accuracy.deviation:.2f}"
+    return f"{mean} %"
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -139,9 +139,12 @@ def summarise(values: Sequence[float]) -> Summary:
         >>> summarise([1.0, 2.0, 6.0])
         Summary(n=3, mean=3.0, deviation=2.6457513110645907, minimum=1.0, maximum=6.0)
     """
-    deviation = statistics.stdev(values) if len(values) > 1 else None
     return Summary(
-        len(values), statistics.fmean(values), deviation, float(min(values)), float(max(values))
+        n=len(values),
+        mean=statistics.fmean(values),
+        deviation=statistics.stdev(values) if len(values) > 1 else None,
+        minimum=float(min(values)),
+        maximum=float(max(values)),
     )
 
 
@@ -153,10 +156,12 @@ def paired_difference(
     if not seeds:
         return None
     differences = tuple(values[seed] - against[seed] for seed in seeds)
-    found = summarise(differences)
-    low, high = t_interval(differences) if len(differences) >= LEAST_SEEDS else (None, None)
+    spread = summarise(differences)
+    low, high = None, None
+    if len(differences) >= LEAST_SEEDS:
+        low, high = t_interval(differences)
     return StudyDifference(
-        label, baseline, tuple(seeds), differences, found.mean, found.deviation, low, high
+        label, baseline, tuple(seeds), differences, spread.mean, spread.deviation, low, high
     )
 
 
@@ -182,7 +187,8 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     if not all(map(math.isfinite, values)):
         raise ArgumentError(must_be("values", "finite", list(values)))
     mean, error = statistics.fmean(values), float(stats.sem(values))
-    reach = float(stats.t(len(values) - 1).ppf(0.975)) * error
+    quantile = float(stats.t(len(values) - 1).ppf(0.975))
+    reach = quantile * error
     return mean - reach, mean + reach
 
 
@@ -201,74 +207,41 @@ def difference_in_words(values: Sequence[float]) -> str:
     return f"{mean}, 95 % t interval {100 * low:+.2f} to {100 * high:+.2f}, n = {n}: {resolved}"
 
 
-_QUANTITIES = ("accuracy", "seconds", "parameters")
-"""What is summarised for each recipe."""
-
-_COPIED = ("seed", "results", "seconds", "parameters", "hardware", "versions", "revision")
-"""Fields of a run's record that a study keeps."""
-
-_DIFFERING = {
-    "processor": "processors",
-    "cores": "numbers of cores",
-    "threads": "numbers of threads",
-    "accelerator": "accelerators",
-    "device": "devices",
-    "system": "systems",
-}
-"""Properties of the hardware that are compared between runs."""
-
-
-def compare(
-    runs: Sequence[PlannedRun],
-    baseline: str,
-    command: str,
-) -> StudyRecord:
+def compare(runs: Sequence[PlannedRun], baseline: str, command: str) -> StudyRecord:
     """Makes the record of a study from the folders of its runs."""
-    finished = [(run, *read_run(run)) for run in runs if is_finished(run.folder)]
-    records = [record for _, record, _ in finished]
-    require_same_data([(run.name, record.data) for run, record, _ in finished])
-    by_label: dict[str, dict[int, RunRecord]] = {}
-    for run, record, _ in finished:
-        by_label.setdefault(run.label, {})[record.seed] = record
-    accuracies = {
-        label: {seed: one.accuracy for seed, one in group.items()}
-        for label, group in by_label.items()
-    }
-    differences = (
-        paired_difference(label, baseline, values, accuracies.get(baseline, {}))
-        for label, values in accuracies.items()
-        if label != baseline
-    )
+    finished, failures, groups = [], [], {}
+    records: dict[str, RunRecord] = {}
+    for run in runs:
+        if not is_finished(run.folder):
+            reason = last_line(run.log)
+            failures.append(StudyFailure(run.label, run.recipe.seed, run.log.name, reason))
+            continue
+        record, sha256 = read_run(run)
+        records[run.name] = record
+        own = StudyRun(
+            label=run.label,
+            seed=record.seed,
+            folder=run.name,
+            record_sha256=sha256,
+            accuracy=record.accuracy,
+            seconds=record.seconds,
+            parameters=record.parameters,
+            hardware=record.hardware,
+            revision=record.revision,
+        )
+        finished.append(own)
+        groups.setdefault(run.label, []).append(own)
+    require_same_data(records)
     return StudyRecord(
         command=command,
         seeds=tuple(dict.fromkeys(run.recipe.seed for run in runs)),
         baseline=baseline,
-        groups=tuple(
-            StudyGroup(
-                label,
-                *(summarise([getattr(one, key) for one in group.values()]) for key in _QUANTITIES),
-            )
-            for label, group in by_label.items()
-        ),
-        differences=tuple(item for item in differences if item is not None),
-        runs=tuple(
-            StudyRun(
-                label=run.label,
-                folder=run.name,
-                record_sha256=sha256,
-                data=record.data.name,
-                data_hashes=record.data.hashes,
-                **{key: getattr(record, key) for key in _COPIED},
-            )
-            for run, record, sha256 in finished
-        ),
-        failures=tuple(
-            StudyFailure(run.label, run.recipe.seed, run.log.name, last_line(run.log))
-            for run in runs
-            if not is_finished(run.folder)
-        ),
-        data=records[0].data if records else None,
-        warnings=tuple(_warnings(records)),
+        groups=tuple(_summarise_group(label, group) for label, group in groups.items()),
+        differences=_differences(groups, baseline),
+        runs=tuple(finished),
+        failures=tuple(failures),
+        data=next((record.data for record in records.values()), None),
+        warnings=tuple(_warnings(records.values())),
         not_covered=(
             "whether the differences hold for other data, sizes or lengths of training",
             "errors of the many comparisons where there are many: each interval is of one difference alone",
@@ -276,32 +249,66 @@ def compare(
     )
 
 
-def require_same_data(runs: Sequence[tuple[str, DataRecord]]) -> None:
-    """Raises DataError if runs were trained on different data; the message names two runs and the hashes."""
-    for name, data in runs:
-        first, one, other = runs[0][0], runs[0][1].hashes, data.hashes
-        if one != other:
-            differing = (key for key in {**one, **other} if one.get(key) != other.get(key))
-            hashes = "; ".join(f"{key} is {one.get(key)} and {other.get(key)}" for key in differing)
+def _summarise_group(label: str, runs: Sequence[StudyRun]) -> StudyGroup:
+    return StudyGroup(
+        label,
+        accuracy=summarise([run.accuracy for run in runs]),
+        seconds=summarise([run.seconds for run in runs]),
+        parameters=summarise([run.parameters for run in runs]),
+    )
+
+
+def _differences(
+    groups: Mapping[str, Sequence[StudyRun]], baseline: str
+) -> tuple[StudyDifference, ...]:
+    """Compares each recipe with the baseline, seed by seed."""
+    against = {run.seed: run.accuracy for run in groups.get(baseline, ())}
+    differences = []
+    for label, runs in groups.items():
+        if label != baseline:
+            values = {run.seed: run.accuracy for run in runs}
+            differences.append(paired_difference(label, baseline, values, against))
+    return tuple(item for item in differences if item is not None)
+
+
+def require_same_data(records: Mapping[str, RunRecord]) -> None:
+    """Raises DataError if runs, by name, were trained on different data; the message has two names and the hashes."""
+    for name, record in records.items():
+        first = next(iter(records))
+        one, other = records[first].data.hashes, record.data.hashes
+        differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+        if differing:
+            hashes = [f"{key} is {one.get(key)} and {other.get(key)}" for key in differing]
             raise DataError(
-                f"{first} and {name} saw different data and cannot be compared: {hashes}"
+                f"{first} and {name} saw different data and cannot be compared: {'; '.join(hashes)}"
             )
 
 
-def _warnings(records: Sequence[RunRecord]) -> list[str]:
+_PROPERTIES = {
+    "processor": "processors",
+    "cores": "numbers of cores",
+    "threads": "numbers of threads",
+    "accelerator": "accelerators",
+    "device": "devices",
+    "system": "systems",
+}
+"""Properties of the hardware that are compared between runs, with their plurals."""
+
+
+def _warnings(records: Collection[RunRecord]) -> list[str]:
     """Lists what differs between runs besides recipe and seed."""
-    found = {"code revisions": {record.revision or "none" for record in records}}
-    found |= {
-        words: {record.hardware.get(key, "none") for record in records}
-        for key, words in _DIFFERING.items()
-    }
-    for package in sorted({name for record in records for name in record.versions}):
-        found[f"versions of {package}"] = {
-            record.versions.get(package, "none") for record in records
-        }
-    differing = {
-        words: ", ".join(sorted(values)) for words, values in found.items() if len(values) > 1
-    }
-    warnings = [f"the runs have different {words}: {values}" for words, values in differing.items()]
-    dirty = sorted(revision for revision in found["code revisions"] if revision.endswith("-dirty"))
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        seen.setdefault("code revisions", set()).add(record.revision or "none")
+        for key, plural in _PROPERTIES.items():
+            seen.setdefault(plural, set()).add(record.hardware.get(key, "none"))
+        for package, version in record.versions.items():
+            seen.setdefault(f"versions of {package}", set()).add(version)
+    warnings = []
+    for plural, values in seen.items():
+        if len(values) > 1:
+            listed = ", ".join(sorted(values))
+            warnings.append(f"the runs have different {plural}: {listed}")
+    revisions = sorted(seen.get("code revisions", ()))
+    dirty = [revision for revision in revisions if revision.endswith("-dirty")]
     return warnings + [f"the code differed from its revision: {revision}" for revision in dirty]
