@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -75,17 +74,16 @@ def border_row_off(size: float) -> Callable:
     return of_result(lambda y: torch.cat([y[:, :1] * (1 + size), y[:, 1:]], dim=1))
 
 
-def weight_off(size: float) -> Callable:
-    """Makes the largest weight of what is certified, the second argument, too large."""
+def weight_off(size: float) -> Callable[[nn.Module], nn.Module]:
+    """Makes the largest weight of a layer too large."""
 
-    def wrong(converted: Any) -> Any:
-        layer = getattr(converted, "conv", converted)
-        weights = [parameter for parameter in layer.parameters() if parameter.ndim > 1]
+    def wrong(converted: nn.Module) -> nn.Module:
+        weights = [parameter for parameter in converted.parameters() if parameter.ndim > 1]
         with torch.no_grad():
             weights[0].view(-1)[weights[0].abs().argmax()] *= 1 + size
         return converted
 
-    return of_argument(1, wrong)
+    return wrong
 
 
 @dataclass(frozen=True)
@@ -153,9 +151,16 @@ FAULTS = [
             None,
             "convert.to_attention",
             "certify_attention",
-            weight_off,
+            lambda size: of_argument(1, weight_off(size)),
         ),
-        ("attention_to_conv", "W off", None, "convert.to_conv", "certify_replacement", weight_off),
+        (
+            "attention_to_conv",
+            "W off",
+            None,
+            "convert.to_conv",
+            "make_convolution",
+            lambda size: of_result(weight_off(size)),
+        ),
     ]
 ]
 

@@ -75,15 +75,6 @@ def test_fully_sharded(made, one_process):
     assert_same_step(plain, fully_shard(made, mesh=one_process))
 
 
-def test_sharded_layer_by_layer(one_process):
-    torch.manual_seed(0)
-    made, plain = (MADE["network"]() for _ in range(2))
-    plain.load_state_dict(made.state_dict())
-    for layer in (made[0], made[2]):
-        fully_shard(layer, mesh=one_process)
-    assert_same_step(plain, fully_shard(made, mesh=one_process))
-
-
 def test_data_parallel(made, one_process):
     plain = copy.deepcopy(made)
     wrapped = DistributedDataParallel(made, process_group=one_process.get_group())

@@ -170,43 +170,12 @@ def write_config(folder, **changes):
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def truncate(folder):
-    weights = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-
-
 def exchange(folder):
     save_layer(nn.Conv1d(2, 3, 7), folder.parent / "other")
     (folder.parent / "other" / "model.safetensors").replace(folder / "model.safetensors")
 
 
 DAMAGES = {
-    "no folder": (
-        lambda folder: folder.rename(folder.parent / "away"),
-        "config.json is not readable",
-    ),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is not readable"),
-    "no weights": (
-        lambda folder: (folder / "model.safetensors").unlink(),
-        "cannot read the weights in",
-    ),
-    "weights cut off": (truncate, "cannot read the weights in"),
-    "weights empty": (
-        lambda folder: (folder / "model.safetensors").write_bytes(b""),
-        "cannot read the weights in",
-    ),
-    "config not JSON": (
-        lambda folder: (folder / "config.json").write_text("{"),
-        "config.json is not readable",
-    ),
-    "config not UTF-8": (
-        lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"),
-        "config.json is not readable",
-    ),
-    "config a list": (
-        lambda folder: (folder / "config.json").write_text("[]"),
-        "does not describe a network or a layer",
-    ),
     "another version": (
         lambda folder: write_config(folder, schema_version=2),
         "does not describe a layer of schema ver",

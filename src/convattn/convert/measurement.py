@@ -1,14 +1,11 @@
 """A layer and what was made from it, run on the same random images: the certificate of one conversion."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from einops import reduce
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently, rounding_budget
@@ -21,65 +18,87 @@ from convattn.layers import RelativeAttention
 from convattn.sealed import weights_digest
 
 
+def _nothing(_x: Tensor) -> float:
+    return 0.0
+
+
+def _none(_x: Tensor) -> list[Tensor]:
+    return []
+
+
 @dataclass(frozen=True)
 class Promise:
-    """What a conversion promises before anything is measured."""
+    """What a conversion between a convolution and attention promises before anything is measured."""
 
-    source: nn.Module
-    result: nn.Module
-    layer: RelativeAttention  # The one of the two that attends
-    kernel_size: tuple[int, ...]  # Taps of the other one
+    conv: Any  # The convolution, of torch or normalised
+    layer: RelativeAttention  # The attention
+    to_attention: bool  # Which of the two is the result
+    kernel_size: tuple[int, ...]  # Taps of the convolution
     exact: bool  # Whether only rounding is lost
     leak: float  # Bound on the attention off the taps, or outside the window
     per_unit: float  # Bound on the output error for inputs of absolute value ≤ 1
     rounding: RoundingBound  # What rounding adds to that
-    discarded: tuple[tuple[float, ...], ...] = ()  # Singular values of each head
+    # The same in float64, in which both are compared, too; None: they are not, and what other ways
+    # of computing the result lose does not count
+    exact_rounding: RoundingBound | None = None
+    # Singular values that each head discards
+    discarded: tuple[tuple[float, ...], ...] = ()
     any_size: bool = True  # Whether it holds for images of any size
     normalised: bool = False  # Whether the convolution is a `NormalisedConv`
+    # What rounding of the convolution's weights moves in the outputs of an image
+    stored: Callable[[Tensor], float] = _nothing
+    # The convolution of an image, in further orders of summation
+    in_other_orders: Callable[[Tensor], list[Tensor]] = _none
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Outputs of a source and of its result on the same images."""
-
-    images: Tensor
-    reference: Tensor  # The source's, in float64
-    results: Sequence[Tensor]  # The result's in its own dtype, by each path that it takes
-    # Outputs in float64, each with honest computations of the same in the tested dtype
-    roundings: Sequence[tuple[Tensor, Sequence[Tensor]]]
-    # The result's in float64, and what rounding explains of its difference to the reference
-    in_float64: tuple[Tensor, RoundingBound] | None = None
-    stored: float = 0.0  # What rounding of the result's weights moves
-
-
-def certify_layer(promise: Promise, outputs: Outputs) -> Certificate:
-    """Judges a conversion by its promise and by what was measured.
+def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
+    """Runs a convolution and attention on random images of given sizes, and judges the conversion.
 
     Two questions are asked. First, does the result compute the source's function? In float64 they may differ by the
     bound and by the rounding of the result's weights. Second, is the result as good as its dtype allows? It may lose
-    what other ways of computing it lose, but never more than the a-priori bound on rounding.
+    what other ways of computing it lose, but never more than the a-priori bound on rounding. Attention runs as a real
+    softmax, and where it is the result also by the path that it takes by itself.
     """
-    unit = largest(outputs.images)
+    conv, layer = promise.conv, promise.layer
+    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
+    attention, exact_attention = softmax_copy(layer, x.dtype), softmax_copy(layer, torch.float64)
+    if promise.to_attention and layer.content is not None:
+        attention.impl = "reference"
+    exact_conv = copy.deepcopy(conv).double()
+    images = with_other_digits(x)
+    compared_exactly = promise.exact_rounding is not None
+    with torch.no_grad(), without_autocast(x.device):
+        of_conv, of_attention = exact_conv(x.double()), exact_attention(x.double())
+        convolved = [conv(one) for one in images]
+        attended = [attention(one) for one in (images if compared_exactly else images[:1])]
+        other_orders = promise.in_other_orders(x)
+        stored = promise.stored(x)
+        by_itself = [layer(x)] if promise.to_attention else []
+    of_source, of_result = (of_conv, [*convolved, *other_orders]), (of_attention, attended)
+    results = [attended[0], *by_itself]
+    if not promise.to_attention:
+        of_source, of_result = of_result, of_source
+        results = convolved[:1]
+    reference, unit = of_source[0], largest(x)
     bound = promise.per_unit * unit
-    spreads = [rounding_budget(exact, runs) for exact, runs in outputs.roundings]
-    rounding = min(max(spreads) + outputs.stored, promise.rounding.at(unit))
-    errors = [_distance(result, outputs.reference) for result in outputs.results]
-    kept = max(errors) <= bound + rounding
-    if outputs.in_float64 is not None:
-        result, exact_rounding = outputs.in_float64
-        allowed = bound + exact_rounding.at(unit) + outputs.stored
-        kept = kept and _distance(result, outputs.reference) <= allowed
+    spread = rounding_budget(*of_source)
+    kept = True
+    if promise.exact_rounding is not None:
+        spread = max(spread, rounding_budget(*of_result))
+        allowed = bound + promise.exact_rounding.at(unit) + stored
+        kept = largest(of_result[0] - reference) <= allowed
+    rounding = min(spread + stored, promise.rounding.at(unit))
+    error = max(largest(result.double() - reference) for result in results)
     verdict: Verdict = "failed"
-    if kept:
+    if kept and error <= bound + rounding:
         verdict = "exact" if promise.exact or bound <= rounding else "different"
-    layer, source = promise.layer, promise.source
-    attends = promise.result is layer
+    source, result = (conv, layer) if promise.to_attention else (layer, conv)
     return Certificate(
         verdict=verdict,
-        direction="conv_to_attention" if attends else "attention_to_conv",
+        direction="conv_to_attention" if promise.to_attention else "attention_to_conv",
         source=_in_one_line(source),
-        result=_in_one_line(promise.result),
-        dtype=str(outputs.images.dtype).removeprefix("torch."),
+        result=_in_one_line(result),
+        dtype=str(x.dtype).removeprefix("torch."),
         heads=layer.num_heads,
         kernel_size=promise.kernel_size,
         exact=promise.exact,
@@ -89,22 +108,18 @@ def certify_layer(promise: Promise, outputs: Outputs) -> Certificate:
         bound_per_unit=promise.per_unit,
         rounding_per_unit=promise.rounding.per_unit,
         rounding_at_zero=promise.rounding.at_zero,
-        check_shape=tuple(outputs.images.shape),
+        check_shape=tuple(x.shape),
         check_seed=SEED,
         bound=bound,
-        measured_error=max(errors),
+        measured_error=error,
         rounding=rounding,
-        largest=largest(outputs.reference),
-        weights=weights_digest(promise.result),
+        largest=largest(reference),
+        weights=weights_digest(result),
         normalised=promise.normalised,
         any_size=promise.any_size,
-        has_dropout=not attends and layer.dropout > 0,
+        has_dropout=not promise.to_attention and layer.dropout > 0,
         has_output_size=isinstance(source, TransposedConvolution),
     )
-
-
-def _distance(y: Tensor, reference: Tensor) -> float:
-    return largest(y.double().cpu() - reference.cpu())
 
 
 def _in_one_line(layer: nn.Module) -> str:
@@ -151,75 +166,3 @@ def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttent
     if copied.content is None:
         copied.impl = "separable" if copied.encoding.axis_additive else "dense"
     return copied
-
-
-@dataclass(frozen=True)
-class Replacement(ABC):
-    """A convolution that replaces an attention layer, and what it misses."""
-
-    conv: Any  # The convolution
-    kernel_size: tuple[int, ...]  # Its taps along each axis
-    # Bound on Σ_k |A_h[q, k] − Ã_h[q, k]|; one for all queries where it is the same
-    errors: Float[Tensor, "heads queries"]
-    leak: float  # Largest share of attention outside the window, of any head and query
-    any_size: bool  # Whether this holds for images of any size
-
-    normalised: ClassVar[bool] = False  # Whether it is a `NormalisedConv`
-
-    @abstractmethod
-    def rounding(self, conv: Any, rows: Float[Tensor, "heads outputs"]) -> RoundingBound:
-        """Bounds the rounding of the convolution or of a copy in float64; `rows` are Σ_i |W_h[o, i]|."""
-
-    @abstractmethod
-    def stored(self, x: Tensor, rows: Float[Tensor, "heads outputs"]) -> float:
-        """Bounds what rounding of the stored weights moves in the outputs of an image."""
-
-    @abstractmethod
-    def in_other_orders(self, x: Tensor) -> list[Tensor]:
-        """Computes the convolution in further orders of summation."""
-
-
-def certify_replacement(
-    layer: RelativeAttention,
-    made: Replacement,
-    maps: Float[Tensor, "heads outputs channels"],
-    sizes: tuple[int, ...],
-    content_share: float,
-) -> Certificate:
-    """Certifies the convolution that replaces a layer, on images of `sizes`.
-
-    `maps` are the heads' matrices in float64, `content_share` is what a closed gate leaves to content.
-    """
-    rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
-    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
-    exact_conv = copy.deepcopy(made.conv).double()
-    attention, exact_attention = softmax_copy(layer, x.dtype), softmax_copy(layer, torch.float64)
-    with torch.no_grad(), without_autocast(x.device):
-        reference = exact_attention(x.double())
-        high = exact_conv(x.double())
-        results = [made.conv(images) for images in with_other_digits(x)]
-        attended = [attention(images) for images in with_other_digits(x)]
-        reordered = [*results, *made.in_other_orders(x)]
-        stored = made.stored(x, rows)
-    outputs = Outputs(
-        images=x,
-        reference=reference,
-        results=results[:1],
-        roundings=[(reference, attended), (high, reordered)],
-        in_float64=(high, made.rounding(exact_conv, rows)),
-        stored=stored,
-    )
-    errors = made.errors + 2 * content_share
-    promise = Promise(
-        source=layer,
-        result=made.conv,
-        layer=layer,
-        kernel_size=made.kernel_size,
-        exact=errors.max().item() <= torch.finfo(x.dtype).eps,
-        leak=made.leak + content_share,
-        per_unit=(errors.mT @ rows).max().item(),
-        rounding=made.rounding(made.conv, rows),
-        any_size=made.any_size,
-        normalised=made.normalised,
-    )
-    return certify_layer(promise, outputs)

@@ -29,6 +29,7 @@ from convattn.convert.surgery import (
     Arguments,
     copy_module,
     copy_network,
+    find_empty,
     full_name,
     graft,
     input_shapes,
@@ -395,6 +396,9 @@ def _largest_sizes(
 def _require_network(model: nn.Module, images: object, labels: object) -> None:
     """Raises if the network is refused, or labels are not whole numbers, one per image."""
     reason = why_refused(model)
+    empty = find_empty(model)
+    if reason is None and images is not None and empty is not None:
+        reason = f"its {empty} is on the meta device and has no values"
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
     if labels is None:

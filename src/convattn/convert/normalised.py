@@ -6,8 +6,8 @@ Nothing else in this room tells a `NormalisedConv` from a convolution of torch.
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import ClassVar, NamedTuple, TypeGuard
+from dataclasses import asdict, replace
+from typing import NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -22,16 +22,7 @@ from convattn.convert.bounds import (
     rounding_bound,
 )
 from convattn.convert.certificate import Certificate
-from convattn.convert.measurement import (
-    Outputs,
-    Promise,
-    Replacement,
-    certify_layer,
-    draw_images,
-    smallest_image,
-    softmax_copy,
-    with_other_digits,
-)
+from convattn.convert.measurement import Promise, certify_layer, smallest_image
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import why_not_numbers
 from convattn.convert.windows import unit_steps
@@ -145,37 +136,24 @@ def _certify_attention(
     conv: NormalisedConv, layer: RelativeAttention, sizes: Sequence[int]
 ) -> Certificate:
     """Compares a normalised convolution with the attention made from it, on images of given sizes."""
-    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
-    attention, exact_attention = softmax_copy(layer, x.dtype), softmax_copy(layer, torch.float64)
-    with torch.no_grad(), without_autocast(x.device):
-        reference = copy.deepcopy(conv).double().cpu()(x.double().cpu())
-        exact = exact_attention(x.double()).cpu()
-        attended = [attention(images) for images in with_other_digits(x)]
-        convolved = [conv(images) for images in with_other_digits(x)]
-        by_itself = layer(x)
     scores = {
         "keys": _summed_taps(conv),
         "largest_score": max(largest(table) for table in conv.scores),
     }
-    outputs = Outputs(
-        images=x,
-        reference=reference,
-        results=[attended[0], by_itself],
-        roundings=[(exact, attended), (reference, convolved)],
-        in_float64=(exact, attention_rounding(exact_attention, **scores)),
-    )
+    exact = copy.deepcopy(layer).double()
     promise = Promise(
-        source=conv,
-        result=layer,
+        conv=conv,
         layer=layer,
+        to_attention=True,
         kernel_size=conv.taps,
         exact=True,
         leak=0.0,
         per_unit=0.0,
         rounding=attention_rounding(layer, **scores),
+        exact_rounding=attention_rounding(exact, **scores),
         normalised=True,
     )
-    return certify_layer(promise, outputs)
+    return certify_layer(promise, sizes)
 
 
 def _summed_taps(conv: NormalisedConv) -> int:
@@ -186,43 +164,29 @@ def _summed_taps(conv: NormalisedConv) -> int:
 # --- From attention ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NormalisedReplacement(Replacement):
-    """A normalised convolution in place of attention."""
+def _rounding(
+    conv: NormalisedConv, dtype: torch.dtype, moved: float, rows: Float[Tensor, "heads outputs"]
+) -> RoundingBound:
+    """Bounds rounding; sums over taps are both divided and divisor, of kernels that an exponential rounds."""
+    sums = rows.sum(0).max().item()
+    bound = rounding_bound(
+        dtype,
+        conv.bias,
+        weights=sums,
+        source=sums,
+        terms=2 * _summed_taps(conv) + 4 * conv.dims + conv.num_heads * conv.in_channels + STEPS,
+        writes=conv.num_heads + STEPS,
+    )
+    return bound._replace(per_unit=bound.per_unit + moved)
 
-    moved: Float[Tensor, " heads"]  # Attention that rounding of the scores moves, of each head
 
-    normalised: ClassVar[bool] = True
-
-    def rounding(self, conv: NormalisedConv, rows: Float[Tensor, "heads outputs"]) -> RoundingBound:
-        """Bounds rounding; sums over taps are both divided and divisor, of kernels that an exponential rounds."""
-        sums = rows.sum(0).max().item()
-        bound = rounding_bound(
-            next(conv.values.parameters()).dtype,
-            conv.bias,
-            weights=sums,
-            source=sums,
-            terms=2 * _summed_taps(conv)
-            + 4 * conv.dims
-            + conv.num_heads * conv.in_channels
-            + STEPS,
-            writes=conv.num_heads + STEPS,
-        )
-        return bound._replace(per_unit=bound.per_unit + largest(self.moved @ rows))
-
-    def stored(self, x: Tensor, rows: Float[Tensor, "heads outputs"]) -> float:
-        """Adds what rounded scores move to eps √n Σ|terms| of the largest output, a sum over heads and channels."""
-        absolute = copy.deepcopy(self.conv).double()
-        for parameter in absolute.values.parameters():
-            parameter.abs_()
-        terms = absolute.num_heads * absolute.in_channels // absolute.groups
-        sums = largest(absolute(x.double().abs()))
-        least = torch.finfo(x.dtype).eps * math.sqrt(terms) * sums
-        return largest(self.moved @ rows) * largest(x) + least
-
-    def in_other_orders(self, x: Tensor) -> list[Tensor]:  # noqa: ARG002 - there are none
-        """Returns nothing: images with other last digits show the rounding."""
-        return []
+def _least_rounding(conv: NormalisedConv, x: Tensor) -> float:
+    """Returns eps √n Σ|terms| of the largest output, a sum of n terms, one for each head and channel."""
+    absolute = copy.deepcopy(conv).double()
+    for parameter in absolute.values.parameters():
+        parameter.abs_()
+    terms = absolute.num_heads * absolute.in_channels // absolute.groups
+    return torch.finfo(x.dtype).eps * math.sqrt(terms) * largest(absolute(x.double().abs()))
 
 
 class _CutKernel(NamedTuple):
@@ -235,8 +199,12 @@ class _CutKernel(NamedTuple):
 
 
 def normalise(
-    layer: RelativeAttention, sizes: tuple[int, ...], mass: float
-) -> NormalisedReplacement:
+    layer: RelativeAttention,
+    sizes: tuple[int, ...],
+    mass: float,
+    rows: Float[Tensor, "heads outputs"],
+    content_share: float,
+) -> Promise:
     """Makes the normalised convolution of heads that need not be hard.
 
     The box of the kernels leaves at most `mass` of the attention of any query outside. A query at the border may see
@@ -270,13 +238,21 @@ def normalise(
             scores.copy_(kernel.scores)
     learns = any(parameter.requires_grad for parameter in layer.encoding.parameters())
     conv.scores.requires_grad_(learns)
-    return NormalisedReplacement(
+    missed = sum(2 * kernel.missed for kernel in kernels) + 2 * content_share
+    moved = largest(sum(2.01 * kernel.moved for kernel in kernels) @ rows)
+    return Promise(
         conv=conv.train(layer.training),
+        layer=layer,
+        to_attention=False,
         kernel_size=conv.taps,
-        errors=sum(2 * kernel.missed for kernel in kernels)[:, None],
-        leak=sum(kernel.missed.max().item() for kernel in kernels),
+        exact=missed.max().item() <= torch.finfo(weight.dtype).eps,
+        leak=sum(kernel.missed.max().item() for kernel in kernels) + content_share,
+        per_unit=(missed @ rows).max().item(),
+        rounding=_rounding(conv, weight.dtype, moved, rows),
+        exact_rounding=_rounding(conv, torch.float64, moved, rows),
         any_size=False,
-        moved=sum(2.01 * kernel.moved for kernel in kernels),
+        normalised=True,
+        stored=lambda x: moved * largest(x) + _least_rounding(conv, x),
     )
 
 

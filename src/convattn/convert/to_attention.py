@@ -1,6 +1,5 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
-import copy
 from dataclasses import asdict
 from typing import final
 
@@ -18,13 +17,9 @@ from convattn.convert.bounds import (
 )
 from convattn.convert.certificate import Certificate
 from convattn.convert.measurement import (
-    Outputs,
     Promise,
     certify_layer,
-    draw_images,
     smallest_image,
-    softmax_copy,
-    with_other_digits,
 )
 from convattn.convert.normalised import attention_of_normalised, is_normalised
 from convattn.convert.surgery import keep_random_state
@@ -32,7 +27,6 @@ from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, t
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry, PerAxis, whole_number
 from convattn.layers import (
     Content,
@@ -134,31 +128,22 @@ def certify_attention(
     per_unit: float,
     discarded: tuple[tuple[float, ...], ...] = (),
 ) -> Certificate:
-    """Compares a convolution with the layer made from it, as a real softmax and by the path that it takes by itself."""
-    sizes = smallest_image(layer.geometry)
-    all_different = [size + 3 + axis for axis, size in enumerate(sizes)]
-    x = draw_images(layer, all_different, next(layer.values.parameters()).dtype)
-    attention = softmax_copy(layer, x.dtype)
-    if attention.content is not None:
-        attention.impl = "reference"
-    with torch.no_grad(), without_autocast(x.device):
-        reference = copy.deepcopy(conv).double().cpu()(x.double().cpu())
-        results = [attention(x), layer(x)]
-        convolved = [conv(images) for images in with_other_digits(x)]
-        taps = read_taps(conv)
-        convolved += [tap_by_tap(taps, x), term_by_term(taps, x)]
+    """Compares a convolution with the layer made from it."""
+    taps = read_taps(conv)
     promise = Promise(
-        source=conv,
-        result=layer,
+        conv=conv,
         layer=layer,
-        kernel_size=tuple(conv.kernel_size),
+        to_attention=True,
+        kernel_size=taps.geometry.kernel_size,
         exact=leak == 0 and not any(discarded),
         leak=leak,
         per_unit=per_unit,
         rounding=attention_rounding(layer),
         discarded=discarded,
+        in_other_orders=lambda x: [tap_by_tap(taps, x), term_by_term(taps, x)],
     )
-    return certify_layer(promise, Outputs(x, reference, results, [(reference, convolved)]))
+    least = smallest_image(layer.geometry)
+    return certify_layer(promise, [size + 3 + axis for axis, size in enumerate(least)])
 
 
 def _leak(layer: RelativeAttention) -> float:

@@ -3,28 +3,27 @@
 import copy
 import math
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
-from einops import rearrange
+from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.attention_map import AttentionMap
-from convattn.convert.bounds import RoundingBound, kernel_rounding, largest
+from convattn.convert.bounds import kernel_rounding, largest
 from convattn.convert.certificate import Certificate, require_share
 from convattn.convert.hard_heads import find_hard_heads, fixed_heads
 from convattn.convert.measurement import (
-    Replacement,
-    certify_replacement,
+    Promise,
+    certify_layer,
     draw_images,
     smallest_image,
     softmax_copy,
 )
-from convattn.convert.normalised import NormalisedReplacement, normalise
+from convattn.convert.normalised import normalise
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import (
     CONVOLUTIONS,
@@ -131,14 +130,17 @@ def attention_to_conv(
     try:
         with torch.no_grad(), keep_random_state(layer):
             maps = copy.deepcopy(layer.values).double().maps()
-            replacement: Replacement | None = None
-            if borders != "plain":
-                replacement = _exact_at_borders(layer, sizes, maps, mass, modes, borders)
-            if replacement is None:
+            rows = reduce(maps.abs(), "heads outputs channels -> heads outputs", "sum")
+            promise: Promise | None = None
+            if borders != "plain" and not _plain_is_exact(layer, sizes, maps, mass, modes):
+                # what is missed counts twice
+                with suppress(ConversionError) if borders == "auto" else nullcontext():
+                    promise = normalise(layer, sizes, mass / 4, rows, content_share)
+            if promise is None:
                 choices = [choose_kernel(layer, sizes, maps, taps, mass, mode) for mode in modes]
-                replacement = replace_layer(layer, closest_kernel(layer, sizes, choices))
-            certificate = certify_replacement(layer, replacement, maps, sizes, content_share)
-            return replacement.conv, certificate
+                choice = closest_kernel(layer, sizes, choices)
+                promise = promise_kernel(layer, choice, rows, content_share)
+            return promise.conv, certify_layer(promise, sizes)
     except (RuntimeError, MemoryError) as error:  # torch unfolds large kernels, pixel by pixel
         if not lacks_memory(error):
             raise
@@ -420,70 +422,50 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     return conv.train(layer.training)
 
 
-@dataclass(frozen=True)
-class PlainReplacement(Replacement):
-    """A convolution of torch in place of attention."""
-
-    kernel: Float[Tensor, "outputs channels *taps"]  # In float64
-
-    def rounding(self, conv: AnyConvolution, rows: Float[Tensor, "heads outputs"]) -> RoundingBound:
-        """Bounds the rounding of sums over taps and channels."""
-        return kernel_rounding(conv.weight.dtype, conv.bias, self.kernel, rows)
-
-    def stored(self, x: Tensor, rows: Float[Tensor, "heads outputs"]) -> float:  # noqa: ARG002
-        """Bounds what rounding of the kernel moves."""
-        moved = self.kernel - self.kernel.to(x.dtype).double()
-        return largest(moved.abs().flatten(1).sum(1)) * largest(x)
-
-    def in_other_orders(self, x: Tensor) -> list[Tensor]:
-        """Sums tap by tap."""
-        return [summed_otherwise(self.conv, x)]
-
-
-def replace_layer(layer: RelativeAttention, choice: KernelChoice) -> PlainReplacement:
-    """Makes the convolution with a chosen kernel, and says what it misses."""
-    return PlainReplacement(
-        conv=make_convolution(layer, choice),
+def promise_kernel(
+    layer: RelativeAttention,
+    choice: KernelChoice,
+    rows: Float[Tensor, "heads outputs"],
+    content_share: float,
+) -> Promise:
+    """Makes the convolution with a chosen kernel, and says what it misses; `rows` are Σ_i |W_h[o, i]|."""
+    conv, kernel = make_convolution(layer, choice), choice.kernel
+    dtype = conv.weight.dtype
+    errors = choice.errors + 2 * content_share
+    rounded = (kernel - kernel.to(dtype).double()).abs().flatten(1).sum(1)
+    return Promise(
+        conv=conv,
+        layer=layer,
+        to_attention=False,
         kernel_size=choice.window.taps,
-        errors=choice.errors,
-        leak=choice.leak,
+        exact=errors.max().item() <= torch.finfo(dtype).eps,
+        leak=choice.leak + content_share,
+        per_unit=(errors.mT @ rows).max().item(),
+        rounding=kernel_rounding(dtype, conv.bias, kernel, rows),
+        exact_rounding=kernel_rounding(torch.float64, conv.bias, kernel, rows),
         any_size=choice.any_size,
-        kernel=choice.kernel,
+        stored=lambda x: largest(rounded) * largest(x),
+        in_other_orders=lambda x: [summed_otherwise(conv, x)],
     )
 
 
-def _exact_at_borders(
+def _plain_is_exact(
     layer: RelativeAttention,
     sizes: tuple[int, ...],
     maps: Float[Tensor, "heads outputs channels"],
     mass: float,
     modes: Sequence[str],
-    borders: str,
-) -> NormalisedReplacement | None:
-    """Makes a normalised convolution; None where a plain one is as exact, or where "auto" has to take one."""
+) -> bool:
+    """Tells whether a plain convolution errs by rounding only: heads are hard, or the layer pads by all they see."""
     axes = unit_steps(layer.geometry, sizes)
     for mode in modes:
         heads = find_hard_heads(layer, axes, mode)
         if heads is not None and heads.window(layer.geometry, None) is not None:
-            return None
-    try:
-        if _padding_holds_all(layer, sizes, maps, mass, modes[0]):
-            return None
-        return normalise(layer, sizes, mass / 4)  # what is missed counts twice
-    except ConversionError:
-        if borders == "exact":
-            raise
-    return None
-
-
-def _padding_holds_all(
-    layer: RelativeAttention, sizes: tuple[int, ...], maps: Tensor, mass: float, mode: str
-) -> bool:
-    """Tells whether the layer pads by all that its heads look at, so that a plain convolution errs by rounding only."""
+            return True
     if layer.geometry.keeps_grid:
         return False
     with suppress(ConversionError):
-        choice = choose_kernel(layer, sizes, maps, None, mass, mode)
+        choice = choose_kernel(layer, sizes, maps, None, mass, modes[0])
         eps = torch.finfo(next(layer.values.parameters()).dtype).eps
         return choice.errors.max().item() <= eps
     return False

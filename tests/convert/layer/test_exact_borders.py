@@ -14,8 +14,8 @@ from convattn.convert import (
     attention_to_conv,
     conv_to_attention,
     load_layer,
+    normalised,
     save_layer,
-    to_attention,
 )
 from convattn.encodings import LearnedTable, Quadratic
 from convattn.errors import (
@@ -238,7 +238,7 @@ def test_a_changed_table_fails_the_certificate(monkeypatch):
     conv = seeded(NormalisedConv, 2, 3, num_heads=2, box=[(-1, 1), (-1, 0)])
     assert conv_to_attention(conv, spatial=(7, 11))[1].verdict == "exact"
     monkeypatch.setattr(
-        to_attention, "_OUTSIDE", 10.0
+        normalised, "_OUTSIDE", 10.0
     )  # each pixel outside the kernel now gets e^-10 of one inside
     assert conv_to_attention(conv, spatial=(7, 11))[1].verdict == "failed"
 

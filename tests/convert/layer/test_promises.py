@@ -50,10 +50,6 @@ def require_promise(certificate, made, source, x):
     return True
 
 
-def for_any_size(certificate):
-    return not any("other sizes" in item for item in certificate.not_covered)
-
-
 def real_attention(layer):
     """The layer's own function: softmax in float64, never the path by which hard heads are a convolution."""
     copied = copy.deepcopy(layer).double().eval()
@@ -96,7 +92,7 @@ def layer_keeps_its_promise(random):
     for _ in range(3):
         sizes = (
             random_sizes(random, layer.dims)
-            if for_any_size(certificate)
+            if certificate.any_size
             else certificate.check_shape[2:]
         )
         x = random_images(random, layer.in_channels, sizes, conv.weight.dtype)
@@ -127,7 +123,7 @@ def test_small_images_do_not_hide_where_a_head_looks(centre, options):
     conv, certificate = attention_to_conv(layer, spatial=3)
     assert certificate.exact
     assert certificate.passed
-    sizes = (1, 3, 7, 23) if for_any_size(certificate) else (3,)
+    sizes = (1, 3, 7, 23) if certificate.any_size else (3,)
     images = [
         torch.randn(2, 2, size)
         for size in sizes
@@ -135,7 +131,7 @@ def test_small_images_do_not_hide_where_a_head_looks(centre, options):
     ]
     for x in images:
         assert require_promise(certificate, conv, real_attention(layer), x)
-    assert for_any_size(attention_to_conv(layer)[1])
+    assert attention_to_conv(layer)[1].any_size
 
 
 def test_heads_between_pixels_are_no_taps():
@@ -143,7 +139,7 @@ def test_heads_between_pixels_are_no_taps():
         2, 3, 1, Quadratic(1, 1, centres=[[0.4]], sharpness=80.0), kernel_size=3, padding=1
     )
     _, certificate = attention_to_conv(layer)
-    assert not for_any_size(certificate)
+    assert not certificate.any_size
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -177,5 +173,5 @@ def test_cropped_layers_that_look_out_say_their_size():
         2, 3, 1, Quadratic(1, 2, centres=[[1.0, 0.0]], sharpness=128.0), padding=[(0, -1), (0, 0)]
     )
     conv, certificate = attention_to_conv(layer, spatial=(5, 4))
-    assert not for_any_size(certificate)
+    assert not certificate.any_size
     assert require_promise(certificate, conv, real_attention(layer), torch.randn(2, 2, 5, 4))

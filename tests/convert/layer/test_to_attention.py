@@ -58,25 +58,6 @@ def test_explicit_zero_padding_equals_zero_padding():
     assert_convolves(layer(x), conv, x)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.parametrize("padding", [0, 1, "same"])
-@pytest.mark.parametrize("kernel_size", [(2, 2), (4, 2), (2, 3), (6, 1)])
-def test_even_kernels(kernel_size, padding):
-    conv, x = drawn(nn.Conv2d(3, 5, kernel_size, padding=padding)), images(2, 3, 7, 11)
-    layer, certificate = conv_to_attention(conv)
-    assert certificate.exact
-    assert layer.num_heads == math.prod(kernel_size)
-    assert_convolves(layer(x), conv, x)
-
-
-@pytest.mark.parametrize("stride", [2, 3, (1, 4), (5, 2)])
-def test_strides(stride):
-    conv, x = drawn(nn.Conv2d(3, 5, 3, stride=stride, padding=1)), images(2, 3, 11, 13)
-    layer, certificate = conv_to_attention(conv)
-    assert certificate.exact
-    assert_convolves(layer(x), conv, x)
-
-
 @pytest.mark.parametrize(
     ("conv", "kind", "heads"),
     [

@@ -10,7 +10,6 @@ from torch.nn.utils import parametrizations
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
-from convattn.convert.surgery import tensors
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
@@ -70,16 +69,6 @@ def test_soft_heads_are_measured_and_not_called_exact():
     assert all(layer.bound_per_unit > 0 for layer in certificate.layers)
     assert any("at this sharpness" in item for item in certificate.not_covered)
     assert made[0].encoding.sharpness.tolist() == pytest.approx([2.0] * 9)
-
-
-def test_heads_that_look_everywhere_make_another_network():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, bias=False))
-    _, certificate = network_to_attention(network, sharpness=1.0, images=images(2, 3, 9, 11))
-    assert [layer.leak for layer in certificate.layers] == [1, 1]
-    share = certificate.measured_error / certificate.largest
-    assert 0.5 < share < 1
-    assert f"different (by {share:.2g} of the largest output, 2 layers" in certificate.summary()
 
 
 def test_an_error_as_large_as_the_output_does_not_pass():
@@ -165,9 +154,9 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
     _, certificate = network_to_attention(network, images=images(2, 3, 7, 9), exclude="0")
     path = certificate.save(tmp_path / "certificate.json")
     assert NetworkCertificate.load(path) == certificate
-    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 3"):
+    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 1"):
         NetworkCertificate.from_json(
-            certificate.to_json().replace('"schema_version": 3', '"schema_version": 9', 1)
+            certificate.to_json().replace('"schema_version": 1', '"schema_version": 9', 1)
         )
     summary = certificate.summary()
     assert summary.startswith("network to attention: exact (1 layer, 1 head, float32)")
@@ -181,18 +170,6 @@ def test_the_certificate_is_saved_and_loaded(tmp_path):
 class Pair:
     first: object
     second: object
-
-
-def test_tensors_are_found_in_the_order_in_which_they_are_held():
-    held = [torch.tensor(float(number)) for number in range(5)]
-    whole, complex_one = torch.tensor(7), torch.tensor([2.0 + 3.0j])
-    value = Pair(
-        {"a": held[0], "b": (held[1], whole, Pair("text", held[2]))},
-        [None, complex_one, Pair, held[3]],
-    )
-    found = list(tensors(value))
-    assert [x.tolist() for x in found] == [0.0, 1.0, 2.0, [[2.0, 3.0]], 3.0]
-    assert list(tensors(value, as_real=False))[3].dtype == complex_one.dtype
 
 
 def test_outputs_in_a_dataclass_are_compared():

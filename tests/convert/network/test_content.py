@@ -39,23 +39,6 @@ def test_closed_gates_leave_a_network_as_it_is():
     assert_within_budget(made(x), high, roundings(call, network, x), "with gradients")
 
 
-def test_the_certificate_tells_what_content_takes():
-    _, certificate = network_to_attention(
-        small_resnet(), content=True, include="stages.3.*", images=images(2, 3, 64, 64)
-    )
-    second = next(layer for layer in certificate.layers if layer.name == "stages.3.second")
-    assert len(certificate.layers) == 3
-    numbers = (
-        9 * 64 * 100 * 12 + 9 * (64 + 100) * 3 * 4
-    )  # all pairs of heads, queries and keys; queries and keys of width 3
-    note = f"with gradients, or once its gate is open, its content scores take {numbers / 2**20:.3g} MiB"
-    assert second.notes == (note,)
-    _, plain = network_to_attention(
-        small_resnet(), include="stages.3.*", images=images(2, 3, 64, 64)
-    )
-    assert not any("content" in note for layer in plain.layers for note in layer.notes)
-
-
 def test_closed_gates_become_the_same_convolutions_again_and_open_ones_are_left():
     network, x = small_resnet(), images(2, 3, 16, 16)
     made, _ = network_to_attention(network, content=Content(key_width=3, position=False), images=x)

@@ -90,12 +90,11 @@ def test_a_changed_score_fails_the_certificate(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the exporter's own code
-@pytest.mark.parametrize("name", ["distance", "speed net"])
-def test_onnx_files_of_standard_operators_run_elsewhere(name, tmp_path, without_type_checks):
+def test_an_onnx_file_of_standard_operators_runs_elsewhere(tmp_path, without_type_checks):
     onnx, onnxruntime, openvino = (
         pytest.importorskip(one) for one in ("onnx", "onnxruntime", "openvino")
     )
-    network, images, made, _ = convert(name)
+    network, images, made, _ = convert("speed net")
     file = str(tmp_path / "network.onnx")
     torch.onnx.export(freeze(made, images), (images,), file, dynamo=True, verbose=False)
     graph = onnx.load(file)

@@ -1,7 +1,5 @@
 """Networks of timm and torchvision, converted on both paths: random weights, nothing in them as new."""
 
-from functools import partial
-
 import pytest
 import torch
 from tests.convert.network.network_cases import (
@@ -33,14 +31,6 @@ TIMM = {
     "tf_mobilenetv3_small_minimal_100": set(),  # pads by the size of the image
     "edgenext_xx_small": set(),  # asks a convolution for the dtype of its weight
     "vit_tiny_r_s16_p8_224": {FROZEN},  # asks for nothing, standardises and pads
-}
-TORCHVISION = {
-    "mobilenet_v3_small": (torchvision.models.mobilenet_v3_small, (3, 64, 64)),
-    "mc3_18": (torchvision.models.video.mc3_18, (3, 4, 32, 32)),
-    "lraspp_mobilenet_v3_large": (
-        partial(torchvision.models.segmentation.lraspp_mobilenet_v3_large, weights_backbone=None),
-        (3, 64, 64),
-    ),
 }
 SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 """Networks that take images of one size only; the others are run on smaller ones than their own."""
@@ -81,13 +71,6 @@ def test_timm(name, notes):
     torch.manual_seed(0)
     size = SIZES.get(name, 64)
     check(timm.create_model(name, num_classes=11), images(1, 3, size, size), notes)
-
-
-@pytest.mark.parametrize(("name", "case"), some(TORCHVISION), ids=TORCHVISION)
-def test_torchvision(name, case):
-    torch.manual_seed(0)
-    build, shape = case
-    check(build(num_classes=11), images(1, *shape), set())
 
 
 def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):

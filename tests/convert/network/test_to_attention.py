@@ -1,6 +1,5 @@
 """Whole networks: what a conversion keeps."""
 
-import copy
 import re
 import warnings
 
@@ -92,8 +91,8 @@ def test_a_tie_that_cannot_be_kept_is_said():
     network[1].weight = network[0].weight
     _, certificate = converted(network, images(1, 4, 7, 9))
     assert [layer.notes for layer in certificate.layers] == [
-        ("it no longer shares its weight with 1.weight",),
-        ("it no longer shares its weight with 0.weight",),
+        ("it no longer shares weights with 1",),
+        ("it no longer shares weights with 0",),
     ]
 
 
@@ -118,14 +117,6 @@ def test_mode_and_what_learns_are_kept():
     assert [m.encoding.centres.requires_grad for m in (soft[0], soft[2])] == [False, True]
     assert [m.bias.requires_grad for m in (made[0], made[2])] == [True, False]
     assert made[0].values.training is made[0].encoding.training is False
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_dtype_is_kept(dtype):
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)).to(dtype)
-    made, certificate = converted(network, images(2, 3, 9, 11, dtype=dtype))
-    assert made[0].values.weight.dtype == made[0].bias.dtype == dtype
-    assert certificate.reference == "float64"
 
 
 def test_hooks_are_kept_and_called_with_the_layer():
@@ -205,12 +196,6 @@ def test_a_subclass_that_overrides_nothing_is_converted():
     assert type(made[0]) is RelativeAttention2d
 
 
-def test_the_network_itself_may_be_a_convolution():
-    made, certificate = converted(nn.Conv2d(3, 4, 3), images(1, 3, 7, 9))
-    assert type(made) is RelativeAttention2d
-    assert certificate.layers[0].name == ""
-
-
 def test_patterns_choose_modules():
     network = nn.ModuleDict(
         {"stem": nn.Conv2d(3, 4, 3), "stage": nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))}
@@ -234,25 +219,6 @@ def test_patterns_choose_modules():
         network_to_attention(network[0], exclude="layer9", images=x)
 
 
-def test_a_converted_network_learns_as_the_convolutions_did():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
-    made, _ = converted(network, images(2, 3, 9, 11))
-    x = images(2, 3, 9, 11)
-
-    def gradients(network, x):
-        weights = [
-            network[i].values.weight if network is made else network[i].weight for i in (0, 2)
-        ]
-        return torch.autograd.grad(network(x).square().sum(), weights)
-
-    lows, highs = (
-        roundings(gradients, network, x),
-        gradients(copy.deepcopy(network).double(), x.double()),
-    )
-    for gradient, high, *several in zip(gradients(made, x), highs, *lows, strict=True):
-        assert_within_budget(gradient, high, several, "gradient")
-
-
 @pytest.mark.usefixtures("without_type_checks")
 def test_wrong_arguments():
     network, x = nn.Sequential(nn.Conv2d(3, 4, 3)), images(1, 3, 7, 9)
@@ -267,7 +233,7 @@ def test_wrong_arguments():
         ):
             network_to_attention(network, images=wrong)
     with pytest.raises(
-        ArgumentError, match=r'impl must be "auto" with content, .*, but is .separable'
+        ArgumentError, match=r'impl must be "auto", .* with content, but is .separable'
     ):
         network_to_attention(network, content=True, impl="separable", images=x)
     with pytest.raises(
@@ -297,10 +263,11 @@ def test_wrong_arguments():
     assert_unchanged(network, before)
 
 
-def test_a_convolution_that_is_the_network_shares_nothing():
+def test_the_network_itself_may_be_a_convolution():
     layer = nn.Conv2d(3, 4, 3)
-    _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
-    assert certificate.layers[0].notes == ()
+    made, certificate = converted(layer, images(1, 3, 7, 9))
+    assert type(made) is RelativeAttention2d
+    assert (certificate.layers[0].name, certificate.layers[0].notes) == ("", ())
     layer.register_forward_hook(lambda *_: None)
     _, certificate = network_to_attention(layer, images=images(1, 3, 7, 9))
     assert (

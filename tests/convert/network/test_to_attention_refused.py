@@ -18,10 +18,9 @@ from tests.convert.network.network_cases import (
 )
 from torch import nn
 from torch.ao import quantization
-from torch.nn.utils import parametrizations
 
 from convattn import network_to_attention
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
+from convattn.errors import ConversionError, UnsupportedModelError
 
 
 def with_weight(change):
@@ -202,13 +201,6 @@ def test_a_parametrisation_that_is_not_torchs_own_is_converted_by_what_it_comput
     )
 
 
-def test_the_step_of_a_spectral_norm_in_training_is_not_taken():
-    network = nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))).train()
-    before = fingerprint(network)
-    network_to_attention(network, images=images(1, 3, 7, 9))
-    assert_unchanged(network, before)
-
-
 def statically_quantised(network, x):
     torch.backends.quantized.engine = torch.backends.quantized.supported_engines[-1]
     network.qconfig = quantization.get_default_qconfig(torch.backends.quantized.engine)
@@ -331,24 +323,3 @@ def test_results_whose_shape_follows_from_numbers_are_not_passed():
     _, certificate = network_to_attention(Kept(), images=images(1, 3, 7, 9))
     assert not certificate.passed
     assert any("shapes of its outputs" in item for item in certificate.not_covered)
-
-
-def test_results_that_are_not_finite_are_not_passed():
-    class Infinite(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            return self.conv(x) / 0
-
-    _, certificate = network_to_attention(Infinite(), images=images(1, 3, 7, 9))
-    assert not certificate.passed
-
-
-def test_an_error_on_the_images_leaves_the_network_as_it_was():
-    network = nn.Sequential(nn.Conv2d(3, 4, 3)).train()
-    before = fingerprint(network)
-    with pytest.raises(ArgumentError, match="images must fit the network"):
-        network_to_attention(network, images=images(1, 3, 2, 2))
-    assert_unchanged(network, before)
