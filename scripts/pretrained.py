@@ -30,7 +30,6 @@ from convattn.lab.model_card import model_card
 from convattn.lab.run_setup import load_data_of
 from convattn.lab.tables import markdown_table
 from convattn.networks import load_network
-from convattn.networks.datasets import class_scores
 from convattn.networks.pretrained import CARD, PretrainedCard
 from convattn.provenance import RunRecord, find_revision, portable_path
 from convattn.sealed import LOAD_AS, WEIGHTS, read_sealed, write_sealed
@@ -138,6 +137,12 @@ def measure(network: nn.Module, record: RunRecord, data: ImageDataset) -> dict[s
         "views_accuracy": with_views,
         "sample_classes": samples,
     }
+
+
+@torch.inference_mode()
+def class_scores(network: nn.Module, images: Tensor) -> Tensor:
+    """Returns a network's scores of normalised images, a few hundred of them at a time."""
+    return torch.cat([network(part) for part in images.split(500)])
 
 
 def card_text(card: PretrainedCard) -> str:

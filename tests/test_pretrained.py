@@ -19,7 +19,6 @@ from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.heads import read_heads
 from convattn.lab.head_trace import quadratic_encodings
-from convattn.networks.datasets import class_scores
 from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed
 
@@ -94,7 +93,7 @@ def test_network_does_what_its_card_says(folder):
     network = load_network(folder)
     assert sum(p.numel() for p in network.parameters() if p.requires_grad) == card.run.parameters
     images = normalise(load_samples().split.images, CIFAR10_MEAN, CIFAR10_STD)
-    assert tuple(class_scores(network, images).argmax(1).tolist()) == card.sample_classes
+    assert tuple(SCRIPT["class_scores"](network, images).argmax(1).tolist()) == card.sample_classes
     text = (folder / "README.md").read_text(encoding="utf-8")
     for words in (
         f"{card.accuracy:.2%}",
@@ -146,8 +145,8 @@ def test_card_holds_the_run_and_what_was_measured_of_the_file(made):
     card, data = PretrainedCard.load(made / "short" / "card.json"), sample_data()
     images = normalise(data.test.images, data.mean, data.std)
     network = load_network(made / "short")
-    seen = class_scores(network, images)
-    both = class_scores(network, images.flip(-1)) / 2 + seen / 2
+    seen = SCRIPT["class_scores"](network, images)
+    both = SCRIPT["class_scores"](network, images.flip(-1)) / 2 + seen / 2
     assert card.accuracy == (seen.argmax(1) == data.test.labels).double().mean().item()
     assert card.views_accuracy == (both.argmax(1) == data.test.labels).double().mean().item()
     assert card.sample_classes == tuple(seen.argmax(1).tolist())

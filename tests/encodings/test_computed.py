@@ -51,20 +51,6 @@ def test_assigning_them_writes_the_parameter_that_is_there(case):
     assert held.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Quadratic, "sharpness"), (LinearDistance, "slope")])
-def test_augmented_assignment_assigns(kind, name):
-    encoding = kind(3, 2)
-    before = getattr(encoding, name).detach().clone()
-    vars(type(encoding))[name].fset(encoding, 4 * before)
-    expected = getattr(encoding, name).detach().clone()
-    setattr(encoding, name, before)
-    if name == "sharpness":
-        encoding.sharpness *= 4
-    else:
-        encoding.slope *= 4
-    assert torch.equal(getattr(encoding, name), expected)
-
-
 def test_a_layer_uses_what_was_assigned():
     layer, x = RelativeAttention2d(3, 5, 2, Quadratic(2, 2, sharpness=0.5)), torch.randn(1, 3, 7, 5)
     before = layer(x)

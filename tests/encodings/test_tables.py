@@ -59,15 +59,6 @@ def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
 
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
-def test_small_images_with_padding_need_no_extent(name):
-    assert (
-        RelativeAttention2d(3, 5, 2, name, kernel_size=3, padding=1)(torch.zeros(1, 3, 16, 16))
-        .isfinite()
-        .all()
-    )
-
-
-@pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
 def test_the_error_says_what_to_build(name):
     layer = RelativeAttention2d(1, 1, 2, name, kernel_size=3, padding=1)
     with pytest.raises(
@@ -92,7 +83,3 @@ def test_without_head_vectors_the_score_is_zero_and_the_features_remain():
     assert torch.equal(encoding(points), torch.zeros(3, 7))
     assert encoding.features(points).shape == (7, 10)
     assert encoding.options() == {"extent": [4, 4], "width": 5, "head_vectors": False}
-
-
-def test_default_extents_hold_common_sizes():
-    assert [LearnedTable(1, dims).extent for dims in (1, 2, 3)] == [(520,), (40, 40), (20, 20, 20)]

@@ -274,13 +274,9 @@ def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
         save_network(network, tmp_path / "again", certificate=certificate)
 
 
-def test_only_converted_layers_are_said_to_replace_others(tmp_path):
-    own = nn.Sequential(nn.Conv1d(2, 3, 5), nn.Identity(), nn.Identity(), nn.Conv1d(3, 4, 1))
-    card = (save_network(own, tmp_path / "own") / "README.md").read_text()
-    assert "These layers replace" not in card
-    assert "Identity" not in card
-    made, certificate = network_to_attention(own, images=torch.randn(2, 2, 7), exclude="3")
-    card = (
-        save_network(made, tmp_path / "made", certificate=certificate) / "README.md"
-    ).read_text()
-    assert "These layers replace others: 1 `RelativeAttention1d`." in card
+def test_the_card_counts_the_layers_that_are_described(tmp_path):
+    own = nn.Sequential(nn.Conv1d(2, 3, 5), nn.ReLU(), nn.Conv1d(3, 4, 1))
+    made, certificate = network_to_attention(own, images=torch.randn(2, 2, 7), exclude="2")
+    folder = save_network(made, tmp_path / "made", certificate=certificate)
+    card = (folder / "README.md").read_text()
+    assert "`config.json` describes 1 `Conv1d`, 1 `RelativeAttention1d` of it." in card

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int64, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from convattn.errors import ArgumentError, DataError, ShapeError, must_be, optional_module
 from convattn.provenance import DataRecord
@@ -165,18 +165,6 @@ def normalise(
     shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
     scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
     return (images - shift) / scale
-
-
-_AT_ONCE = 500
-"""Images that go through a network together."""
-
-
-@torch.inference_mode()
-def class_scores(
-    network: nn.Module, images: Float[Tensor, "images channels rows cols"]
-) -> Float[Tensor, "images classes"]:
-    """Returns a network's scores of normalised images, a few hundred of them at a time."""
-    return torch.cat([network(part) for part in images.split(_AT_ONCE)])
 
 
 TEST_IMAGES = 360

@@ -331,7 +331,7 @@ def network_card(
     sections = [
         "\n".join(["---", *front, "---"]),  # JSON is YAML
         f"# {name}",
-        _origin(config, network, certificate),
+        _origin(config, network),
         f"## Certificate\n\n{proof}",
         f"## Use\n\n```python\nfrom convattn import load_network\n\nnetwork = {use}\n```",
         _REST,
@@ -339,30 +339,19 @@ def network_card(
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(
-    config: Mapping[str, Any], network: nn.Module, certificate: AnyCertificate | None
-) -> str:
-    """Says what a network was, which layers replace others, and what saved it."""
-    replaced = config["layers"]
+def _origin(config: Mapping[str, Any], network: nn.Module) -> str:
+    """Says what a network was, which layers of it are described, and what saved it."""
+    origin = f"a network of class `{config['class']}`"
     if config["source"]:
         origin = f"`{config['source']}`"
-        conversion = "No layer was replaced."
-    else:
-        origin = f"a network of class `{config['class']}`"
-        conversion = "Whether layers of it replace others is not recorded."
-        converted = set()
-        if isinstance(certificate, NetworkCertificate):
-            converted = {layer.name for layer in certificate.layers}
-        replaced = [layer for layer in replaced if converted.intersection(layer["names"])]
-    kinds = Counter(layer["kind"] for layer in replaced)
-    if kinds:
-        counts = [f"{count} `{kind}`" for kind, count in sorted(kinds.items())]
-        conversion = f"These layers replace others: {', '.join(counts)}."
     if config["options"]:
         origin += f" with {config['options']}"
+    kinds = Counter(layer["kind"] for layer in config["layers"])
+    counts = [f"{count} `{kind}`" for kind, count in sorted(kinds.items())]
+    layers = ", ".join(counts) or "no layer"
     parameters = sum(parameter.numel() for parameter in network.parameters())
     versions = [f"{name} {version}" for name, version in config["versions"].items()]
     return (
-        f"This network was {origin}. {conversion} It has {parameters:,} parameters, and was saved by convattn"
-        f" {config['convattn']} with {', '.join(versions)}."
+        f"This network was {origin}. `config.json` describes {layers} of it. It has {parameters:,} parameters, and was"
+        f" saved by convattn {config['convattn']} with {', '.join(versions)}."
     )
