@@ -19,6 +19,9 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 ROOT = Path(__file__).parents[1]
 """The folder of the repository."""
 
+PAGES = ROOT / "docs" / "results"
+"""The folder of the pages of results."""
+
 BUSY = "Other programs ran at the same time: single times say little, ratios more."
 _CIFAR10 = "CONVATTN_CIFAR10"
 
@@ -98,4 +101,4 @@ def publish(record: Path, content: Mapping[str, Any], page: str, text: str) -> N
 
 def write_page(page: str, text: str) -> None:
     """Writes a page of docs/results, named without its ending."""
-    write_atomically(ROOT / "docs" / "results" / f"{page}.md", text)
+    write_atomically(PAGES / f"{page}.md", text)

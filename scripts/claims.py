@@ -27,7 +27,6 @@ from evidence.borders.__main__ import page as borders_page
 from evidence.certify.__main__ import Case
 from evidence.certify.__main__ import page as certify_page
 from evidence.head_replacement.page import page as head_replacement_page
-from evidence.pretrained.__main__ import padding
 from evidence.pretrained.__main__ import page as pretrained_page
 from evidence.real_weights.page import page as real_weights_page
 from evidence.real_weights.record import RealWeightsRecord
@@ -519,22 +518,21 @@ def _pretrained(evidence: Path) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys(name for name, _ in rows):
         row = rows[name, wide]
         change = f"{row['accuracy_before']:.2%} | {row['accuracy_after']:.2%}"
-        yield "pretrained.md", f"| `{name}` | {padding(row)} | {change} | × {row['ratio']:.2f} |"
-        windows = [
-            rows[name, f"to convolutions, {w}"]
-            for w in ("3 × 3", "3 × 3, fitted", "5 × 5", "7 × 7")
-        ]
+        yield "pretrained.md", f"| `{name}` | {row['padding']} | {change} | × {row['ratio']:.2f} |"
+        windows = [rows[name, f"to convolutions, {w}"] for w in ("3 × 3", "5 × 5", "7 × 7")]
         cells = [
             f"{row['accuracy_before']:.2%}",
             *(f"{item['accuracy_after']:.2%}" for item in windows),
         ]
-        if {padding(item) for item in windows} == {"replicate"}:
+        if {item["padding"] for item in windows} == {"replicate"}:
             yield "pretrained.md", f"| `{name}` | {' | '.join(cells)} |"
     ends = [rows[name, wide] for name in ("speedrun", "sa-quadratic-medium", "sa-learned-medium")]
     words = [
         f"{100 * row['accuracy_before']:.2f} to {100 * row['accuracy_after']:.2f} %" for row in ends
     ]
-    words[1:] = [f"{text} ({padding(row)})" for text, row in zip(words[1:], ends[1:], strict=True)]
+    words[1:] = [
+        f"{text} ({row['padding']})" for text, row in zip(words[1:], ends[1:], strict=True)
+    ]
     yield "index.md", "; ".join(words)
     yield "pretrained.md", f"`speedrun` goes from {words[0]}"
 
@@ -726,8 +724,6 @@ def _others(evidence: Path) -> Iterator[tuple[str, str]]:
         "to 5 × 5 convolutions": "attention to 5 × 5 convolutions",
         "to 11 × 11 convolutions": "attention to 11 × 11 convolutions",
     }
-    told["to 5 × 5 convolutions, refined"] = "the same, fitted on 300 images without labels"
-    told["refined 5 × 5 to attention again"] = "these to attention again"
     for conversion, words in told.items():
         found = [row for row in rows["sa-quadratic"] if row["conversion"] == conversion]
         cost = 100 * statistics.fmean(

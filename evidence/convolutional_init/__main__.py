@@ -6,10 +6,8 @@ convolutional-init.json and the page convolutional-init.md:
     python -m evidence.convolutional_init
 """
 
-import argparse
-import json
-import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from convattn import convolutional_init
-from convattn.data import load_digits
-from convattn.files import write_atomically
-from convattn.provenance import describe_hardware, describe_versions, find_revision
+from convattn.data import load_digits, normalise
+from convattn.lab.tables import markdown_table
+from evidence.results import environment, new_parser, publish
+from evidence.studies import spread
 
 SEEDS = (0, 1, 2)
 EPOCHS = (2, 5, 15)
@@ -62,8 +61,8 @@ All starts have one learning rate and few epochs; the network as it is may need 
 
 timm's `VisionTransformer` on the 8 × 8 digits of scikit-learn, 2 × 2 pixels a patch, width 36, 3 layers, 9 heads of
 width 4, the mean over patches for the classes. AdamW, learning rate {rate}, decay 0.05 on matrices but the centres,
-batches of {batch}, no augmentation, cosine to 0 over {epochs} epochs. {processor}, {threads} thread(s), torch {torch},
-timm {timm}, revision {revision}. All numbers are in
+batches of {batch}, no augmentation, cosine to 0 over {epochs} epochs. {hardware[processor]}, {hardware[threads]}
+thread(s), torch {versions[torch]}, timm {versions[timm]}, revision {revision}. All numbers are in
 [convolutional-init.json](../../evidence/convolutional_init/convolutional-init.json); its seconds were taken while
 other programs ran, and compare nothing.
 
@@ -86,9 +85,8 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     """Splits parameters into those that decay, matrices but the centres, and others."""
     split: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
-        split[
-            parameter.ndim > 1 and not name.endswith(("centres", "cls_token", "pos_embed"))
-        ].append(parameter)
+        matrix = parameter.ndim > 1 and not name.endswith(("centres", "cls_token", "pos_embed"))
+        split[matrix].append(parameter)
     return [
         {"params": split[True], "weight_decay": 0.05},
         {"params": split[False], "weight_decay": 0.0},
@@ -98,20 +96,16 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 def train(seed: int, start: dict[str, Any] | None) -> dict[str, Any]:
     """Trains one transformer, and writes its accuracy down after some of the epochs."""
     digits = load_digits()
-    images, tests = (
-        (split.images / 255 - digits.mean[0]) / digits.std[0]
-        for split in (digits.train, digits.test)
-    )
-    model = network(seed, start)
-    steps = EPOCHS[-1] * (len(images) // BATCH)
+    images = normalise(digits.train.images, digits.mean, digits.std)
+    tests = normalise(digits.test.images, digits.mean, digits.std)
+    model, whole = network(seed, start), len(images) // BATCH
+    steps = EPOCHS[-1] * whole
     optimiser = torch.optim.AdamW(groups(model), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     order = torch.Generator().manual_seed(seed)
     accuracy, before = {}, time.perf_counter()
     for epoch in range(1, EPOCHS[-1] + 1):
-        for rows in torch.randperm(len(images), generator=order).split(BATCH)[
-            : len(images) // BATCH
-        ]:
+        for rows in torch.randperm(len(images), generator=order).split(BATCH)[:whole]:
             loss = nn.functional.cross_entropy(model(images[rows]), digits.train.labels[rows])
             optimiser.zero_grad()
             loss.backward()
@@ -122,49 +116,45 @@ def train(seed: int, start: dict[str, Any] | None) -> dict[str, Any]:
                 right = model.eval()(tests).argmax(1) == digits.test.labels
             model.train()
             accuracy[str(epoch)] = right.double().mean().item()
-    seconds, parameters = (
-        time.perf_counter() - before,
-        sum(parameter.numel() for parameter in model.parameters()),
-    )
-    return {"seed": seed, "accuracy": accuracy, "seconds": seconds, "parameters": parameters}
+    return {
+        "seed": seed,
+        "accuracy": accuracy,
+        "seconds": time.perf_counter() - before,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
 
 
-def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def table(runs: Mapping[str, list[dict[str, Any]]]) -> str:
     """Tabulates means and standard deviations."""
-    head = [f"after {epochs} epochs" for epochs in EPOCHS]
-    lines = [f"| start | {' | '.join(head)} | parameters |", "|---" * (len(head) + 2) + "|"]
-    for name, found in runs.items():
+    rows = []
+    for name, seeds in runs.items():
         cells = []
-        for epochs in map(str, EPOCHS):
-            values = [100 * run["accuracy"][epochs] for run in found]
-            cells.append(f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}")
-        lines.append(f"| {name} | {' | '.join(cells)} | {found[0]['parameters']:,} |")
-    return "\n".join(lines)
+        for epochs in EPOCHS:
+            accuracies = [run["accuracy"][f"{epochs}"] for run in seeds]
+            cells.append(spread(accuracies, 1).removesuffix(" %"))
+        rows.append([name, *cells, f"{seeds[0]['parameters']:,}"])
+    heads = [f"after {epochs} epochs" for epochs in EPOCHS]
+    return markdown_table(["start", *heads, "parameters"], rows)
 
 
-def verdict(runs: dict[str, list[dict[str, Any]]]) -> str:
+def verdict(runs: Mapping[str, list[dict[str, Any]]]) -> str:
     """Words what the seeds agree on: starts that are better, or worse, than the network as it is with every seed."""
-    plain, last = runs["as it is"], str(EPOCHS[-1])
-    sides: dict[str, list[str]] = {"above": [], "below": []}
-    for name, found in runs.items():
-        gains = [
-            a["accuracy"][last] - b["accuracy"][last] for a, b in zip(found, plain, strict=True)
-        ]
+    last, above, below = f"{EPOCHS[-1]}", list[str](), list[str]()
+    for name, seeds in runs.items():
+        pairs = zip(seeds, runs["as it is"], strict=True)
+        gains = [run["accuracy"][last] - plain["accuracy"][last] for run, plain in pairs]
         if min(gains) > 0:
-            sides["above"].append(f"“{name}”")
+            above.append(f"“{name}”")
         elif max(gains) < 0:
-            sides["below"].append(f"“{name}”")
-    said = [
-        f"{side} the network as it is: {', '.join(names)}" for side, names in sides.items() if names
-    ]
-    return (
-        f"At the end, with every seed {'; '.join(said)}."
-        if said
-        else "At the end no start is ahead with every seed."
-    )
+            below.append(f"“{name}”")
+    sides = [f"above the network as it is: {', '.join(above)}"] if above else []
+    sides += [f"below the network as it is: {', '.join(below)}"] if below else []
+    if not sides:
+        return "At the end no start is ahead with every seed."
+    return f"At the end, with every seed {'; '.join(sides)}."
 
 
-def page(runs: dict[str, list[dict[str, Any]]], setting: dict[str, Any]) -> str:
+def page(runs: Mapping[str, list[dict[str, Any]]], setting: Mapping[str, Any]) -> str:
     """Words the result; every number comes from the runs."""
     digits = load_digits()
     return PAGE.format(
@@ -176,29 +166,17 @@ def page(runs: dict[str, list[dict[str, Any]]], setting: dict[str, Any]) -> str:
         rate=RATE,
         batch=BATCH,
         epochs=EPOCHS[-1],
-        processor=setting["hardware"]["processor"],
-        threads=setting["hardware"]["threads"],
-        torch=setting["versions"]["torch"],
-        timm=setting["timm"],
-        revision=setting["revision"],
+        **setting,
     )
 
 
 def main() -> None:
     """Trains all starts with all seeds and writes the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    folder = parser.parse_args().output
-    folder.mkdir(parents=True, exist_ok=True)  # before anything is trained
-    setting = {"hardware": describe_hardware(torch.device("cpu")), "versions": describe_versions()}
-    setting |= {"timm": timm.__version__, "revision": find_revision()}
+    new_parser(__doc__).parse_args()
+    setting = environment("evidence.convolutional_init", "timm")
     runs = {name: [train(seed, start) for seed in SEEDS] for name, start in STARTS.items()}
-    write_atomically(
-        folder / "convolutional-init.json", json.dumps({"runs": runs, **setting}, indent=2) + "\n"
-    )
-    write_atomically(folder / "convolutional-init.md", page(runs, setting))
+    record = Path(__file__).with_name("convolutional-init.json")
+    publish(record, {"runs": runs, **setting}, "convolutional-init", page(runs, setting))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ How far the heads look, and what decides where, is measured on test images, in t
 the same seeds draw.
 """
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from convattn.lab.run_setup import build_network, load_data_of
 from convattn.lab.study_record import paired_difference
 from convattn.lab.tables import markdown_table
 from convattn.provenance import RunRecord
+from evidence.results import PAGES, new_parser
 from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
 
 FIGURES = {
@@ -340,9 +340,9 @@ def draw(figure_file: Path, runs: Sequence[TrainedRun]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(description="Writes the page of the encodings.")
+    parser = new_parser(__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the page")
+    parser.add_argument("--output", type=Path, default=PAGES, help="folder for the page")
     parser.add_argument(
         "--images",
         type=int,

@@ -1,7 +1,6 @@
 """One trained network: its report, and the curve of thresholds, beside as many random heads."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +14,7 @@ from convattn.heads.analysis import analyze
 from convattn.heads.head_report import HeadReport
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
+from evidence.results import clocked
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
 _BATCH = 500
@@ -60,22 +60,16 @@ def measure(
             control(subject, report, before, len(record.replaced), seed) for seed in drawn
         ]
         rows.append(row)
+    heads, scores = [], []
+    for layer in report.layers:
+        for head in layer.heads:
+            score = head.position_score
+            heads.append({"layer": layer.name, "head": head.head, "score": str(score)})
+            scores += [score.value] if isfinite(score.value) else []
     return {
         "network": subject.name,
-        "heads": [
-            {"layer": layer.name, "head": head.head, "score": str(head.position_score)}
-            for layer in report.layers
-            for head in layer.heads
-        ],
-        "largest_score": max(
-            (
-                score
-                for layer in report.layers
-                for head in layer.heads
-                if isfinite(score := head.position_score.value)
-            ),
-            default=None,
-        ),
+        "heads": heads,
+        "largest_score": max(scores, default=None),
         "layers": len(report.layers),
         "accuracy": accuracy(before, subject.labels),
         "parameters": sum(parameter.numel() for parameter in subject.model.parameters()),
@@ -99,17 +93,13 @@ def times(
     before: nn.Module, after: nn.Module, images: Float[Tensor, "tests channels rows cols"]
 ) -> tuple[float, float]:
     """Returns the median milliseconds of an image, the two networks in turn after one run to warm up."""
-    taken: dict[nn.Module, list[float]] = {before: [], after: []}
+    seconds: dict[nn.Module, list[float]] = {before: [], after: []}
     with torch.inference_mode():
-        for network in taken:
-            network(images)
-        for _ in range(_ROUNDS):
-            for network, seconds in taken.items():
-                started = time.perf_counter()
-                network(images)
-                seconds.append(time.perf_counter() - started)
-    medians = [1e3 * statistics.median(seconds) / len(images) for seconds in taken.values()]
-    return medians[0], medians[1]
+        for _ in range(1 + _ROUNDS):
+            for network, times in seconds.items():
+                times.append(clocked(network, images))
+    first, second = (statistics.median(times[1:]) for times in seconds.values())
+    return 1e3 * first / len(images), 1e3 * second / len(images)
 
 
 def effect(

@@ -8,6 +8,7 @@ from typing import Any
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
+from evidence.results import BUSY
 
 AIM = 0.1
 """Points of accuracy that heads called convolutions may cost together."""
@@ -39,25 +40,15 @@ Heads were measured on {measured} training images, networks on {tests} test imag
 Not covered: other data, larger networks, training on after replacement.
 """
 
-_BUSY = "Other programs ran at the same time: single times say little, ratios more. "
-
 
 def page(content: Mapping[str, Any]) -> str:
-    """Words the results.
-
-    Args:
-        content: What was measured, and how.
-
-    Returns:
-        Markdown.
-    """
+    """Words the results as Markdown."""
     networks = content["networks"]
+    curves = [row for network in networks for row in network["curve"]]
     return _PAGE.format(
         verdict=verdict(networks),
         tables="\n".join(map(_table, networks)),
-        controls=max(
-            (len(row["controls"]) for network in networks for row in network["curve"]), default=0
-        ),
+        controls=max((len(row["controls"]) for row in curves), default=0),
         command=content["command"],
         measured=networks[0]["measured_on"],
         tests=networks[0]["tests"],
@@ -65,50 +56,37 @@ def page(content: Mapping[str, Any]) -> str:
         hardware=content["hardware"],
         versions=content["versions"],
         revision=content["revision"],
-        busy=_BUSY if content["busy"] else "",
+        busy=f"{BUSY} " if content["busy"] else "",
     )
 
 
 def verdict(networks: Sequence[Mapping[str, Any]]) -> str:
     """Says whether the heads called convolutions can be replaced at little cost, and what random ones cost."""
-    called = [
-        (network, row)
-        for network in networks
-        for row in network["curve"]
-        if row["threshold"] == CONVOLUTIONAL
-    ]
-    some = [(network, row) for network, row in called if row["replaced"]]
-    if not some:
-        best = max(
-            (
-                network["largest_score"]
-                for network in networks
-                if network["largest_score"] is not None
-            ),
-            default=0,
-        )
+    heads, every = 0, sum(len(network["heads"]) for network in networks)
+    names, losses, control = list[str](), list[str](), list[float]()
+    for network in networks:
+        for row in network["curve"]:
+            if row["threshold"] != CONVOLUTIONAL or not row["replaced"]:
+                continue
+            heads += row["replaced"]
+            names.append(f"`{network['network']}`")
+            losses.append(f"{lost(network, row):.2f} ± {100 * row['error']:.2f}")
+            control += [lost(network, item) for item in row["controls"]]
+    if not names:
+        scores = [network["largest_score"] or 0 for network in networks]
         return (
-            f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {best:.2f}).\n"
+            f"No head has R² ≥ {CONVOLUTIONAL:g} (networks: {len(networks)}; largest R²: {max(scores):.2f}).\n"
             "What lower thresholds do is below."
         )
-    heads, every = (
-        sum(row["replaced"] for _, row in some),
-        sum(len(network["heads"]) for network, _ in called),
+    places = f"in {len(names)} of {len(networks)} networks ({', '.join(names)})"
+    words = (
+        f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, {places}.\n"
+        f"Replaced together, those of a network cost {', '.join(losses)} points of accuracy (the aim is at most"
+        f" {AIM:g})."
     )
-    names = ", ".join(f"`{network['network']}`" for network, _ in some)
-    losses = ", ".join(
-        f"{lost(network, row):.2f} ± {100 * row['error']:.2f}" for network, row in some
-    )
-    control = [lost(network, item) for network, row in some for item in row["controls"]]
-    beside = (
-        f"\nAs many random heads cost {statistics.mean(control):.2f} points on average."
-        if control
-        else ""
-    )
-    return (
-        f"{heads} of {every} heads have R² ≥ {CONVOLUTIONAL:g}, in {len(some)} of {len(networks)} networks ({names}).\n"
-        f"Replaced together, those of a network cost {losses} points of accuracy (the aim is at most {AIM:g}).{beside}"
-    )
+    if control:
+        words += f"\nAs many random heads cost {statistics.mean(control):.2f} points on average."
+    return words
 
 
 def lost(network: Mapping[str, Any], row: Mapping[str, Any]) -> float:
@@ -169,25 +147,15 @@ def draw(paths: Sequence[Path], networks: Sequence[Mapping[str, Any]]) -> None:
         panel.set(xlabel="share of heads replaced", ylabel="accuracy lost (points)")
         panel.axhline(AIM, color="#7F7F7F", linewidth=0.8, linestyle=":")
         for number, network in enumerate(networks):
-            colour, heads, rows = (
-                COLOURS[number % len(COLOURS)],
-                len(network["heads"]),
-                _distinct(network),
-            )
-            places = [0.0, *(row["replaced"] / heads for row in rows)]
-            panel.plot(
-                places,
-                [0.0, *(lost(network, row) for row in rows)],
-                color=colour,
-                marker="o",
-                label=network["network"],
-            )
-            random = [
-                statistics.mean(lost(network, item) for item in row["controls"])
-                for row in rows
-                if row["controls"]
-            ]
-            if len(random) == len(rows):
-                panel.plot(places, [0.0, *random], color=colour, marker="x", linestyle="--")
+            colour, rows = COLOURS[number % len(COLOURS)], _distinct(network)
+            places, losses, random = [0.0], [0.0], [0.0]
+            for row in rows:
+                places.append(row["replaced"] / len(network["heads"]))
+                losses.append(lost(network, row))
+                drawn = [lost(network, item) for item in row["controls"]]
+                random += [statistics.mean(drawn)] if drawn else []
+            panel.plot(places, losses, color=colour, marker="o", label=network["network"])
+            if len(random) == len(places):
+                panel.plot(places, random, color=colour, marker="x", linestyle="--")
         panel.plot([], [], color="#000000", marker="x", linestyle="--", label="as many at random")
         panel.legend()

@@ -7,9 +7,7 @@ sentence is the mean of its tokens; what counts is whether its nearest neighbour
     python -m evidence.head_replacement.text MODEL
 """
 
-import argparse
 import ast
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from convattn.files import write_atomically
 from convattn.heads import analyze
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
 from convattn.lab.tables import markdown_table
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 LENGTH = 32
@@ -117,42 +113,26 @@ def measure(model: nn.Module, ids: Tensor, measured: int, controls: int) -> dict
         others = [replace_convolutional_heads(model, report, heads=heads)[0] for heads in drawn]
         told = {"threshold": threshold, "replaced": count, **effect(made, tests, before)}
         rows.append({**told, "controls": [effect(other, tests, before) for other in others]})
-    heads = [
-        {
-            "layer": layer.name,
-            "head": head.head,
-            "score": str(head.position_score),
-            "hard_shift": head.hard_shift,
-        }
-        for layer in report.layers
-        for head in layer.heads
-        if head.position_score.value >= 0.5
-    ]
-    every = sum(len(layer.heads) for layer in report.layers)
-    return {
-        "heads": every,
-        "measured": measured,
-        "tests": len(tests),
-        "found": heads,
-        "curve": rows,
-    }
+    heads, every = [], 0
+    for layer in report.layers:
+        every += len(layer.heads)
+        for head in layer.heads:
+            if head.position_score.value >= 0.5:
+                facts = {"score": str(head.position_score), "hard_shift": head.hard_shift}
+                heads.append({"layer": layer.name, "head": head.head, **facts})
+    counts = {"heads": every, "measured": measured, "tests": len(tests)}
+    return {**counts, "found": heads, "curve": rows}
 
 
 def page(content: dict[str, Any], controls: int) -> str:
     """Words the results."""
-    columns = ("R² ≥", "heads", "mean cosine", "neighbours", "neighbours, at random")
     rows = []
     for row in content["curve"]:
-        drawn = sorted(item["changed"] for item in row["controls"])
-        random = f"{drawn[0]:.1%} to {drawn[-1]:.1%}" if drawn else "–"
-        cells = (
-            f"{row['threshold']:g}",
-            f"{row['replaced']}",
-            f"{row['cosine']:.4f}",
-            f"{row['changed']:.1%}",
-            random,
-        )
-        rows.append(cells)
+        drawn = [item["changed"] for item in row["controls"]]
+        random = f"{min(drawn):.1%} to {max(drawn):.1%}" if drawn else "–"
+        changed = [f"{row['cosine']:.4f}", f"{row['changed']:.1%}"]
+        rows.append([f"{row['threshold']:g}", f"{row['replaced']}", *changed, random])
+    columns = ["R² ≥", "heads", "mean cosine", "neighbours", "neighbours, at random"]
     found = [f"{head['layer']}, head {head['head']} ({head['score']})" for head in content["found"]]
     return PAGE.format(
         table=markdown_table(columns, rows),
@@ -171,32 +151,21 @@ def page(content: dict[str, Any], controls: int) -> str:
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("model", type=Path, help="folder of the encoder and its tokenizer")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--texts", type=int, default=200, help="paragraphs to measure heads on")
     parser.add_argument("--tests", type=int, default=1000, help="other paragraphs")
     parser.add_argument("--controls", type=int, default=3, help="draws of random heads")
-    given = parser.parse_args()
-    given.output.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = load_model(given.model)
-    ids = tokens(tokenizer, paragraphs())[: given.texts + given.tests]
-    words = f"{portable_path(given.model)} --output {portable_path(given.output)}"
-    counts = f"--texts {given.texts} --tests {given.tests} --controls {given.controls}"
+    options = parser.parse_args()
+    model, tokenizer = load_model(options.model)
+    ids = tokens(tokenizer, paragraphs())[: options.texts + options.tests]
     content = {
-        "command": f"python -m evidence.head_replacement.text {words} {counts}",
-        "model": given.model.resolve().parent.name,
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(("torch", "transformers", "numpy")),
-        "revision": find_revision(),
-        **measure(model, ids, given.texts, given.controls),
+        **environment("evidence.head_replacement.text", "transformers", "numpy"),
+        "model": options.model.resolve().parent.name,
+        **measure(model, ids, options.texts, options.controls),
     }
-    write_atomically(
-        given.output / "head-replacement-text.json", json.dumps(content, indent=1) + "\n"
-    )
-    write_atomically(given.output / "head-replacement-text.md", page(content, given.controls))
+    record = Path(__file__).with_name("head-replacement-text.json")
+    publish(record, content, "head-replacement-text", page(content, options.controls))
 
 
 if __name__ == "__main__":

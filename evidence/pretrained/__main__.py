@@ -7,44 +7,44 @@ pretrained.json:
     CONVATTN_CIFAR10=FOLDER python -m evidence.pretrained
 """
 
-import argparse
-import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from convattn import network_to_attention, network_to_conv
-from convattn.data import load_cifar10
-from convattn.files import write_atomically
+from convattn import load_network, network_to_attention, network_to_conv
 from convattn.layers import RelativeAttention
-from convattn.networks import load_network
 from convattn.networks.pretrained import pretrained_names
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
-from evidence.trained_networks.measure import BATCH, CERTIFIED, Bench, Row
+from evidence.results import (
+    BUSY,
+    ROOT,
+    add_timing,
+    cifar10,
+    environment,
+    new_parser,
+    publish,
+)
+from evidence.trained_networks.measure import BATCH, CERTIFIED, Bench
 from evidence.trained_networks.page import conversion_table
 
 KERNELS = (3, 5, 7)
 """Windows of the convolutions, beside the one that leaves each layer as many taps as it needs."""
 
-FOLDERS = Path(__file__).parents[2] / "pretrained"
 
-
-def conversions(bench: Bench, name: str, network: nn.Module) -> Iterator[Row]:
+def conversions(bench: Bench, name: str, network: nn.Module) -> Iterator[dict[str, Any]]:
     """Converts one network in every way, and measures each."""
     images = bench.images[:CERTIFIED]
-    for kernel in (None, *KERNELS):
-        made, certificate = network_to_conv(network, kernel_size=kernel, images=images)
-        window = "as wide as needed" if kernel is None else f"{kernel} × {kernel}"
-        yield bench.row(name, f"to convolutions, {window}", network, made, certificate)
-        if kernel is None:
-            again, certificate = network_to_attention(made, images=images)
-            yield bench.row(name, "these to attention again", made, again, certificate)
+    wide, certificate = network_to_conv(network, images=images)
+    first = bench.row(name, "to convolutions, as wide as needed", network, wide, certificate)
+    yield first
+    again, certificate = network_to_attention(wide, images=images)
+    row = bench.row(name, "these to attention again", wide, again, certificate)
+    yield {**row, "padding": first["padding"]}
+    for kernel in KERNELS:
+        narrow, certificate = network_to_conv(network, kernel_size=kernel, images=images)
+        words = f"to convolutions, {kernel} × {kernel}"
+        yield bench.row(name, words, network, narrow, certificate)
 
 
 def convertible(network: nn.Module) -> bool:
@@ -53,99 +53,63 @@ def convertible(network: nn.Module) -> bool:
     return bool(layers) and all(layer.content is None for layer in layers)
 
 
-def sources(given: Sequence[str]) -> list[str]:
+def sources(named: Sequence[str]) -> list[str]:
     """Returns what to load: what was named, or every network of the repository."""
-    found = [f"convattn:{name}" for name in pretrained_names()]
-    found += [str(path.parent) for path in sorted(FOLDERS.glob("*/config.json"))]
-    return list(given) or found
-
-
-def padding(row: Mapping[str, Any]) -> str:
-    """Names the padding of the convolutions of a row, "zeros" or another one; several are joined by "and"."""
-    named = json.dumps(row["certificate"])
-    convolutions = re.findall(r"Conv2d\(.*?\)\"", named)
-    modes = {
-        found[1] if (found := re.search(r"padding_mode=(\w+)", one)) else "zeros"
-        for one in convolutions
-    }
-    return " and ".join(sorted(modes))
-
-
-def _tables(rows: Sequence[dict[str, Any]]) -> str:
-    """Tabulates conversions, a table for each padding of the convolutions: with another one, rows do not compare."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(padding(row), []).append(row)
-    return "\n\n".join(
-        f"Padding of the convolutions: {name}.\n\n{conversion_table(own)}"
-        for name, own in groups.items()
-    )
+    if named:
+        return list(named)
+    folders = [path.parent for path in sorted((ROOT / "pretrained").glob("*/config.json"))]
+    return [*(f"convattn:{name}" for name in pretrained_names()), *map(str, folders)]
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """Words the results as Markdown."""
-    busy = "\nOther programs ran at the same time: single times say little, ratios more.\n"
-    return (
-        (Path(__file__).parent / "page.txt")
-        .read_text(encoding="utf-8")
-        .format(
-            tests=content["data"]["tests"],
-            certified=CERTIFIED,
-            table=_tables(content["rows"]),
-            batch=content["batch"],
-            rounds=content["rounds"],
-            command=content["command"],
-            hardware=f"{content['hardware']['processor']}, {content['hardware']['threads']} thread(s)",
-            torch=content["versions"]["torch"],
-            data=content["data"]["name"],
-            revision=content["revision"],
-            busy=busy if content["busy"] else "",
-        )
+    """Words the results as Markdown; with another padding rows do not compare, so each has its table."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in content["rows"]:
+        groups.setdefault(row["padding"], []).append(row)
+    tables = []
+    for padding, rows in groups.items():
+        tables.append(f"Padding of the convolutions: {padding}.\n\n{conversion_table(rows)}")
+    hardware = content["hardware"]
+    text = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
+    return text.format(
+        tests=content["data"]["tests"],
+        certified=CERTIFIED,
+        table="\n\n".join(tables),
+        batch=content["batch"],
+        rounds=content["rounds"],
+        command=content["command"],
+        hardware=f"{hardware['processor']}, {hardware['threads']} thread(s)",
+        torch=content["versions"]["torch"],
+        data=content["data"]["name"],
+        revision=content["revision"],
+        busy=f"\n{BUSY}\n" if content["busy"] else "",
     )
 
 
 def main() -> None:
     """Converts, measures and writes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument(
-        "sources", nargs="*", help="networks, as for load_network; default: all of this repository"
+        "sources", nargs="*", help="as for load_network; default: all of this repository"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
-    parser.add_argument(
-        "--busy", action="store_true", help="say that other programs ran at the same time"
-    )
-    given = parser.parse_args()
-    data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
-    bench = Bench(data, given.rounds)
-    rows: list[dict[str, Any]] = []
-    for source in sources(given.sources):
-        network, name = load_network(source).eval(), Path(source).name
+    add_timing(parser)
+    options = parser.parse_args()
+    data = cifar10()
+    bench, rows = Bench(data, options.rounds), list[dict[str, Any]]()
+    for source in sources(options.sources):
+        network = load_network(source).eval()
         if convertible(network):
-            rows += [asdict(row) for row in conversions(bench, name, network)]
-    words = [
-        "python -m evidence.pretrained",
-        *given.sources,
-        "--output",
-        portable_path(given.output),
-    ]
-    words += [f"--rounds {given.rounds}", *(["--busy"] if given.busy else [])]
+            rows += conversions(bench, Path(source).name, network)
     content = {
-        "command": " ".join(["CONVATTN_CIFAR10=FOLDER", *words]),
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(),
-        "revision": find_revision(),
+        **environment("evidence.pretrained"),
         "batch": BATCH,
-        "rounds": given.rounds,
-        "busy": given.busy,
+        "rounds": options.rounds,
+        "busy": options.busy,
         "data": {"name": data.record.name, "hashes": data.record.hashes, "tests": len(data.test)},
         "rows": rows,
     }
-    given.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.output / "pretrained.json", json.dumps(content, indent=1) + "\n")
-    write_atomically(given.output / "pretrained-tables.md", page(content))
+    record = Path(__file__).with_name("pretrained.json")
+    publish(record, content, "pretrained-tables", page(content))
 
 
 if __name__ == "__main__":

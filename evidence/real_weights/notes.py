@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network, run_as_shipped
+from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
+from evidence.runtimes import onnx_runtime
 
 BASIC_PITCH = Package("basic-pitch", "basic_pitch", "Apache-2.0")
 
@@ -57,7 +58,7 @@ def _find(networks: Mapping[str, Network], given: Tensor) -> Found:
 def _build() -> Task:
     file = BASIC_PITCH.folder() / "saved_models" / "icassp_2022" / "nmp.onnx"
     return Task(
-        {"Basic Pitch": read_network(file)}, melody(), _find, {"Basic Pitch": run_as_shipped(file)}
+        {"Basic Pitch": read_network(file)}, melody(), _find, {"Basic Pitch": onnx_runtime(file)}
     )
 
 

@@ -1,12 +1,10 @@
 """Networks that ship as ONNX: read into modules by onnx2torch, and run as they are by onnxruntime."""
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evidence.real_weights.task import Package
 
@@ -52,21 +50,6 @@ def rewrite(file: Path) -> Any:
                 onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, axes)
             )
     return onnx.shape_inference.infer_shapes(model)
-
-
-def run_as_shipped(file: Path) -> Callable[[Tensor], Any]:
-    """Returns a function that runs an ONNX file with onnxruntime on one thread."""
-    runtime = import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-
-    def run(given: Tensor) -> Any:
-        results = [torch.tensor(one) for one in session.run(None, {name: given.numpy()})]
-        return results[0] if len(results) == 1 else results
-
-    return run
 
 
 def _padded_at_the_end(onnx: Any, graph: Any, node: Any, weights: dict[str, Any]) -> list[Any]:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from evidence.real_weights.faces import PHOTOGRAPHS
-from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network, run_as_shipped
+from evidence.real_weights.onnx_networks import ONNX2TORCH, read_network
 from evidence.real_weights.task import Found, Network, Package, Subject, Task
+from evidence.runtimes import onnx_runtime
 
 RAPIDOCR = Package("rapidocr-onnxruntime", "rapidocr_onnxruntime", "Apache-2.0")
 
@@ -109,7 +110,7 @@ def _build() -> Task:
         return Found(numbers, decisions, "; ".join(f"“{line}”" for line in lines))
 
     networks = {name: read_network(folder / file) for name, file in _FILES.items()}
-    own = {name: run_as_shipped(folder / file) for name, file in _FILES.items()}
+    own = {name: onnx_runtime(folder / file) for name, file in _FILES.items()}
     return Task(networks, page / 127.5 - 1, find, own)
 
 

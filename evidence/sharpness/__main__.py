@@ -23,7 +23,7 @@ from convattn.convert.taps import AnyConvolution
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
 from convattn.record import Record
-from evidence.results import ROOT, environment, new_parser, publish
+from evidence.results import PAGES, environment, new_parser, publish
 
 SHARPNESS = (
     1,
@@ -311,7 +311,7 @@ def main() -> None:
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
     setting = environment("evidence.sharpness")
     content = {**setting, "curves": [json.loads(curve.to_json()) for curve in curves]}
-    sharpness_regimes(ROOT / "docs" / "results" / "sharpness.png", curves)
+    sharpness_regimes(PAGES / "sharpness.png", curves)
     record = Path(__file__).with_name("sharpness.json")
     publish(record, content, "sharpness", page(curves, setting))
 

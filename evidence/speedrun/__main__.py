@@ -8,7 +8,6 @@
 Writes speedrun-tables.md, and the figures of the heads beside it. One of the two studies is enough.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from convattn.lab.figures import head_layers
 from convattn.lab.speed_net import SpeedNet
 from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
+from evidence.results import PAGES, new_parser
 from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
 
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
@@ -251,11 +251,11 @@ def _sides(network: SpeedNet, image_size: int) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(description="Writes the page of the speed run.")
+    parser = new_parser(__doc__)
     parser.add_argument(
         "--runs", type=Path, required=True, help="folder with headline/ or controls/ or both"
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder for the page")
+    parser.add_argument("--output", type=Path, default=PAGES, help="folder for the page")
     given = parser.parse_args(arguments)
     found = [
         given.runs / name if (given.runs / name).is_dir() else None

@@ -6,14 +6,13 @@ network is kept in the folder WORK, so that a stopped run goes on. Writes traine
 trained-heads-tables.md and a folder of figures, of runs of the same kind for seed 0 alone:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
-        --text MODEL --work WORK --output docs/results
+        --text MODEL --work WORK
 
 MODEL is as in `evidence.head_replacement.text`.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from convattn import analyze, load_network
-from convattn.data import ImageDataset, load_cifar10, normalise
-from convattn.files import write_atomically
+from convattn.data import ImageDataset, normalise
 from convattn.heads.head_report import HeadReport
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
 from evidence.head_replacement.text import LENGTH, load_model, paragraphs, tokens
+from evidence.results import PAGES, add_work, cifar10, environment, new_parser, publish
 from evidence.trained_heads.figures import convolution_by_depth, kernel_gallery
 from evidence.trained_heads.page import NAME, page, summary
 from evidence.trained_heads.small_vits import accuracy as vit_accuracy
@@ -49,22 +47,15 @@ def image_subject(source: str, data: ImageDataset, images: int) -> Subject:
     """Loads a network for CIFAR-10, with its accuracy on all test images."""
     folder = Path(source)
     record = folder / "record.json"
-    told = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    vit = "record" not in told and "run" in told
-    model = load_small_vit(folder) if vit else load_network(source).eval()
-    facts = {
-        "kind": type(model).__name__,
-        "accuracy": vit_accuracy(model, data),
-        "command": told.get("command"),
-    }
-    if vit:
-        facts |= {
-            "seed": told["run"]["seed"],
-            "cutmix": told["run"]["cutmix"],
-            "epochs": told["run"]["epochs"],
-        }
+    facts = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    run = facts.get("run") if "record" not in facts else None
+    model = load_small_vit(folder) if run else load_network(source).eval()
+    known = {"kind": type(model).__name__, "accuracy": vit_accuracy(model, data)}
+    known["command"] = facts.get("command")
+    if run:
+        known |= {name: run[name] for name in ("seed", "cutmix", "epochs")}
     inputs = normalise(data.test.images[:images], data.mean, data.std)
-    return Subject(source.partition(":")[2] or folder.name, model, inputs, 7, facts)
+    return Subject(source.partition(":")[2] or folder.name, model, inputs, 7, known)
 
 
 def text_subject(folder: Path, texts: int) -> Subject:
@@ -91,51 +82,32 @@ def report_of(subject: Subject, kept: Path) -> HeadReport:
 
 def main() -> None:
     """Measures and writes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("networks", nargs="+", help="convattn:NAME, or a folder")
     parser.add_argument("-t", "--text", type=Path, help="folder of a text encoder")
-    parser.add_argument("-w", "--work", type=Path, required=True, help="folder for the reports")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument(
-        "--images", type=int, default=200, help="test images, or texts, to measure heads on"
-    )
-    given = parser.parse_args()
+    add_work(parser)
+    parser.add_argument("--images", type=int, default=200, help="test images, or texts")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
-    figures = given.output / NAME
-    for folder in (given.work, figures):
-        folder.mkdir(parents=True, exist_ok=True)
+    data, figures = cifar10(), PAGES / NAME
+    options.work.mkdir(parents=True, exist_ok=True)
     networks = []
-    for subject in subjects(given, data):
-        report = report_of(subject, given.work / f"{subject.name}.json")
+    for subject in subjects(options, data):
+        report = report_of(subject, options.work / f"{subject.name}.json")
         shown = subject.facts.get("seed", 0) == 0
         if shown:
             convolution_by_depth(figures / f"{subject.name}-by-depth.png", report)
             kernel_gallery(figures / f"{subject.name}-kernels.png", report)
-        networks.append(
-            {"network": subject.name, "shown": shown, **subject.facts, **summary(report)}
-        )
+        row = {"network": subject.name, "shown": shown, **subject.facts, **summary(report)}
+        networks.append(row)
         print(report.summary(), flush=True)
-    words = [
-        portable_path(Path(source)) if Path(source).exists() else source
-        for source in given.networks
-    ]
-    words += ["--text", given.text.name] if given.text is not None else []
-    words += ["--work", portable_path(given.work), "--output", portable_path(given.output)]
     content = {
-        "command": " ".join(["CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads", *words])
-        + f" --images {given.images}",
-        "images": given.images,
+        **environment("evidence.trained_heads", "timm", "transformers"),
+        "images": options.images,
         "data": json.loads(data.record.to_json()),
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(("torch", "timm", "transformers")),
-        "revision": find_revision(),
         "networks": networks,
     }
-    write_atomically(given.output / f"{NAME}.json", json.dumps(content, indent=1) + "\n")
-    write_atomically(given.output / f"{NAME}-tables.md", page(content))
+    publish(Path(__file__).with_name(f"{NAME}.json"), content, f"{NAME}-tables", page(content))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ its last whole epoch, with the same random numbers:
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads.small_vits --output RUNS --seed 0 --cutmix
 """
 
-import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from convattn.data import (
-    ImageDataset,
-    ImageSplit,
-    horizontal_flip,
-    load_cifar10,
-    normalise,
-    random_crop,
-)
+from convattn.data import ImageDataset, horizontal_flip, normalise, random_crop
 from convattn.files import file_sha256, new_file, sole_use, write_atomically
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+from evidence.results import cifar10, environment, new_parser
 
 SIZES: dict[str, dict[str, Any]] = {
     "vit": {
@@ -185,19 +176,13 @@ def train_epoch(
 def accuracy(model: nn.Module, data: ImageDataset) -> float:
     """Returns the share of test images that are classified rightly, in float32."""
     model.eval()
-    right = 0
-    pairs = zip(
-        data.test.images.split(EVALUATION_BATCH),
-        data.test.labels.split(EVALUATION_BATCH),
-        strict=True,
-    )
+    images = data.test.images.split(EVALUATION_BATCH)
     with torch.inference_mode():
-        for images, labels in pairs:
-            right += int((model(normalise(images, data.mean, data.std)).argmax(1) == labels).sum())
-    return right / len(data.test)
+        classes = [model(normalise(part, data.mean, data.std)).argmax(1) for part in images]
+    return (torch.cat(classes) == data.test.labels).double().mean().item()
 
 
-def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
+def train(run: Run, data: ImageDataset, folder: Path) -> None:
     """Trains a network, or goes on where it was stopped, and writes its record last."""
     model = build(run.network, run.seed)
     for block in model.blocks:  # type: ignore[union-attr]
@@ -213,40 +198,36 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
         metrics = state["metrics"]
     for epoch in range(len(metrics), run.epochs):
         started, cpu = time.perf_counter(), time.process_time()
-        loss = train_epoch(model, optimiser, data, run, epoch)
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
-        metrics.append(
-            {"epoch": epoch + 1, "loss": loss, "seconds": seconds, "cpu_seconds": cpu_seconds}
-        )
+        row = {"epoch": epoch + 1, "loss": train_epoch(model, optimiser, data, run, epoch)}
+        row["seconds"] = time.perf_counter() - started
+        row["cpu_seconds"] = time.process_time() - cpu
         if (epoch + 1) % EVALUATED_EVERY == 0 or epoch + 1 == run.epochs:
-            metrics[-1]["test_accuracy"] = accuracy(model, data)
-        print(f"{run.name}: {json.dumps(metrics[-1])}", flush=True)
+            row["test_accuracy"] = accuracy(model, data)
+        metrics.append(row)
+        print(f"{run.name}: {json.dumps(row)}", flush=True)
         state = {
             "run": asdict(run),
             "model": model.state_dict(),
             "optimiser": optimiser.state_dict(),
+            "metrics": metrics,
         }
         with new_file(kept) as file:
-            torch.save({**state, "metrics": metrics}, file)
-        write_atomically(
-            folder / "metrics.jsonl", "".join(json.dumps(item) + "\n" for item in metrics)
-        )
+            torch.save(state, file)
+        lines = "".join(json.dumps(item) + "\n" for item in metrics)
+        write_atomically(folder / "metrics.jsonl", lines)
     with new_file(folder / "model.safetensors") as file:
         save_file(model.state_dict(), file)
+    mixed = ", CutMix on half of the batches" if run.cutmix else ""
     record = {
-        "command": command,
+        **environment("evidence.trained_heads.small_vits", "timm", "numpy"),
         "run": asdict(run),
         "network": {"class": f"timm.models.{type(model).__name__}", **SIZES[run.network]},
-        "augmentation": "crops with 4 black pixels around, flips"
-        + (", CutMix on half of the batches" * run.cutmix),
+        "augmentation": f"crops with 4 black pixels around, flips{mixed}",
         "test_accuracy": metrics[-1]["test_accuracy"],
         "seconds": sum(row["seconds"] for row in metrics),
         "cpu_seconds": sum(row["cpu_seconds"] for row in metrics),
         "weights_sha256": file_sha256(folder / "model.safetensors"),
         "data": json.loads(data.record.to_json()),
-        "hardware": describe_hardware(torch.device("cpu")),
-        "versions": describe_versions(("torch", "timm", "numpy")),
-        "revision": find_revision(),
     }
     write_atomically(folder / "record.json", json.dumps(record, indent=1) + "\n")
     kept.unlink()
@@ -254,42 +235,21 @@ def train(run: Run, data: ImageDataset, folder: Path, command: str) -> None:
 
 def main() -> None:
     """Trains one network, unless it is trained already."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("runs"), help="folder for the runs' folders"
-    )
+    parser = new_parser(__doc__)
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs"), help="folder for runs")
     parser.add_argument("--network", choices=sorted(SIZES), default="vit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cutmix", action="store_true", help="mix half of the batches by CutMix")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--images", type=int, help="train on so many images only, for a trial")
-    given = parser.parse_args()
-    run = Run(given.seed, given.cutmix, given.epochs, network=given.network)
-    folder = given.output / run.name
+    options = parser.parse_args()
+    run = Run(options.seed, options.cutmix, options.epochs, network=options.network)
+    folder = options.output / run.name
     if (folder / "record.json").is_file():
         raise SystemExit(f"{folder} holds a finished run")
     torch.set_num_threads(1)
-    data = load_cifar10(os.environ.get("CONVATTN_CIFAR10"))
-    words = [
-        "python -m evidence.trained_heads.small_vits",
-        "--output",
-        portable_path(given.output),
-        "--seed",
-        str(run.seed),
-    ]
-    words += ["--network", run.network] * (run.network != "vit")
-    words += ["--cutmix"] * run.cutmix + ["--epochs", str(run.epochs)]
-    if given.images is not None:
-        data = replace(
-            data,
-            train=ImageSplit(data.train.images[: given.images], data.train.labels[: given.images]),
-        )
-        words += ["--images", str(given.images)]
     folder.mkdir(parents=True, exist_ok=True)
     with sole_use(folder):
-        train(run, data, folder, " ".join(["CONVATTN_CIFAR10=FOLDER", *words]))
+        train(run, cifar10(), folder)
 
 
 if __name__ == "__main__":

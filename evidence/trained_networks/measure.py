@@ -1,8 +1,7 @@
 """What becomes of one trained network: its conversions, tested on all test images and timed by turns."""
 
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,13 +11,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from convattn import network_to_attention, network_to_conv
-from convattn.convert.certificate import NetworkCertificate, Verdict
+from convattn import load_network, network_to_attention, network_to_conv
+from convattn.convert.certificate import NetworkCertificate
 from convattn.data import ImageDataset, normalise
-from convattn.lab.head_trace import quadratic_encodings
+from convattn.lab.run_setup import quadratic_encodings
 from convattn.layers import RelativeAttention
-from convattn.networks import load_network
 from convattn.provenance import RunRecord
+from evidence.results import clocked
 
 KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
@@ -27,30 +26,6 @@ CERTIFIED = 16
 """Test images on which certificates compare whole networks."""
 
 BATCH = 100
-
-
-@dataclass(frozen=True)
-class Row:
-    """One conversion of one trained network; times in seconds, for a batch."""
-
-    run: str
-    conversion: str
-    layers: int
-    exact: bool
-    verdict: Verdict
-    leak: float
-    error: float | None
-    rounding: float | None
-    largest: float | None
-    accuracy_before: float
-    accuracy_after: float
-    top1_changed: int
-    seconds_before: float
-    seconds_after: float
-    ratio: float
-    rounds: int
-    weights_returned: bool | None
-    certificate: dict[str, Any]
 
 
 class Bench:
@@ -74,17 +49,21 @@ class Bench:
         """Returns the share of test images that a network classifies rightly."""
         return (self.predict(network) == self.labels).double().mean().item()
 
-    def times(self, before: nn.Module, after: nn.Module) -> tuple[float, float, float]:
+    def times(self, before: nn.Module, after: nn.Module) -> dict[str, float]:
         """Times both networks by turns on one batch: medians in seconds, and the median of the ratios."""
         batch = self.images[:BATCH]
+        first, second = [], []
         with torch.no_grad():
-            for network in (before, after):
-                network(batch)
-            turns = [
-                [clocked(network, batch) for network in (before, after)] for _ in range(self.rounds)
-            ]
-        first, second = zip(*turns, strict=True)
-        return median(first), median(second), median(b / a for a, b in turns)
+            for _ in range(self.rounds + 1):
+                first.append(clocked(before, batch))
+                second.append(clocked(after, batch))
+        ratios = [new / old for old, new in zip(first[1:], second[1:], strict=True)]
+        return {
+            "seconds_before": median(first[1:]),
+            "seconds_after": median(second[1:]),
+            "ratio": median(ratios),
+            "rounds": self.rounds,
+        }
 
     def row(
         self,
@@ -93,75 +72,60 @@ class Bench:
         before: nn.Module,
         after: nn.Module,
         certificate: NetworkCertificate,
-        *,
-        returned: bool | None = None,
-    ) -> Row:
-        """Measures one conversion."""
-        seconds_before, seconds_after, ratio = self.times(before, after)
-        return Row(
-            run=run,
-            conversion=conversion,
-            layers=len(certificate.layers),
-            exact=certificate.exact,
-            verdict=certificate.verdict,
-            leak=max(layer.leak for layer in certificate.layers),
-            error=certificate.measured_error,
-            rounding=certificate.rounding,
-            largest=certificate.largest,
-            accuracy_before=self.accuracy(before),
-            accuracy_after=self.accuracy(after),
-            top1_changed=int((self.predict(before) != self.predict(after)).sum()),
-            seconds_before=seconds_before,
-            seconds_after=seconds_after,
-            ratio=ratio,
-            rounds=self.rounds,
-            weights_returned=returned,
-            certificate=json.loads(certificate.to_json()),
-        )
+    ) -> dict[str, Any]:
+        """Measures one conversion; times are in seconds, for a batch."""
+        modes = {layer.padding_mode for layer in after.modules() if isinstance(layer, nn.Conv2d)}
+        return {
+            "run": run,
+            "conversion": conversion,
+            "layers": len(certificate.layers),
+            "exact": certificate.exact,
+            "verdict": certificate.verdict,
+            "leak": max(layer.leak for layer in certificate.layers),
+            "error": certificate.measured_error,
+            "rounding": certificate.rounding,
+            "largest": certificate.largest,
+            "accuracy_before": self.accuracy(before),
+            "accuracy_after": self.accuracy(after),
+            "top1_changed": int((self.predict(before) != self.predict(after)).sum()),
+            **self.times(before, after),
+            "weights_returned": None,
+            "padding": " and ".join(sorted(modes)),
+            "certificate": json.loads(certificate.to_json()),
+        }
 
 
-def clocked(network: Callable[[Tensor], object], batch: Tensor) -> float:
-    """Returns the seconds that a network takes for a batch."""
-    start = time.perf_counter()
-    network(batch)
-    return time.perf_counter() - start
+def same_weights(one: nn.Module, other: nn.Module) -> bool:
+    """Tells whether two networks have the same tensors, bit for bit."""
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
-def convolutional(bench: Bench, folder: Path) -> list[Row]:
+def convolutional(bench: Bench, folder: Path) -> Iterator[dict[str, Any]]:
     """Converts a network that learned as convolutions: to attention on both paths, and back."""
-    network, some, name = load_network(folder).eval(), bench.images[:CERTIFIED], folder.name
-    made, certificate = network_to_attention(network, images=some)
-    rows = [bench.row(name, "to attention, planned path", network, made, certificate)]
-    made, certificate = network_to_attention(network, impl="separable", images=some)
-    rows.append(bench.row(name, "to attention, softmax axis by axis", network, made, certificate))
-    back, certificate = network_to_conv(made, images=some)
-    found, state = back.state_dict(), network.state_dict()
-    returned = found.keys() == state.keys() and all(
-        torch.equal(found[key], state[key]) for key in state
-    )
-    rows.append(
-        bench.row(name, "to attention and back", network, back, certificate, returned=returned)
-    )
-    made, certificate = network_to_attention(network, content=True, images=some)
-    rows.append(
-        bench.row(name, "to attention, content behind closed gates", network, made, certificate)
-    )
-    return rows
+    network, name = load_network(folder).eval(), folder.name
+    images = bench.images[:CERTIFIED]
+    planned, certificate = network_to_attention(network, images=images)
+    yield bench.row(name, "to attention, planned path", network, planned, certificate)
+    soft, certificate = network_to_attention(network, impl="separable", images=images)
+    yield bench.row(name, "to attention, softmax axis by axis", network, soft, certificate)
+    back, certificate = network_to_conv(planned, images=images)
+    row = bench.row(name, "to attention and back", network, back, certificate)
+    yield {**row, "weights_returned": same_weights(back, network)}
+    gated, certificate = network_to_attention(network, content=True, images=images)
+    yield bench.row(name, "to attention, content behind closed gates", network, gated, certificate)
 
 
-def attentional(bench: Bench, folder: Path) -> list[Row]:
+def attentional(bench: Bench, folder: Path) -> Iterator[dict[str, Any]]:
     """Converts a network that learned as attention: to convolutions."""
-    network, some, name, rows = (
-        load_network(folder).eval(),
-        bench.images[:CERTIFIED],
-        folder.name,
-        [],
-    )
+    network = load_network(folder).eval()
     for kernel in KERNELS:
+        images = bench.images[:CERTIFIED]
+        convolutions, certificate = network_to_conv(network, kernel_size=kernel, images=images)
         words = f"to {kernel} × {kernel} convolutions"
-        made, certificate = network_to_conv(network, kernel_size=kernel, images=some)
-        rows.append(bench.row(name, words, network, made, certificate))
-    return rows
+        yield bench.row(folder.name, words, network, convolutions, certificate)
 
 
 @dataclass(frozen=True)
@@ -188,25 +152,22 @@ class FineTuned:
 def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
     """Compares a network that learned on as attention with one that learned on as convolutions."""
     names = ("resnet18", "resnet18-to-attention", "resnet18-longer")
-    first, second, control = (
-        RunRecord.load(runs / f"{name}-{seed}" / "record.json") for name in names
-    )
+    folders = [runs / f"{name}-{seed}" for name in names]
+    first, second, control = (RunRecord.load(folder / "record.json") for folder in folders)
     convert = second.recipe["convert"]
     start, _ = network_to_attention(
-        load_network(runs / f"resnet18-{seed}").eval(),
+        load_network(folders[0]).eval(),
         include=convert["include"],
         sharpness=convert["sharpness"],
         images=bench.images[:CERTIFIED],
     )
-    end = load_network(runs / f"resnet18-to-attention-{seed}")
-    pairs = list(zip(quadratic_encodings(start), quadratic_encodings(end), strict=True))
-    moved = torch.cat([(new.centres - old.centres).norm(dim=1) for old, new in pairs])
-    sharpness = torch.cat([torch.as_tensor(new.sharpness) for _, new in pairs])
-    gates = [
-        m.gate.tanh().abs()
-        for m in end.modules()
-        if isinstance(m, RelativeAttention) and m.gate is not None
-    ]
+    end = load_network(folders[1])
+    moved, sharpness = [], []
+    for old, new in zip(quadratic_encodings(start), quadratic_encodings(end), strict=True):
+        moved.append((new.centres - old.centres).norm(dim=1))
+        sharpness.append(torch.as_tensor(new.sharpness))
+    layers = [layer for layer in end.modules() if isinstance(layer, RelativeAttention)]
+    gates = [layer.gate.tanh().abs() for layer in layers if layer.gate is not None]
     opened = torch.cat(gates) if gates else torch.zeros(1)
     return FineTuned(
         seed=seed,
@@ -218,10 +179,10 @@ def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
         converted=bench.accuracy(start),
         fine_tuned=second.results["test_accuracy"],
         control=control.results["test_accuracy"],
-        centres_moved=moved.mean().item(),
-        centres_moved_most=moved.max().item(),
-        sharpness_least=sharpness.min().item(),
-        sharpness_most=sharpness.max().item(),
+        centres_moved=torch.cat(moved).mean().item(),
+        centres_moved_most=torch.cat(moved).max().item(),
+        sharpness_least=torch.cat(sharpness).min().item(),
+        sharpness_most=torch.cat(sharpness).max().item(),
         gate=opened.mean().item(),
         gate_most=opened.max().item(),
     )

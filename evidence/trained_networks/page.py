@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from convattn.lab.tables import markdown_table
+from evidence.results import BUSY
 from evidence.trained_networks.measure import CERTIFIED
-
-_BUSY = "Other programs ran at the same time: single times say little, ratios more.\n"
 
 _TUNED = """\
 ## Learning on after conversion
@@ -32,36 +31,28 @@ _COLUMNS = (
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """Words the results.
-
-    Args:
-        content: What was measured, and how.
-
-    Returns:
-        Markdown.
-    """
+    """Words the results as Markdown."""
     first, second = content["resnet18"], content["sa-quadratic"]
-    return (
-        (Path(__file__).parent / "page.txt")
-        .read_text(encoding="utf-8")
-        .format(
-            tests=content["data"]["tests"],
-            certified=CERTIFIED,
-            convolutional=conversion_table(first),
-            returned=_returned(first),
-            attentional=conversion_table(second),
-            over_seeds=_over_seeds(second),
-            fine_tuned=_fine_tuned(content["fine_tuned"]),
-            command=content["command"],
-            runs="\n".join(_run(run) for run in content["runs"]),
-            data=content["data"]["name"],
-            hardware=f"{content['hardware']['processor']}, {content['hardware']['threads']} thread(s)",
-            torch=content["versions"]["torch"],
-            revision=", ".join(dict.fromkeys(f"`{row['revision']}`" for row in (*first, *second))),
-            rounds=" or ".join(map(str, sorted({row["rounds"] for row in (*first, *second)}))),
-            batch=content["batch"],
-            busy=_BUSY if content["busy"] else "",
-        )
+    rows = [*first, *second]
+    hardware = content["hardware"]
+    text = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
+    return text.format(
+        tests=content["data"]["tests"],
+        certified=CERTIFIED,
+        convolutional=conversion_table(first),
+        returned=_returned(first),
+        attentional=conversion_table(second),
+        over_seeds=_over_seeds(second),
+        fine_tuned=_fine_tuned(content["fine_tuned"]),
+        command=content["command"],
+        runs="\n".join(_run(run) for run in content["runs"]),
+        data=content["data"]["name"],
+        hardware=f"{hardware['processor']}, {hardware['threads']} thread(s)",
+        torch=content["versions"]["torch"],
+        revision=", ".join(dict.fromkeys(f"`{row['revision']}`" for row in rows)),
+        rounds=" or ".join(map(str, sorted({row["rounds"] for row in rows}))),
+        batch=content["batch"],
+        busy=f"{BUSY}\n" if content["busy"] else "",
     )
 
 
@@ -72,14 +63,12 @@ def conversion_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     """Words one conversion."""
-    certificate = f"{_verdict(row)}, {row['layers']} layers"
-    fitted = row.get("refinement") is not None
     return [
         row["run"],
         row["conversion"],
-        "none" if fitted else certificate,
-        "" if fitted else f"{row['leak']:.2g}",
-        "" if fitted else f"{row['error']:.2g} of {row['largest']:.3g}",
+        f"{row['verdict']}, {row['layers']} layers",
+        f"{row['leak']:.2g}",
+        f"{row['error']:.2g} of {row['largest']:.3g}",
         f"{row['top1_changed']:,}",
         f"{row['accuracy_before']:.2%}",
         f"{row['accuracy_after']:.2%}",
@@ -87,13 +76,6 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{1e3 * row['seconds_after']:.0f} ms",
         f"{row['ratio']:.2f}",
     ]
-
-
-def _verdict(row: Mapping[str, Any]) -> str:
-    """Returns the verdict; rows that were measured before there were verdicts state no limit, so none is close."""
-    if "verdict" in row:
-        return row["verdict"]
-    return "different" if not row["exact"] else "exact" if row["passed"] else "failed"
 
 
 def _returned(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -136,20 +118,17 @@ def _fine_tuned(runs: Sequence[Mapping[str, Any]]) -> str:
         "control, as convolutions",
         "difference",
     ]
-    rows = [
-        [
-            f"{run['seed']}",
-            f"{run['epochs_before']} + {run['epochs_after']}",
-            *(f"{run[key]:.2%}" for key in ("trained", "converted", "fine_tuned", "control")),
-            f"{100 * (run['fine_tuned'] - run['control']):+.2f}",
+    rows = []
+    for run in runs:
+        accuracies = [
+            f"{run[key]:.2%}" for key in ("trained", "converted", "fine_tuned", "control")
         ]
-        for run in runs
-    ]
-    numbers = f"n = {len(runs)}" + (
-        ": one run does not say which is better." if len(runs) == 1 else "."
-    )
-    parts = [_TUNED, markdown_table(header, rows), " ".join(map(_moved, runs)), numbers]
-    return "\n\n".join([*parts, ""])
+        epochs = f"{run['epochs_before']} + {run['epochs_after']}"
+        difference = f"{100 * (run['fine_tuned'] - run['control']):+.2f}"
+        rows.append([f"{run['seed']}", epochs, *accuracies, difference])
+    numbers = ": one run does not say which is better." if len(runs) == 1 else "."
+    words = [" ".join(map(_moved, runs)), f"n = {len(runs)}{numbers}", ""]
+    return "\n\n".join([_TUNED, markdown_table(header, rows), *words])
 
 
 def _moved(run: Mapping[str, Any]) -> str:

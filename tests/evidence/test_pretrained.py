@@ -1,5 +1,3 @@
-from dataclasses import asdict
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from evidence.trained_networks.measure import BATCH, Bench
 def rows():
     torch.manual_seed(0)
     network = SpeedNet(widths=(3, 5), in_channels=1, mixing="attention", sharpness=1.0).eval()
-    return [asdict(row) for row in conversions(Bench(load_digits(), 1), "small", network)]
+    return list(conversions(Bench(load_digits(), 1), "small", network))
 
 
 def test_every_window_there_and_back(rows):

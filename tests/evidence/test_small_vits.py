@@ -40,7 +40,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(network, mixed, data, tmp_pat
     run = Run(seed=1, cutmix=mixed, epochs=3, batch=8, network=network)
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
-    train(run, data, tmp_path / "whole", "command")
+    train(run, data, tmp_path / "whole")
     epochs, once = [], small_vits.train_epoch
 
     def stop(*given):
@@ -51,8 +51,8 @@ def test_a_stopped_run_goes_on_to_the_same_weights(network, mixed, data, tmp_pat
 
     monkeypatch.setattr(small_vits, "train_epoch", stop)
     with pytest.raises(KeyboardInterrupt):
-        train(run, data, tmp_path / "stopped", "command")
-    train(run, data, tmp_path / "stopped", "command")
+        train(run, data, tmp_path / "stopped")
+    train(run, data, tmp_path / "stopped")
     assert epochs == [0, 1, 1, 2]
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
     assert files[0] == files[1]
@@ -72,9 +72,9 @@ def test_a_run_with_other_settings_is_not_continued(data, tmp_path, monkeypatch)
     monkeypatch.setattr(small_vits, "accuracy", stop)
     monkeypatch.setattr(small_vits, "EVALUATED_EVERY", 2)
     with pytest.raises(KeyboardInterrupt):
-        train(Run(seed=1, cutmix=False, epochs=4, batch=8), data, tmp_path, "command")
+        train(Run(seed=1, cutmix=False, epochs=4, batch=8), data, tmp_path)
     with pytest.raises(SystemExit, match="holds a run with other settings"):
-        train(Run(seed=1, cutmix=False, epochs=5, batch=8), data, tmp_path, "command")
+        train(Run(seed=1, cutmix=False, epochs=5, batch=8), data, tmp_path)
 
 
 def test_cutmix_is_in_half_of_the_batches(data):

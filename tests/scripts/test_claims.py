@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.pretrained.__main__ import padding, page
+from evidence.pretrained.__main__ import page
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "claims.py"))
 ROOT = SCRIPT["ROOT"]
@@ -77,7 +77,7 @@ def test_a_table_of_conversions_has_one_padding():
     content = json.loads(
         (ROOT / "evidence" / "pretrained" / "pretrained.json").read_text(encoding="utf-8")
     )
-    paddings = {(row["run"], row["conversion"]): padding(row) for row in content["rows"]}
+    paddings = {(row["run"], row["conversion"]): row["padding"] for row in content["rows"]}
     assert set(paddings.values()) == {"zeros", "replicate"}
     for table in page(content).split("Padding of the convolutions: ")[1:]:
         name, _, rows = table.partition(".\n\n")
