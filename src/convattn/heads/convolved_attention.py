@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -76,25 +76,21 @@ class KernelMeans(nn.Module):
         self, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None = None
     ) -> Float[Tensor, "*batch heads positions positions"]:
         """Returns the weight of each position for each query; rows sum to 1, or to 0 where no weight is left."""
-        taps = self._taps(sizes)
-        padded = functional.pad(self.kernel.flatten(1), (0, 1))  # one more tap, of weight 0
-        weights = padded[:, taps]
+        # The weight of every displacement on the grid along each axis, in place of those in the box
+        pads = []
+        for size, taps, first in zip(sizes[::-1], self.box[::-1], self.first[::-1], strict=True):
+            pads += [size - 1 + first, size - taps - first]
+        weights = functional.pad(self.kernel, pads)
+        for size in sizes:
+            places = torch.arange(size, device=weights.device)
+            tap = places - places[:, None] + size - 1
+            weights = weights.movedim(1, -1)[..., tap]
+        axes = range(1, weights.ndim)
+        weights = weights.permute(0, *axes[::2], *axes[1::2])
+        weights = weights.reshape(self.heads, prod(sizes), prod(sizes))
         if present is not None:
             weights = weights * present[:, None, None, :]
         return weights / _divisor(weights.sum(-1, keepdim=True))
-
-    def _taps(self, sizes: Sequence[int]) -> Int64[Tensor, "positions positions"]:
-        """Returns the flat index of the tap for each pair of query and key; one past the last outside the kernel."""
-        index = torch.zeros(1, 1, dtype=torch.long, device=self.kernel.device)
-        inside = torch.ones(1, 1, dtype=torch.bool, device=self.kernel.device)
-        for size, taps, first in zip(sizes, self.box, self.first, strict=True):
-            places = torch.arange(size, device=self.kernel.device)
-            tap = places[None, :] - places[:, None] - first
-            within = (tap >= 0) & (tap < taps)
-            count = len(index) * size
-            index = (index[:, None, :, None] * taps + tap[None, :, None, :]).reshape(count, count)
-            inside = (inside[:, None, :, None] & within[None, :, None, :]).reshape(count, count)
-        return torch.where(inside, index, prod(self.box))
 
     def _convolved(
         self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
@@ -145,8 +141,14 @@ class MeasuredHeads:
 
 
 @final
-class ContentHeads(nn.Module):
-    """Heads that attend by content as before: softmax(s q kᵀ) v, with the query and key rows of these heads only."""
+class OtherHeads(nn.Module):
+    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ) v.
+
+    Gated heads mix content and position: ((1 − σ(λ)) softmax(s q kᵀ) + σ(λ) softmax(p)) v, with p = w · (columns, rows,
+    columns² + rows²) + b of the displacement from query to key on a square of √tokens rows, whatever the grid of
+    patches: timm's layer is not told its rows and columns either. Source: d'Ascoli et al. 2021 (ConViT), equations 6
+    and 7.
+    """
 
     def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
         """Copies some heads of a layer."""
@@ -155,6 +157,12 @@ class ContentHeads(nn.Module):
         self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
         self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
         self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
+        self.gates: nn.Parameter | None = None
+        if layer.gates is not None:
+            assert layer.position is not None
+            gates = layer.gates.detach()[list(heads)].clone()
+            self.gates = nn.Parameter(gates, requires_grad=layer.gates.requires_grad)
+            self.position = _some_rows(layer.position, torch.tensor(list(heads)))
 
     def forward(
         self,
@@ -162,47 +170,17 @@ class ContentHeads(nn.Module):
         values: Float[Tensor, "batch heads tokens head_width"],
         present: Bool[Tensor, "batch tokens"] | None,
     ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present."""
+        """Attends to the tokens that are present; to gated heads all are."""
         query = self.query_norm(_split_heads(self.query(tokens), self.heads))
         key = self.key_norm(_split_heads(self.key(tokens), self.heads))
-        mask = None if present is None else present[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
-        return functional.scaled_dot_product_attention(
-            query, key, values, mask, dropout, scale=self.scale
-        )
-
-
-@final
-class GatedHeads(nn.Module):
-    """Gated heads that attend as before: ((1 − σ(λ)) softmax(s q kᵀ) + σ(λ) softmax(p)) v.
-
-    The score of position is p = w · (columns, rows, columns² + rows²) + b, of the displacement from query to key on a
-    square of √tokens rows, whatever the grid of patches: timm's layer is not told its rows and columns either.
-    Source: d'Ascoli et al. 2021 (ConViT), equations 6 and 7.
-    """
-
-    def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
-        """Copies some heads of a layer."""
-        super().__init__()
-        gates, rows = layer.gates, _head_rows(heads, layer.head_width)
-        assert gates is not None
-        assert layer.position is not None
-        assert layer.scale is not None
-        self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
-        self.position = _some_rows(layer.position, torch.tensor(list(heads)))
-        own = gates.detach()[list(heads)].clone()
-        self.gates = nn.Parameter(own, requires_grad=gates.requires_grad)
-        self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
-
-    def forward(
-        self,
-        tokens: Float[Tensor, "batch tokens width"],
-        values: Float[Tensor, "batch heads tokens head_width"],
-        present: Bool[Tensor, "batch tokens"] | None,
-    ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the positions, all of which are present."""
+        if self.gates is None:
+            mask = None if present is None else present[:, None, None, :]
+            dropout = self.dropout if self.training else 0.0
+            return functional.scaled_dot_product_attention(
+                query, key, values, mask, dropout, scale=self.scale
+            )
         assert present is None
-        query, key = (_split_heads(part(tokens), self.heads) for part in (self.query, self.key))
+        assert self.scale is not None
         content = torch.matmul(query, key.mT * self.scale).softmax(-1)
         shifts = _shifts(isqrt(tokens.shape[1]), self.gates)
         position = rearrange(self.position(shifts), "query key heads -> heads query key")
@@ -287,8 +265,7 @@ class ConvolvedAttention(nn.Module):
         learns = weight.requires_grad and shares.numel() > 0
         self.prefix_shares = nn.Parameter(shares, requires_grad=learns)
         self.prefix_maps = nn.Parameter(maps, requires_grad=learns)
-        attend = ContentHeads if layer.gates is None else GatedHeads
-        self.content = attend(layer, others) if others else None
+        self.content = OtherHeads(layer, others) if others else None
 
     @property
     def prefix(self) -> int:
