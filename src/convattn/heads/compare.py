@@ -119,14 +119,14 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
     for one, other in layers:
         heads += zip(one.heads, other.heads, strict=False)
         differences += _hard_shifts(one, other)
-        for head, name, *values in _numbers(one, other):
-            errors = _errors(*values)
+        for head, name, left, right in _numbers(one, other):
             if name in skipped:
                 continue
+            errors = _errors(left, right)
             if math.isnan(errors):
                 unjudged.add(name)
             elif errors > _THRESHOLD:
-                differences.append(HeadDifference(one.name, head, name, *values, errors))
+                differences.append(HeadDifference(one.name, head, name, left, right, errors))
     sides = [[pair[side] for pair in heads] for side in (0, 1)]
     scores = [[pair[side].measured.convolution_score for pair in layers] for side in (0, 1)]
     limits = list(_limits(first, second))
@@ -189,9 +189,14 @@ def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[HeadDifferenc
             continue
         for axis, shifts in enumerate(zip(left.hard_shift, right.hard_shift, strict=True)):
             if shifts[0] != shifts[1]:
-                values = [Estimate(shift, math.nan) for shift in shifts]
-                name = f"hard_shift[{axis}]"
-                yield HeadDifference(one.name, left.head, name, *values, math.inf)
+                yield HeadDifference(
+                    layer=one.name,
+                    head=left.head,
+                    number=f"hard_shift[{axis}]",
+                    first=Estimate(shifts[0], math.nan),
+                    second=Estimate(shifts[1], math.nan),
+                    errors=math.inf,
+                )
 
 
 def _errors(first: Estimate, second: Estimate) -> float:

@@ -161,7 +161,7 @@ class GatedPatchAttention(nn.Module):
         return rearrange(tokens, pattern, heads=len(self.gate))
 
     def _by_position(
-        self, values: Float[Tensor, "batch heads patches width"], sizes: tuple[int, int]
+        self, values: Float[Tensor, "batch heads patches width"], sizes: tuple[int, ...]
     ) -> Float[Tensor, "batch heads patches width"]:
         """Averages patches by position, along columns and then along rows."""
         rows, cols = (weights.to(values.dtype) for weights in self._axis_weights(sizes))

@@ -182,7 +182,7 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
         raise UnsupportedModelError(
             f"its {name} has a parametrised weight; make it permanent first"
         )
-    if type(part) is not kind:
+    if not isinstance(part, kind) or type(part) is not kind:
         raise UnsupportedModelError(
             f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}"
         )
