@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import TextIOWrapper
-from types import MappingProxyType
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
@@ -38,9 +37,7 @@ _FUNCTIONS = (
     reproduce,
     info,
 )
-COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {function.__name__: function for function in _FUNCTIONS}
-)
+COMMANDS: Mapping[str, Callable[..., int]] = {command.__name__: command for command in _FUNCTIONS}
 """Every command by its name: a function of typed arguments that returns the exit code."""
 
 _MISTAKE, _INTERRUPTED, _BROKEN_PIPE = 2, 130, 141
