@@ -20,7 +20,6 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import DataLoader, TensorDataset
 
 from convattn import network_to_attention
-from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, ConversionError, UnknownNameError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
