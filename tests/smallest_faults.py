@@ -134,12 +134,12 @@ class Planted:
 FAULTS = [
     Planted(path, what, case, f"{module}:{name}", wrong)
     for path, what, case, module, name, wrong in [
-        ("reference", "softmax leaks", REFERENCE, "layers.relative", "attention_weights", leak),
-        ("reference", "W_h off", REFERENCE, "layers.relative", "attend", argument_off(2)),
+        ("reference", "softmax leaks", REFERENCE, "layers.paths", "attention_weights", leak),
+        ("reference", "W_h off", REFERENCE, "layers.paths", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
-        ("separable", "W_h off", SEPARABLE, "functional.separable", "add_head", argument_off(2)),
+        ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_head", argument_off(2)),
         ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
-        ("dense", "row off", DENSE, "functional.separable", "_Product.forward", border_row_off),
+        ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
         ("content", "softmax leaks", CONTENT, "functional.content", "attention_weights", leak),
         ("content", "position off", CONTENT, "functional.content", "_Call._along", result_off),

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.convert import network_to_attention
-from convattn.functional.shift import convolve, convolve_transposed
+from convattn.functional.convolution import convolve, convolve_transposed
 from convattn.models import ResNet
 
 PLAIN = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -141,7 +141,7 @@ def test_control_torchs_own_network_meets_the_fault():
 GRADIENT = """
 import sys, torch
 from torch.nn.functional import conv2d, conv_transpose2d
-from convattn.functional.shift import convolve, convolve_transposed
+from convattn.functional.convolution import convolve, convolve_transposed
 
 ours, worst = sys.argv[1] == "ours", 0.0
 torch.manual_seed(0)

@@ -108,9 +108,9 @@ def zeros_beyond_the_border(_):
 def one_head_per_pixel(right):
     """A kernel in which of the heads at one pixel the last alone remains."""
 
-    def wrong(maps, offsets, window):
+    def wrong(maps, offsets, *window):
         again = [offset in offsets[number + 1 :] for number, offset in enumerate(offsets)]
-        return right(torch.where(torch.tensor(again)[:, None, None], 0, maps), offsets, window)
+        return right(torch.where(torch.tensor(again)[:, None, None], 0, maps), offsets, *window)
 
     return wrong
 
@@ -120,14 +120,14 @@ VALUES = [
         "reference",
         "the softmax leaks",
         REFERENCE,
-        "layers.relative:attention_weights",
+        "layers.paths:attention_weights",
         of_result(leaky),
     ),
     Fault(
         "reference",
         "W_h in half precision",
         REFERENCE,
-        "layers.relative:attend",
+        "layers.paths:attend",
         of_argument(2, halved),
     ),
     Fault(
@@ -141,22 +141,22 @@ VALUES = [
         "separable",
         "W_h in half precision",
         SEPARABLE,
-        "functional.separable:add_head",
+        "functional.tiles:add_head",
         of_argument(2, halved),
     ),
     Fault(
         "separable",
         "W_h in eight bits, where products are those of torch",
         SEPARABLE,
-        "functional.separable:combine_heads",
-        of_argument(1, eight_bits),
+        "functional.separable:attend_by_axis",
+        of_argument(2, eight_bits),
         dtype=torch.float16,
     ),
     Fault(
         "separable",
         "W_h cut to three binary digits, where all heads are computed together",
         SEPARABLE,
-        "functional.separable:_side_by_side",
+        "functional.all_heads:_side_by_side",
         of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
@@ -171,7 +171,7 @@ VALUES = [
         "dense",
         "a wrong border row",
         DENSE,
-        "functional.separable:_Product.forward",
+        "functional.tiles:_Product.forward",
         of_result(border_row_off),
     ),
     Fault(
@@ -255,7 +255,7 @@ GRADIENTS = [
         "reference",
         "the normaliser taken for a constant",
         REFERENCE,
-        "layers.relative:attention_weights",
+        "layers.paths:attention_weights",
         normaliser_detached,
         "encoding.centres",
     ),
@@ -263,7 +263,7 @@ GRADIENTS = [
         "separable",
         "rows' weights without the last query",
         SEPARABLE,
-        "functional.separable:_Product.backward",
+        "functional.tiles:_Product.backward",
         of_output(3, not_from_the_last_query),
         "encoding.centres",
     ),
@@ -271,7 +271,7 @@ GRADIENTS = [
         "separable",
         "columns' weights without the last query",
         SEPARABLE,
-        "functional.separable:_Product.backward",
+        "functional.tiles:_Product.backward",
         of_output(4, not_from_the_last_query),
         "encoding.centres",
     ),
@@ -279,7 +279,7 @@ GRADIENTS = [
         "dense",
         "W_h in half precision",
         DENSE,
-        "functional.separable:head_backward",
+        "functional.tiles:head_backward",
         of_argument(1, halved),
         "x",
     ),
@@ -345,7 +345,7 @@ AUTOCAST = [
         (
             "reference",
             {"impl": "reference"},
-            "layers.relative:attention_weights",
+            "layers.paths:attention_weights",
             of_argument(0, of_bfloat16),
         ),
         (

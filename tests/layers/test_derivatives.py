@@ -23,8 +23,7 @@ from tests.testing.dense import as_dtype, dense_attention
 from convattn.budget import Sums, assert_within_budget, references, roundings
 from convattn.encodings import ENCODINGS
 from convattn.errors import ArgumentError, DeviceError
-from convattn.functional import separable as weights_first
-from convattn.functional import torch_modes
+from convattn.functional import all_heads, separable, tiles, torch_modes
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -178,11 +177,12 @@ def test_a_gradient_that_is_no_longer_differentiated_by_torch_is_noticed(impl, f
     """Negative control: with the hand-written gradient alone, which torch sees as constant, a Hessian is wrong."""
     case = LayerCase("quadratic", options={"impl": impl})
     constant = torch_modes.backward_to_differentiate
-    monkeypatch.setattr(weights_first, "SMALL_BYTES", -1)
-    monkeypatch.setattr(weights_first, "_FEW", few)
-    monkeypatch.setattr(
-        weights_first, "backward_to_differentiate", lambda *args: _detached(constant(*args))
-    )
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(separable, "_FEW", few)
+    for module in (tiles, all_heads):
+        monkeypatch.setattr(
+            module, "backward_to_differentiate", lambda *args: _detached(constant(*args))
+        )
     with pytest.raises((AssertionError, RuntimeError), match="error"):
         check(case, *layer_and_images(case), gradient_twice, [gradient_twice])
 

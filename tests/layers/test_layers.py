@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
 
-from convattn.functional import separable
+from convattn.functional import all_heads, separable, tiles
 from convattn.functional.plan import SLOWNESS
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
@@ -119,15 +119,16 @@ class TestFewChannels(CaseContract):
 
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
-        for name, value in {"SMALL_BYTES": -1, "_CACHE_OF_ALL_HEADS": 1, "_ALIGNED": 1}.items():
-            monkeypatch.setattr(separable, name, value)
+        monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+        monkeypatch.setattr(all_heads, "_CACHE", 1)
+        monkeypatch.setattr(all_heads, "_ALIGNED", 1)
 
 
 @pytest.mark.parametrize("case", FEW_CHANNELS, ids=str)
 def test_heads_of_few_channels_are_computed_together(case, monkeypatch):
     """Otherwise the class above would show nothing."""
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
-    monkeypatch.setattr(separable, "_Product", None)  # calling it would fail
+    monkeypatch.setattr(tiles, "_Product", None)  # calling it would fail
     contract = CaseContract()
     contract.case = case
     contract.made()(contract.images())
@@ -139,28 +140,27 @@ def test_heads_of_few_channels_are_computed_together(case, monkeypatch):
 def make_pieces_small(monkeypatch):
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     monkeypatch.setattr(separable, "_FEW", 0)
-    monkeypatch.setattr(separable, "_CACHE", PIECE)
-    monkeypatch.setattr(separable, "_SHORT", 2)
-    monkeypatch.setattr(separable, "WORTHWHILE", 1)
+    monkeypatch.setattr(tiles, "_CACHE", PIECE)
+    monkeypatch.setattr(tiles, "_SHORT", 2)
+    monkeypatch.setattr(tiles, "WORTHWHILE", 1)
 
 
 @pytest.mark.parametrize("case", PIECEWISE, ids=str)
 def test_keys_are_left_out(case, monkeypatch):
     """Otherwise the class above would show nothing."""
-    left_out, right = [], separable.axis_tiles
+    left_out, right = [], tiles.axis_tiles
 
     def watched(weights, *args, **options):
-        tiles = right(weights, *args, **options)
-        left_out.extend(
-            weights.shape[2] - (keys.stop - keys.start) for tile in tiles for keys in tile.keys
-        )
-        return tiles
+        cut = right(weights, *args, **options)
+        for tile in cut:
+            left_out.extend(weights.shape[2] - (keys.stop - keys.start) for keys in tile.keys)
+        return cut
 
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     monkeypatch.setattr(separable, "_FEW", 0)
-    monkeypatch.setattr(separable, "_CACHE", PIECE)
-    monkeypatch.setattr(separable, "_SHORT", 2)
-    monkeypatch.setattr(separable, "axis_tiles", watched)
+    monkeypatch.setattr(tiles, "_CACHE", PIECE)
+    monkeypatch.setattr(tiles, "_SHORT", 2)
+    monkeypatch.setattr(tiles, "axis_tiles", watched)
     contract = CaseContract()
     contract.case = case
     contract.made()(contract.images())
@@ -173,18 +173,17 @@ def test_the_pieces_are_pieces(monkeypatch):
         None
     ]
     make_pieces_small(monkeypatch)
-    tiles = separable.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
-    assert [tile.queries for tile in tiles] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
-    assert all(keys.stop - keys.start < 6 for tile in tiles for keys in tile.keys)
+    cut = tiles.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
+    assert [tile.queries for tile in cut] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+    assert all(keys.stop - keys.start < 6 for tile in cut for keys in tile.keys)
     assert (
-        len(separable._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights]))
-        > 2
+        len(tiles._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
     )
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
-    right = separable.axis_tiles
+    right = tiles.axis_tiles
     monkeypatch.setattr(
-        separable,
+        tiles,
         "axis_tiles",
         lambda weights, _, *rest, **options: right(weights, 1e-3, *rest, **options),
     )

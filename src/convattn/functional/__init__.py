@@ -9,11 +9,13 @@ from convattn.functional.content import (
     gated_weights,
     position_share,
 )
+from convattn.functional.convolution import take_every
 from convattn.functional.flex import flex_attention
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
-from convattn.functional.plan import Cost, Path, Work, find_shifts, make_path
+from convattn.functional.plan import Cost, Path, Work, find_shifts
 from convattn.functional.reference import (
     HeadMaps,
+    add_bias,
     attend,
     attention_weights,
     combine_heads,
@@ -27,7 +29,6 @@ from convattn.functional.shift import (
     Shifts,
     WindowConvolution,
     shift_attention,
-    take_every,
     window_convolution,
 )
 
@@ -42,6 +43,7 @@ __all__ = [
     "Shifts",
     "WindowConvolution",
     "Work",
+    "add_bias",
     "attend",
     "attention_weights",
     "band_attention",
@@ -55,7 +57,6 @@ __all__ = [
     "fourier_attention",
     "fourier_filters",
     "gated_weights",
-    "make_path",
     "pad_keys",
     "position_share",
     "position_weights",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
@@ -38,9 +38,8 @@ class Band(NamedTuple):
     heads: tuple[int, ...]
     low: int  # lowest displacement that matters to one of them
     high: int  # highest such displacement
-    before: tuple[
-        int, int
-    ]  # number of first queries with displacements before the first key, and of keys they need
+    # Number of first queries with displacements before the first key, and of keys they need
+    before: tuple[int, int]
     after: tuple[int, int]  # the same at the end: of last queries, and of last keys
 
     @property
@@ -90,7 +89,8 @@ def find_bands(
         >>> None if bands is None else bands.parts
         (Band(heads=(0,), low=3, high=7, before=(0, 0), after=(7, 5)),)
     """
-    scores, leak = table.detach(), torch.finfo(dtype).eps * _NEGLIGIBLE
+    scores = table.detach()
+    leak = torch.finfo(dtype).eps * _NEGLIGIBLE
     fall = math.log(axis.keys / leak)
     highest = scores.amax(-1, keepdim=True)
     if not bool(highest.isfinite().all()):
@@ -117,9 +117,10 @@ def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int
     for head in sorted(range(len(lows)), key=lambda head: (lows[head], highs[head])):
         alone = highs[head] - lows[head] + 1
         for number, (heads, low, high) in enumerate(groups):
-            both = min(low, lows[head]), max(high, highs[head])
-            if both[1] - both[0] + 1 <= max(MOST_TAPS, _SHARED * (high - low + 1 + alone)):
-                groups[number] = (*heads, head), *both
+            lowest, highest = min(low, lows[head]), max(high, highs[head])
+            apart = high - low + 1 + alone
+            if highest - lowest + 1 <= max(MOST_TAPS, _SHARED * apart):
+                groups[number] = ((*heads, head), lowest, highest)
                 break
         else:
             groups.append(((head,), lows[head], highs[head]))
@@ -132,9 +133,8 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
-    first = (
-        axis.queries[-1] - queries[-1]
-    )  # index of the displacement from the last of them to key 0
+    # Index of the displacement from the last of them to key 0
+    first = axis.queries[-1] - queries[-1]
     seen = scores[:, first : first + positions - 1 + axis.keys]
     least = _window_max(seen, positions, axis.keys)[:, :: queries.step] - fall
     if not bool(least.isfinite().all()):
@@ -153,21 +153,18 @@ def _window_max(
 ) -> Float[Tensor, "heads windows"]:
     """Returns the largest value of each window of `width` neighbours, in O(values)."""
     if windows > width:
-        starts = range(0, windows, width)
-        counts = [min(width, windows - start) for start in starts]
-        parts = [
-            _window_max(values[:, start : start + count + width - 1], count, width)
-            for start, count in zip(starts, counts, strict=True)
-        ]
+        parts = []
+        for start in range(0, windows, width):
+            count = min(width, windows - start)
+            part = values[:, start : start + count + width - 1]
+            parts.append(_window_max(part, count, width))
         return torch.cat(parts, dim=-1)
     in_all = values[:, windows - 1 : width].amax(-1, keepdim=True)
     ahead = values[:, : windows - 1].flip(-1).cummax(-1).values.flip(-1)
     behind = values[:, width:].cummax(-1).values
-    either = torch.maximum(
-        functional.pad(ahead, (0, 1), value=-math.inf),
-        functional.pad(behind, (1, 0), value=-math.inf),
-    )
-    return torch.maximum(either, in_all)
+    ahead = functional.pad(ahead, (0, 1), value=-math.inf)
+    behind = functional.pad(behind, (1, 0), value=-math.inf)
+    return torch.maximum(torch.maximum(ahead, behind), in_all)
 
 
 def band_attention(
@@ -194,69 +191,80 @@ def band_attention(
     wide = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
-        parts = [
-            _attend(bands.scores, band, axis, pixels, matrices, groups) for band in bands.parts
-        ]
-        return sum(parts[1:], parts[0]).to(keys.dtype)
+        y = None
+        for band in bands.parts:
+            heads = torch.tensor(band.heads, device=maps.device)
+            of_heads = matrices.index_select(0, heads)
+            part = _BandAttention(bands.scores, heads, axis, pixels).attend(band, of_heads, groups)
+            y = part if y is None else y + part
+        assert y is not None
+        return y.to(keys.dtype)
 
 
-def _attend(
-    scores: Tensor, band: Band, axis: Axis, keys: Tensor, maps: Tensor, groups: int
-) -> Tensor:
-    """Attends with the heads of one band."""
-    heads = torch.tensor(band.heads, device=maps.device)
-    maps, n, step = maps.index_select(0, heads), len(axis.queries), axis.queries.step
-    (first, head), (last, tail) = band.before, band.after
-    parts = []
-    if first:
-        means = _end_means(scores, heads, axis, axis.queries[:first], range(head), keys)
-        parts.append(combine_heads(means, maps, groups))
-    if n - first - last > 0:
-        start, stop = axis.queries[first] + band.low, axis.queries[n - last - 1] + band.high + 1
-        weights = attention_weights(
-            scores[:, band.low - axis.lowest :][:, : band.taps].index_select(0, heads)
-        )
-        weights, seen = weights.to(keys.dtype), keys[..., start:stop]
+class _BandAttention(NamedTuple):
+    """Heads of one band on one axis."""
+
+    scores: Float[Tensor, "all_heads displacements"]
+    heads: Tensor  # their numbers
+    axis: Axis
+    keys: Float[Tensor, "batch channels keys"]
+
+    def attend(
+        self, band: Band, maps: Tensor, groups: int
+    ) -> Float[Tensor, "batch outputs queries"]:
+        """Attends at both ends and between them."""
+        (first, head), (last, tail) = band.before, band.after
+        queries, keys = self.axis.queries, self.axis.keys
+        inside = len(queries) - last
+        parts = []
+        if first:
+            means = self._end_means(queries[:first], range(head))
+            parts.append(combine_heads(means, maps, groups))
+        if inside > first:
+            parts.append(self._inside(band, queries[first:inside], maps, groups))
+        if last:
+            means = self._end_means(queries[inside:], range(keys - tail, keys))
+            parts.append(combine_heads(means, maps, groups))
+        return torch.cat(parts, dim=-1)
+
+    def _end_means(
+        self, queries: range, nearest: range
+    ) -> Float[Tensor, "batch heads channels queries"]:
+        """Takes the means of the keys nearest to an end, for the queries near that end."""
+        first = nearest[0] - queries[-1] - self.axis.lowest
+        seen = self.scores[:, first : first + queries[-1] - queries[0] + len(nearest)]
+        seen = seen.index_select(0, self.heads)
+        by_query = seen.unfold(-1, len(nearest), self.axis.queries.step).flip(1)
+        weights = attention_weights(by_query).to(self.keys.dtype)
+        pixels = self.keys[..., nearest.start : nearest.stop]
+        pattern = "heads queries keys, batch channels keys -> batch heads channels queries"
+        return einsum(weights, pixels, pattern)
+
+    def _inside(
+        self, band: Band, queries: range, maps: Tensor, groups: int
+    ) -> Float[Tensor, "batch outputs queries"]:
+        """Attends where all displacements of the band lead to a key, so that all queries have the same weights."""
+        seen = self.scores[:, band.low - self.axis.lowest :][:, : band.taps]
+        weights = attention_weights(seen.index_select(0, self.heads)).to(self.keys.dtype)
+        keys = self.keys[..., queries[0] + band.low : queries[-1] + band.high + 1]
+        step = self.axis.queries.step
         if band.is_kernel(keys.shape[1], maps[0].numel(), step):
-            kernel = einsum(
-                weights, maps, "heads taps, heads outputs channels -> outputs channels taps"
-            )
-            parts.append(_convolution(seen, kernel, groups, step))
-        else:
-            parts.append(
-                combine_heads(_block_means(weights, seen, band.block(step), step), maps, groups)
-            )
-    if last:
-        means = _end_means(
-            scores, heads, axis, axis.queries[n - last :], range(axis.keys - tail, axis.keys), keys
-        )
-        parts.append(combine_heads(means, maps, groups))
-    return torch.cat(parts, dim=-1)
-
-
-def _end_means(
-    scores: Tensor, heads: Tensor, axis: Axis, queries: range, nearest: range, keys: Tensor
-) -> Float[Tensor, "batch heads channels queries"]:
-    """Takes the means of the keys nearest to an end, for the queries near that end."""
-    first = nearest[0] - queries[-1] - axis.lowest
-    seen = scores[:, first : first + queries[-1] - queries[0] + len(nearest)].index_select(0, heads)
-    weights = attention_weights(seen.unfold(-1, len(nearest), queries.step).flip(1)).to(keys.dtype)
-    pixels = keys[..., nearest.start : nearest.stop]
-    return einsum(
-        weights, pixels, "heads queries keys, batch channels keys -> batch heads channels queries"
-    )
+            pattern = "heads taps, heads outputs channels -> outputs channels taps"
+            return _convolution(keys, einsum(weights, maps, pattern), groups, step)
+        return combine_heads(_block_means(weights, keys, band.block(step), step), maps, groups)
 
 
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
     """Convolves, some taps at a time."""
-    taps = kernel.shape[-1]
-    parts = []
-    for first, piece in zip(
-        range(0, taps, MOST_TAPS), kernel.split(MOST_TAPS, dim=-1), strict=True
-    ):
-        window = keys[..., first : keys.shape[-1] - taps + first + piece.shape[-1]]
-        parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
-    return sum(parts[1:], parts[0])
+    outputs = keys.shape[-1] - kernel.shape[-1]
+    y = None
+    for number, piece in enumerate(kernel.split(MOST_TAPS, dim=-1)):
+        first = number * MOST_TAPS
+        window = keys[..., first : first + outputs + piece.shape[-1]]
+        part = functional.conv1d(window, piece, stride=step, groups=groups)
+        y = part if y is None else y + part
+    assert y is not None
+    return y
 
 
 def _block_means(
@@ -266,17 +274,11 @@ def _block_means(
     heads, taps = weights.shape
     queries = (keys.shape[-1] - taps) // step + 1
     blocks, width = -(-queries // block), step * (block - 1) + taps
+    # A matrix of which each row is the one above, moved on by a step
     rows = functional.pad(weights, (0, width + step - taps))[:, None].expand(-1, block, -1)
-    matrix = rows.reshape(heads, -1)[:, : block * width].view(
-        heads, block, width
-    )  # each row moved on by a step
+    matrix = rows.reshape(heads, -1)[:, : block * width].view(heads, block, width)
     room = step * block * (blocks - 1) + width - keys.shape[-1]
     windows = functional.pad(keys, (0, room)).unfold(-1, width, step * block)
-    means = einsum(
-        matrix,
-        windows,
-        "heads block keys, batch channels blocks keys -> batch heads channels blocks block",
-    )
-    return rearrange(
-        means, "batch heads channels blocks block -> batch heads channels (blocks block)"
-    )[..., :queries]
+    pattern = "heads block keys, batch channels blocks keys -> batch heads channels blocks block"
+    means = einsum(matrix, windows, pattern).flatten(-2)
+    return means[..., :queries]

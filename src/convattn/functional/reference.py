@@ -257,3 +257,42 @@ def combine_heads(
         "batch heads groups channels queries, heads groups outputs channels -> batch groups outputs queries",
     )
     return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])
+
+
+def add_bias(
+    y: Float[Tensor, "batch outputs *queries"], bias: Float[Tensor, " outputs"] | None
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Adds b to the outputs of every query, in the dtype of the outputs."""
+    if bias is None:
+        return y
+    return y + bias.to(y.dtype).view(-1, *(1,) * (y.ndim - 2))
+
+
+AXES = ("depth", "rows", "cols")
+"""Names of up to three axes in patterns."""
+
+
+def attend_by_axis(
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    keys: Float[Tensor, "images channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int = 1,
+) -> Float[Tensor, "images outputs *queries"]:
+    """Computes `attend` with weights A_h = A_h,1 ⊗ … ⊗ A_h,n, by means along one axis after the other.
+
+    Args:
+        weights: For each axis, (heads, queries, keys), in the dtype of the keys.
+        keys: Key images with as many axes.
+        maps: W_h; with groups its block-diagonal.
+        groups: Number of blocks.
+
+    Returns:
+        Output channels at each query.
+    """
+    names = AXES[-len(weights) :]
+    mixed, before = keys, "batch channels " + " ".join(names)
+    for name, weight in zip(names, weights, strict=True):
+        after = "batch heads channels " + before.split("channels ")[1].replace(name, "queries")
+        mixed = einsum(weight, mixed, f"heads queries {name}, {before} -> {after}")
+        before = after.replace("queries", f"queries_{name}")
+    return combine_heads(mixed, maps, groups)

@@ -10,127 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import dilate, pad_keys
-from convattn.functional.torch_modes import needs_own_operations, product_dtype, without_autocast
-from convattn.grid import Axis, Geometry
-
-_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {
-    1: functional.conv_transpose1d,
-    2: functional.conv_transpose2d,
-    3: functional.conv_transpose3d,
-}
-
-_BLOCK = 16
-"""Channels that oneDNN takes at a time: 8 with AVX2, 16 with AVX-512. The fault needs fewer than a block."""
-
-
-def take_every(
-    x: Shaped[Tensor, "batch channels *spatial"], steps: Sequence[int]
-) -> Shaped[Tensor, "batch channels *taken"]:
-    """Takes every n-th pixel along each axis, from the first on.
-
-    Args:
-        x: Images.
-        steps: n of each axis.
-
-    Returns:
-        A view of the images.
-
-    Example:
-        >>> take_every(torch.arange(5.0).view(1, 1, 5), [2]).tolist()
-        [[[0.0, 2.0, 4.0]]]
-    """
-    return x[(..., *(slice(None, None, step) for step in steps))]
-
-
-def convolve(
-    x: Float[Tensor, "batch channels *spatial"],
-    kernel: Float[Tensor, "outputs channels_per_group *taps"],
-    bias: Float[Tensor, " outputs"] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes what `torch.nn.functional.conv1d`, `conv2d` or `conv3d` does, with correct gradients."""
-    if _is_narrow_in_bfloat16(x, kernel.shape[2:], x.shape[2:], stride, dilation):
-        with without_autocast(x.device):
-            wide = x.float(), kernel.float(), None if bias is None else bias.float()
-            return convolve(*wide, stride, padding, dilation, groups).bfloat16()
-    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
-        x, stride = take_every(x, stride), (1,) * len(stride)
-    return _CONVOLUTIONS[len(stride)](x, kernel, bias, stride, padding, dilation, groups)
-
-
-def convolve_transposed(
-    x: Float[Tensor, "batch channels *spatial"],
-    kernel: Float[Tensor, "channels outputs_per_group *taps"],
-    bias: Float[Tensor, " outputs"] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extra: Sequence[int],
-    groups: int,
-    dilation: Sequence[int],
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes `torch.nn.functional.conv_transpose1d`, 2d or 3d with output padding `extra`, with correct gradients."""
-    compute = _TRANSPOSED[len(stride)]
-    sizes = zip(x.shape[2:], kernel.shape[2:], stride, padding, extra, dilation, strict=True)
-    made = [
-        step * (n - 1) - 2 * pad + d * (taps - 1) + 1 + more
-        for n, taps, step, pad, more, d in sizes
-    ]
-    unwritten = len(stride) == 3 and _leaves_gaps(kernel, stride, padding, extra, dilation)
-    if _is_narrow_in_bfloat16(x, kernel.shape[2:], [0] if unwritten else made, stride, dilation):
-        with without_autocast(x.device):
-            wide = x.float(), kernel.float(), None if bias is None else bias.float()
-            return convolve_transposed(*wide, stride, padding, extra, groups, dilation).bfloat16()
-    if torch.is_grad_enabled() and _meets_the_fault(kernel, stride, padding):
-        y = dilate(compute(x, kernel, groups=groups), stride)
-        y = functional.pad(y, [pixels for more in reversed(extra) for pixels in (0, more)])
-    elif bias is not None and _leaves_gaps(kernel, stride, padding, extra, dilation):
-        y = compute(x, kernel, None, stride, padding, extra, groups, dilation)
-    else:
-        return compute(x, kernel, bias, stride, padding, extra, groups, dilation)
-    return y if bias is None else y + bias.to(y.dtype).view(-1, *(1,) * len(stride))
-
-
-def _is_narrow_in_bfloat16(x: Tensor, taps: Sequence[int], *sizes: Sequence[int]) -> bool:
-    """Tells whether taps of a strided convolution in bfloat16 may see no pixel: oneDNN's AMX then errs or crashes."""
-    pixels, stride, dilation = sizes
-    if max(stride) == 1 or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
-        return False
-    return any(
-        n <= d * (k - 1) + step
-        for n, k, step, d in zip(pixels, taps, stride, dilation, strict=False)
-    )
-
-
-def _leaves_gaps(
-    kernel: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extra: Sequence[int],
-    dilation: Sequence[int],
-) -> bool:
-    """Tells whether no tap of a transposed convolution reaches some outputs."""
-    spans = [step * (taps - 1) + 1 for step, taps in zip(dilation, kernel.shape[2:], strict=True)]
-    between = any(step > span for step, span in zip(stride, spans, strict=True))
-    return between or any(more > pixels for more, pixels in zip(extra, padding, strict=True))
-
-
-def _meets_the_fault(kernel: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Tells whether a convolution is narrow, strided and of one pixel, without padding."""
-    return (
-        max(stride) > 1
-        and kernel.shape[1] < _BLOCK
-        and set(kernel.shape[2:]) == {1}
-        and not any(padding)
-    )
+from convattn.functional.convolution import convolve, convolve_transposed
+from convattn.functional.reference import pad_keys
+from convattn.functional.torch_modes import needs_own_operations
+from convattn.grid import Axis, Geometry, Window
 
 
 class WindowConvolution(NamedTuple):
@@ -171,18 +58,31 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     Returns:
         The convolution; None if torch's convolutions cannot pad so by themselves.
     """
-    own = geometry.keeps_grid or (
-        geometry.padding_mode == "zeros" and set(geometry.input_dilation) == {1}
-    )
-    if not own or any(before != after or before < 0 for before, after in geometry.padding):
+    if not _pads_zeros(geometry):
         return None
-    padding = tuple(before for before, _ in geometry.padding)
-    sizes = zip(geometry.kernel_size, geometry.dilation, padding, strict=True)
-    smallest = max(1, *(step * (taps - 1) + 1 - 2 * pad for taps, step, pad in sizes))
-    taps = tuple(displacement for _, displacement in geometry.taps())
+    first = tuple(-pixels for pixels in geometry.anchor)
+    window = Window.fit(geometry, first, geometry.kernel_size, geometry.dilation)
+    if window is None:
+        return None
+    padding, smallest = [], 1
+    for axis, pixels in enumerate(window.padding):
+        assert isinstance(pixels, int)
+        span = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) + 1
+        smallest = max(smallest, span - 2 * pixels)
+        padding.append(pixels)
     return WindowConvolution(
-        taps, smallest, geometry.kernel_size, geometry.stride, padding, geometry.dilation
+        displacements=tuple(displacement for _, displacement in geometry.taps()),
+        smallest=smallest,
+        taps=geometry.kernel_size,
+        stride=geometry.stride,
+        padding=tuple(padding),
+        dilation=geometry.dilation,
     )
+
+
+def _pads_zeros(geometry: Geometry) -> bool:
+    """Tells whether nothing but zeros is around the image, as in torch's functions."""
+    return geometry.padding_mode == "zeros" or all(pair == (0, 0) for pair in geometry.padding)
 
 
 class Shifts(NamedTuple):
@@ -236,26 +136,32 @@ def shift_attention(
     """
     if unmoved and not needs_own_operations(maps, *unmoved):
         maps = _NoGradient.apply(maps, *unmoved)
-    first, taps, dilation = window = shifts.window
-    maps = _by_tap(maps, shifts.offsets, window)
-    start = [axis.queries[0] + low for axis, low in zip(axes, first, strict=True)]
-    spans = [(n - 1) * step + 1 for n, step in zip(taps, dilation, strict=True)]
-    spread = _spread_arguments(geometry, axes, start, spans, dilation)
-    if spread is not None:
-        padding, extra = spread
-        kernel = _transposed(maps, groups, taps)
-        return convolve_transposed(
-            x, kernel, bias, geometry.input_dilation, padding, extra, groups, dilation
-        )
-    padding = _own_padding(geometry, axes, start, spans)
-    if padding is None:
-        stop = [
-            axis.queries[-1] + low + span
-            for axis, low, span in zip(axes, first, spans, strict=True)
-        ]
-        x, padding = _window(pad_keys(x, geometry), axes, start, stop), (0,) * len(axes)
+    first, taps, steps = shifts.window
+    by_tap = _by_tap(maps, shifts.offsets, first, taps, steps)
+    window = None
+    if _pads_zeros(geometry):
+        window = Window.fit(geometry, first, taps, steps, transposed=geometry.spreads, axes=axes)
     stride = tuple(axis.queries.step for axis in axes)
-    return convolve(x, _as_kernel(maps, taps), bias, stride, padding, dilation, groups)
+    if window is None or not _stays_inside(window, axes):
+        last = Window(first, taps, steps, ()).last
+        seen = _pixels_seen(pad_keys(x, geometry), axes, first, last)
+        unpadded = (0,) * len(axes)
+        return convolve(seen, _as_kernel(by_tap, taps), bias, stride, unpadded, steps, groups)
+    assert not isinstance(window.padding, str)
+    if window.output_padding is None:
+        kernel = _as_kernel(by_tap, taps)
+        return convolve(x, kernel, bias, stride, window.padding, steps, groups)
+    kernel = _as_transposed_kernel(by_tap, groups, taps)
+    return convolve_transposed(
+        x,
+        kernel,
+        bias,
+        geometry.input_dilation,
+        window.padding,
+        window.output_padding,
+        groups,
+        steps,
+    )
 
 
 def _as_kernel(
@@ -265,7 +171,7 @@ def _as_kernel(
     return maps.movedim(0, -1).unflatten(-1, taps)
 
 
-def _transposed(
+def _as_transposed_kernel(
     maps: Tensor, groups: int, taps: tuple[int, ...]
 ) -> Float[Tensor, "inputs outputs_per_group *taps"]:
     """Arranges the matrices of taps as the kernel of a transposed convolution."""
@@ -276,89 +182,48 @@ def _transposed(
 
 
 def _by_tap(
-    maps: Tensor, offsets: Sequence[tuple[int, ...]], window: tuple[tuple[int, ...], ...]
+    maps: Tensor,
+    offsets: Sequence[tuple[int, ...]],
+    first: Sequence[int],
+    taps: Sequence[int],
+    steps: Sequence[int],
 ) -> Float[Tensor, "taps outputs channels"]:
     """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
-    first, taps, dilation = window
-    positions = []
+    places = []
     for offset in offsets:
-        position = 0
-        for value, low, step, size in zip(offset, first, dilation, taps, strict=True):
-            position = position * size + (value - low) // step
-        positions.append(position)
+        place = 0
+        for value, low, step, size in zip(offset, first, steps, taps, strict=True):
+            place = place * size + (value - low) // step
+        places.append(place)
     count = math.prod(taps)
-    if positions == list(range(count)):
+    if places == list(range(count)):
         return maps
-    index = torch.tensor(positions, device=maps.device)
+    index = torch.tensor(places, device=maps.device)
     return maps.new_zeros(count, *maps.shape[1:]).index_add(0, index, maps)
 
 
-def _spread_arguments(
-    geometry: Geometry,
-    axes: Sequence[Axis],
-    start: Sequence[int],
-    spans: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Returns padding and output padding of the transposed convolution; None if there is no such convolution."""
-    if set(geometry.input_dilation) == {1} or geometry.padding_mode != "zeros":
-        return None
-    padding, extra = [], []
-    steps = zip(
-        geometry.padding, geometry.input_dilation, axes, start, spans, dilation, strict=True
-    )
-    for (before, after), step, axis, low, span, spread in steps:
-        pad = low + span - 1 - before
-        more = len(axis.queries) - (axis.keys - before - after + span - 1 - 2 * pad)
-        inside = low >= 0 and axis.queries[-1] - axis.queries[0] + low + span <= axis.keys
-        if axis.queries.step != 1 or not inside or pad < 0 or not 0 <= more < max(step, spread):
-            return None
-        padding.append(pad)
-        extra.append(more)
-    return tuple(padding), tuple(extra)
+def _stays_inside(window: Window, axes: Sequence[Axis]) -> bool:
+    """Tells whether no tap of any query leads out of the keys."""
+    for axis, low, high in zip(axes, window.first, window.last, strict=True):
+        if axis.queries[0] + low < 0 or axis.queries[-1] + high >= axis.keys:
+            return False
+    return True
 
 
-def _own_padding(
-    geometry: Geometry, axes: Sequence[Axis], start: Sequence[int], spans: Sequence[int]
-) -> tuple[int, ...] | None:
-    """Returns the padding with which a convolution meets the window, or None if it cannot pad so."""
-    if set(geometry.input_dilation) != {1} or (
-        geometry.padding_mode != "zeros" and not geometry.keeps_grid
-    ):
-        return None
-    padding = []
-    for (before, after), axis, low, span in zip(geometry.padding, axes, start, spans, strict=True):
-        step, pad = axis.queries.step, before - low
-        high = axis.queries[-1] - axis.queries[0] + low + span
-        outputs = (axis.keys - before - after + 2 * pad - span) // step + 1
-        if (
-            low < 0
-            or high > axis.keys
-            or pad < 0
-            or high > axis.keys - after + pad
-            or outputs != len(axis.queries)
-        ):
-            return None
-        padding.append(pad)
-    return tuple(padding)
-
-
-def _window(
-    keys: Tensor, axes: Sequence[Axis], start: Sequence[int], stop: Sequence[int]
-) -> Tensor:
+def _pixels_seen(
+    keys: Tensor, axes: Sequence[Axis], first: Sequence[int], last: Sequence[int]
+) -> Float[Tensor, "batch channels *seen"]:
     """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
-    margins = [
-        (max(0, -low), max(0, high - axis.keys))
-        for low, high, axis in zip(start, stop, axes, strict=True)
-    ]
-    for dim, (low, high, axis) in enumerate(zip(start, stop, axes, strict=True), start=2):
-        inside = slice(min(max(0, low), axis.keys - 1), max(1, min(high, axis.keys)))
+    repeats = []
+    for dim, (axis, low, high) in enumerate(zip(axes, first, last, strict=True), start=2):
+        start, stop = axis.queries[0] + low, axis.queries[-1] + high + 1
+        inside = slice(min(max(0, start), axis.keys - 1), max(1, min(stop, axis.keys)))
         keys = keys[(slice(None),) * dim + (inside,)]
-    if not any(sum(pair) for pair in margins):
+        repeats.append((max(0, -start), max(0, stop - axis.keys)))
+    if not any(map(any, repeats)):
         return keys
-    return functional.pad(
-        keys, [pixels for pair in reversed(margins) for pixels in pair], mode="replicate"
-    )
+    flat = [pixels for pair in reversed(repeats) for pixels in pair]
+    return functional.pad(keys, flat, mode="replicate")
 
 
 class _NoGradient(torch.autograd.Function):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.errors import ShapeError
+from convattn.functional.quotient import kernel_means
 from convattn.functional.torch_modes import without_autocast
+from convattn.grid import Axis
 from convattn.heads.families.attention_class import TokenAttention, linear
 
 CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -96,26 +98,13 @@ class KernelMeans(nn.Module):
         self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
-        heads, width, convolve = values.shape[1], values.shape[3], CONVOLVE[len(sizes)]
-        kernel, dtype = self.kernel[:, None], values.dtype
-        pads = []
-        for taps, first in zip(self.box[::-1], self.first[::-1], strict=True):
-            pads += [-first, taps - 1 + first]
-        ones = kernel.new_ones(1, 1, *sizes)
-        if present is not None:
-            ones = present.to(kernel.dtype).view(-1, 1, *sizes)
-            values = values * present[:, None, :, None]
-        # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
-        values = values.to(torch.promote_types(dtype, kernel.dtype))
-        images = rearrange(values, "batch heads positions width -> batch (heads width) positions")
-        images = functional.pad(images.unflatten(2, tuple(sizes)), pads)
-        depthwise = kernel.repeat_interleave(width, 0).to(values.dtype)
+        axes = [Axis(range(size), size) for size in sizes]
+        on_grid = None if present is None else present.unflatten(1, tuple(sizes))
         with without_autocast(values.device):
-            total = convolve(functional.pad(ones, pads), kernel).flatten(2)
-            sums = convolve(images, depthwise, groups=heads * width).flatten(2)
-        pattern = "batch (heads width) positions -> batch heads positions width"
-        y = rearrange(sums, pattern, width=width)
-        return (y / _divisor(total)[..., None]).to(dtype)
+            # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
+            images = values.mT.unflatten(3, tuple(sizes))
+            means = kernel_means(images, [self.kernel], self.first, axes, present=on_grid)
+        return means.flatten(3).mT.to(values.dtype)
 
     def extra_repr(self) -> str:
         """Returns heads, box and its first displacement, for printing."""

@@ -69,11 +69,11 @@ class ContentScores(nn.Module):
     ) -> None:
         """Draws the maps; `feature_width` is that of the encoding's features r_δ, 0 if it has none."""
         super().__init__()
-        width = max(1, in_channels // num_heads) if content.key_width is None else content.key_width
-        self.num_heads, self.uses_position = (
-            num_heads,
-            content.position is not False and feature_width > 0,
-        )
+        width = content.key_width
+        if width is None:
+            width = max(1, in_channels // num_heads)
+        self.num_heads, self.key_width = num_heads, width
+        self.uses_position = content.position is not False and feature_width > 0
         if content.position and not feature_width:
             raise ArgumentError(
                 must_be("content.position", "None or False with an encoding without features", True)
@@ -83,15 +83,13 @@ class ContentScores(nn.Module):
             raise ArgumentError(must_be("content.key_width", expected, width))
         self.query = nn.Linear(in_channels, num_heads * width, bias=content.query_bias)
         self.key = nn.Linear(in_channels, num_heads * width, bias=content.key_bias)
-        projected = self.uses_position and content.project_position
         self.position = None  # Ŵ, (heads, key_width, feature_width), or None
-        if projected:
-            self.position = nn.Parameter(
-                torch.randn(num_heads, width, feature_width) * feature_width**-0.5
-            )
-        self.content_bias = (
-            nn.Parameter(torch.zeros(num_heads, width)) if content.content_bias else None
-        )
+        if self.uses_position and content.project_position:
+            scale = feature_width**-0.5
+            self.position = nn.Parameter(torch.randn(num_heads, width, feature_width) * scale)
+        self.content_bias = None  # u, (heads, key_width), or None
+        if content.content_bias:
+            self.content_bias = nn.Parameter(torch.zeros(num_heads, width))
 
     def forward(
         self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
@@ -22,7 +23,7 @@ class _Prepared(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of these numbers and of the path."""
-        numbers = (*self.path.prepared, self.maps.value, self.maps.output, self.bias)
+        numbers = tree_leaves([*vars(self.path).values(), self.maps, self.bias])
         return sum(number.nbytes for number in numbers if isinstance(number, Tensor))
 
 
@@ -123,11 +124,11 @@ def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
-    path, maps = still.path_of(shape, weight.dtype, weight.device)
-    value, output, bias = (
-        None if t is None else t.detach().clone() for t in (maps.value, maps.output, still.bias)
-    )
-    assert value is not None
+    maps = still.values.factors()
+    path = still.path(maps, shape, weight.dtype, weight.device)
+    value = maps.value.detach().clone()
+    output = None if maps.output is None else maps.output.detach().clone()
+    bias = None if still.bias is None else still.bias.detach().clone()
     if path.name == "shift" and output is None:  # as the kernel of a convolution lies in memory
         value = value.movedim(0, -1).contiguous().movedim(-1, 0)
     return _Prepared(path, HeadMaps(value, output, maps.groups), bias)

@@ -17,18 +17,15 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import pad_keys
-from convattn.functional.shift import convolve
+from convattn.functional.convolution import convolve
+from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, PerAxis, axis_lists, whole_number
-from convattn.layers.relative import HasKernel, require_images, require_sizes
+from convattn.layers.relative import HasKernel, layer_sizes, require_images
 from convattn.layers.values import make_values
-
-_LAYOUTS = {2: torch.channels_last, 3: torch.channels_last_3d}
-"""Layouts in which torch correlates channel by channel fast: ten times as fast as in its own on 31 x 31 pixels."""
 
 
 @final
@@ -59,7 +56,7 @@ class NormalisedConv(HasKernel):
         [[4.0, 6.0, 5.0, 5.0]]
     """
 
-    shares: Tensor | None
+    divisors: Tensor | None
 
     def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of heads
         self,
@@ -100,7 +97,7 @@ class NormalisedConv(HasKernel):
         self.box = tuple((int(low), int(high)) for low, high in box)
         if not 1 <= len(self.box) <= 3 or not all(low <= 0 <= high for low, high in self.box):
             raise ArgumentError(must_be("box", "one to three pairs (lowest ≤ 0, highest ≥ 0)", box))
-        sizes = require_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
+        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=0.0)
         self._geometry = Geometry.parse(self.dims, **window)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
         self.head_width = None if head_width is None else whole_number("head_width", head_width)
@@ -117,7 +114,7 @@ class NormalisedConv(HasKernel):
         }
         shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
         self.scores = nn.ParameterList(torch.zeros(num_heads, *shape, **like) for shape in shapes)
-        self.register_buffer("shares", None, persistent=False)
+        self.register_buffer("divisors", None, persistent=False)
         self.frozen_size: tuple[int, ...] | None = None
 
     @property
@@ -154,7 +151,7 @@ class NormalisedConv(HasKernel):
         sizes = axis_lists("spatial", spatial, self.dims, least=1)
         made = copy.deepcopy(self).eval().requires_grad_(False)
         with torch.no_grad(), without_autocast(self.scores[0].device):
-            made.shares = self._shares(self.geometry.axes(sizes))
+            made.divisors = self._divisors(self.geometry.axes(sizes))
         made.frozen_size = sizes
         return made
 
@@ -208,85 +205,26 @@ class NormalisedConv(HasKernel):
                     tuple(x.shape),
                 )
             )
-        axes, keys = self.geometry.axes(x.shape[2:]), pad_keys(x, self.geometry)
+        axes = self.geometry.axes(x.shape[2:])
+        keys = pad_keys(x, self.geometry)
         with without_autocast(x.device):
-            means = self._means(keys, axes).to(x.dtype)
+            kernels = kernels_of_scores(list(self.scores))
+            means = kernel_means(keys[:, None], kernels, self._lows, axes, divisors=self.divisors)
+            means = means.to(x.dtype)
+        if self.groups > 1:
+            means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
-        ones = (1,) * self.dims
-        y = convolve(
-            means,
-            maps.view(*maps.shape, *ones),
-            self.bias,
-            ones,
-            (0,) * self.dims,
-            ones,
-            self.groups,
-        )
+        ones, none = (1,) * self.dims, (0,) * self.dims
+        kernel = maps.view(*maps.shape, *ones)
+        y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
         return y.contiguous()
 
-    def _means(
-        self, keys: Tensor, axes: Sequence[Axis]
-    ) -> Float[Tensor, "batch groups_heads_channels *queries"]:
-        """Returns each head's weighted means of the keys, channels of a group by head."""
-        shares, kernels, means = (
-            self._shares(axes) if self.shares is None else self.shares,
-            self._kernels(),
-            [],
-        )
-        keys = (
-            keys[..., None] if self.dims == 1 else keys
-        )  # torch correlates planes faster than lines
-        keys = keys.to(kernels[0][0].dtype).contiguous(memory_format=_LAYOUTS[keys.ndim - 2])
-        for head in range(self.num_heads):
-            y = keys
-            for kernel, along in kernels:
-                same = kernel[head : head + 1].expand(self.in_channels, *kernel.shape[1:])
-                y = self._correlate(y, same, axes, along, self.in_channels)
-            means.append(y * shares[:, head : head + 1])
-        if self.groups > 1:
-            split = [y.unflatten(1, (self.groups, -1)) for y in means]
-            y = torch.cat(split, dim=2).flatten(1, 2)
-        else:
-            y = torch.cat(means, dim=1)
-        return y[..., 0] if self.dims == 1 else y
+    def _divisors(self, axes: Sequence[Axis]) -> Float[Tensor, "1 heads *queries"]:
+        return kernel_divisors(kernels_of_scores(list(self.scores)), self._lows, axes)
 
-    def _shares(self, axes: Sequence[Axis]) -> Float[Tensor, "1 heads *queries"]:
-        """Returns 1 / (g_h ⋆ 1) at every query; 1 along a line's second axis."""
-        shares = self.scores[0].new_ones(())
-        for kernel, along in self._kernels():
-            sizes = [axis.keys if number in along else 1 for number, axis in enumerate(axes)]
-            ones = kernel.new_ones(1, 1, *sizes, *(1,) * (self.dims == 1))
-            shares = shares / self._correlate(ones, kernel, axes, along, 1)
-        return shares
-
-    def _kernels(self) -> list[tuple[Float[Tensor, "heads 1 *taps"], tuple[int, ...]]]:
-        """Returns the kernels to correlate with in turn, and the axes along which each does so."""
-        every = tuple(range(self.dims))
-        kernels = []
-        for number, scores in enumerate(self.scores):
-            along = (number,) if self.separable else every
-            shape = [taps if axis in along else 1 for axis, taps in enumerate(self.taps)]
-            kernel = scores.to(torch.promote_types(scores.dtype, torch.float32)).exp()
-            kernels.append(
-                (kernel.view(self.num_heads, 1, *shape, *(1,) * (self.dims == 1)), along)
-            )
-        return kernels
-
-    def _correlate(
-        self, y: Tensor, kernel: Tensor, axes: Sequence[Axis], along: Sequence[int], groups: int
-    ) -> Float[Tensor, "..."]:
-        """Correlates along some axes, with nothing around the keys."""
-        pads, stride = [(0, 0)] * (y.ndim - 2), [1] * (y.ndim - 2)
-        for number in along:
-            axis, (low, high) = axes[number], self.box[number]
-            pads[number] = (-axis.queries[0] - low, axis.queries[-1] + high - axis.keys + 1)
-            stride[number] = axis.queries.step
-        both = [max(0, min(pair)) for pair in pads]
-        rest = [
-            n - shared for pair, shared in zip(pads[::-1], both[::-1], strict=True) for n in pair
-        ]
-        y = functional.pad(y, rest) if any(rest) else y
-        return convolve(y, kernel, None, stride, both, (1,) * len(both), groups)
+    @property
+    def _lows(self) -> list[int]:
+        return [low for low, _ in self.box]
 
     def _maps(self) -> Tensor:
         return self.values.maps()

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -13,24 +13,19 @@ from torch import Tensor, nn
 from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
-    Cost,
     HeadMaps,
     Path,
     WindowConvolution,
     Work,
-    attend,
-    attention_weights,
-    displacement_scores,
-    gated_weights,
-    make_path,
     pad_keys,
     position_share,
     window_convolution,
 )
-from convattn.functional.plan import REQUESTED, can_be_read
-from convattn.functional.torch_modes import autocasts, without_autocast
-from convattn.grid import Axis, Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
+from convattn.functional.plan import REQUESTED, can_be_read, plan
+from convattn.functional.torch_modes import autocasts
+from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
+from convattn.layers.paths import ContentPath, ReferencePath, weights_by_definition
 from convattn.layers.values import make_values
 from convattn.record import Record
 
@@ -39,6 +34,9 @@ PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable"
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
+
+_GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
+"""λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
 
 _CONVOLUTION_PATHS = ("auto", "shift")
 """Paths on which hard heads run as a convolution."""
@@ -244,7 +242,7 @@ class RelativeAttention(HasKernel, ABC):
             UnknownNameError: The name of the encoding, the gate, the padding mode or the path is unknown.
         """
         super().__init__()
-        sizes = require_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
+        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
         self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
         self.head_width = None if head_width is None else whole_number("head_width", head_width)
         self.dropout = float(dropout)
@@ -258,43 +256,40 @@ class RelativeAttention(HasKernel, ABC):
             input_dilation=input_dilation,
         )
         self.encoding = _fitting_encoding(encoding, num_heads, self.dims)
-        self._window = (
-            window_convolution(geometry) if math.prod(geometry.kernel_size) == num_heads else None
-        )
-        is_kernel = head_width is None and _is_window(self.encoding, geometry)
-        self.values = make_values(
-            num_heads,
-            in_channels,
-            out_channels,
-            groups,
-            head_width,
-            geometry.kernel_size if is_kernel else None,
-        )
-        self.content_terms = terms = _content_terms(content, gate)
-        self.content = (
-            ContentScores(terms, in_channels, num_heads, self.encoding.feature_width)
-            if terms
-            else None
-        )
-        bound = (num_heads * in_channels // groups) ** -0.5
-        self.bias = (
-            nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
-        )
+        self._window = None
+        if math.prod(geometry.kernel_size) == num_heads:
+            self._window = window_convolution(geometry)
+        taps = None
+        if head_width is None and _is_window(self.encoding, geometry):
+            taps = geometry.kernel_size
+        self.values = make_values(num_heads, in_channels, out_channels, groups, head_width, taps)
+        self.content_terms = _content_terms(content, gate)
+        self.content = None
+        if self.content_terms is not None:
+            features = self.encoding.feature_width
+            self.content = ContentScores(self.content_terms, in_channels, num_heads, features)
+        self.bias = None
+        if bias:
+            bound = (num_heads * in_channels // groups) ** -0.5
+            self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
         self.gate_kind = gate
-        self.gate = None if gate is None else nn.Parameter(start_of_gate(gate, num_heads))
+        self.gate = None
+        if gate is not None:
+            self.gate = nn.Parameter(torch.full((num_heads,), _GATE_STARTS[gate]))
         self.impl = impl
         self.to(device=device, dtype=dtype)
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
         window, values = self.window_convolution(), self.values
-        if window is None:
-            return self._attend(x)
-        kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
-        require_images(x, self.in_channels, self.dims, kernel.dtype)
-        if min(x.shape[2:]) < window.smallest:
-            return self._attend(x)
-        return window.convolve(x, kernel, self.groups, self.bias)
+        if window is not None:
+            kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
+            require_images(x, self.in_channels, self.dims, kernel.dtype)
+            if min(x.shape[2:]) >= window.smallest:
+                return window.convolve(x, kernel, self.groups, self.bias)
+        require_images(x, self.in_channels, self.dims, self._like.dtype)
+        maps = values.factors()
+        return self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
 
     @property
     def impl(self) -> str:
@@ -307,9 +302,7 @@ class RelativeAttention(HasKernel, ABC):
             raise ArgumentError(
                 must_be("impl", '"auto", "content" or "reference" with a gate', path)
             )
-        self._impl = _fitting_path(
-            path, self.encoding, content=self.content is not None, dropout=self.dropout
-        )
+        self._impl = self._fitting_path(path)
 
     def plan(
         self,
@@ -341,23 +334,23 @@ class RelativeAttention(HasKernel, ABC):
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
-        if self.needs_content() or self.impl == "reference":
-            work = self._work(self.values.factors(), x.shape, x.dtype, on)
-            path, reason, cost = self._explicit_cost(work)
-            order, leak = "weights", 0.0
-        else:
-            chosen, maps = self.path_of(x.shape, x.dtype, on)
-            path, reason, order, leak, cost = (
-                chosen.name,
-                chosen.reason,
-                chosen.order,
-                chosen.leak,
-                chosen.cost(),
-            )
+        maps = self.values.factors()
+        path = self.path(maps, x.shape, x.dtype, on)
+        cost, bound = path.cost(), 2 * path.leak
+        if bound:
             whole = maps.whole().detach()
-            leak *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
-        kind = str(x.dtype).removeprefix("torch.")
-        return Plan(path, order, reason, cost.flops, cost.bytes, 2 * leak, sizes, kind, str(on))
+            bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
+        return Plan(
+            path=path.name,
+            order=path.order,
+            reason=path.reason,
+            flops=cost.flops,
+            bytes=cost.bytes,
+            bound=bound,
+            shape=sizes,
+            dtype=str(x.dtype).removeprefix("torch."),
+            device=str(on),
+        )
 
     def attention(
         self, spatial: Sequence[int] | Float[Tensor, "batch channels *spatial"]
@@ -376,36 +369,28 @@ class RelativeAttention(HasKernel, ABC):
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):
-            self._require_images(spatial)
+            require_images(spatial, self.in_channels, self.dims, self._like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
+            weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
         else:
-            axes, keys = (
-                self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1)),
-                None,
-            )
+            axes = self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1))
             if self.content is not None:
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-        weights = self._weights(keys, axes)
-        shape = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
-        return weights.view(*weights.shape[:-2], *shape)
+            weights = weights_by_definition(self.encoding, axes, self._like)
+        sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
+        return weights.view(*weights.shape[:-2], *sizes)
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, except encoding and content, as JSON types."""
-        geometry = self.geometry
         return {
             "in_channels": self.in_channels,
             "out_channels": self.out_channels,
             "num_heads": self.num_heads,
             "head_width": self.head_width,
-            "kernel_size": list(geometry.kernel_size),
-            "stride": list(geometry.stride),
-            "padding": [list(pair) for pair in geometry.padding],
-            "padding_mode": geometry.padding_mode,
-            "dilation": list(geometry.dilation),
-            "input_dilation": list(geometry.input_dilation),
+            **{name: _as_lists(value) for name, value in asdict(self.geometry).items()},
             "groups": self.groups,
             "bias": self.bias is not None,
             "dropout": self.dropout,
@@ -422,98 +407,54 @@ class RelativeAttention(HasKernel, ABC):
             "dropout": 0.0,
             "impl": "auto",
             "gate": None,
-        }
-        plain |= vars(Geometry.parse(self.dims))
-        given = {**self.options(), **vars(self.geometry)}
-        shown = {
-            name: value for name, value in given.items() if name in plain and value != plain[name]
+            **asdict(Geometry.parse(self.dims)),
         }
         sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        return ", ".join(sizes + [f"{name}={value!r}" for name, value in shown.items()])
+        options = {**self.options(), **asdict(self.geometry)}
+        return ", ".join(sizes + other_arguments(options, plain))
 
     def needs_content(self) -> bool:
         """Tells whether content scores change the result in the present mode, or have a gradient."""
         if self.content is None:
             return False
-        content, gate = self.content, self.gate
-        if (
-            gate is None
-            or self.gate_kind != "tanh"
-            or self._impl == "content"
-            or not can_be_read(gate)
-        ):
+        if self.gate is None or self.gate_kind != "tanh" or self._impl == "content":
             return True
-        learns = torch.is_grad_enabled() and (
-            gate.requires_grad or any(p.requires_grad for p in content.parameters())
-        )
-        return learns or bool(gate.detach().any())
+        if not can_be_read(self.gate):
+            return True
+        numbers = [self.gate, *self.content.parameters()]
+        learns = torch.is_grad_enabled() and any(number.requires_grad for number in numbers)
+        return learns or bool(self.gate.detach().any())
 
     def window_convolution(self) -> WindowConvolution | None:
         """Returns the convolution that equals the layer in the present mode; None unless heads are window taps."""
         window, encoding = self._window, self.encoding
-        if (
-            window is None
-            or type(encoding) is not Shift
-            or encoding.displacements != window.displacements
-        ):
+        if window is None or type(encoding) is not Shift:
+            return None
+        if encoding.displacements != window.displacements:
             return None
         if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
             return None
         return None if self.content is not None and self.needs_content() else window
 
-    def path_of(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> tuple[Path, HeadMaps]:
-        """Chooses how a call without content is computed in the present mode.
+    def path(
+        self,
+        maps: HeadMaps,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Path:
+        """Chooses how a call is computed in the present mode.
 
         Args:
+            maps: W_h.
             shape: Shape of the images, which are not looked at.
             dtype: Their dtype.
             device: Their device.
 
         Returns:
-            The path, with gradients to the encoding, and W_h.
+            The path, with gradients to the encoding.
         """
-        maps = self.values.factors()
-        impl = _fitting_path(
-            self.impl, self.encoding, content=self.content is not None, dropout=self.dropout
-        )
-        return make_path(
-            self._work(maps, shape, dtype, device), self.encoding, impl, self._dropout
-        ), maps
-
-    def _attend(self, x: Tensor) -> Tensor:
-        """Computes the layer if its heads are not the taps of its window."""
-        self._require_images(x)
-        content = self.needs_content()
-        if not content and self.impl != "reference":
-            path, maps = self.path_of(x.shape, x.dtype, x.device)
-            return path.attend(x, maps, self.bias)
-        keys, axes = pad_keys(x, self.geometry), self.geometry.axes(x.shape[2:])
-        if self.impl == "reference" or (torch.compiler.is_compiling() and self.impl != "flex"):
-            weights = self._weights(keys if content else None, axes)
-            y = attend(weights, keys, self.values.maps(), self.groups, self._dropout)
-            y = y.view(*y.shape[:2], *(len(axis.queries) for axis in axes))
-        else:
-            assert self.content is not None
-            share, maps = self._share(), self.values.maps()
-            y = self.content.attend(
-                keys,
-                axes,
-                self.encoding,
-                maps,
-                self.groups,
-                share=share,
-                dropout=self._dropout,
-                path=self.impl,
-            )
-        return y if self.bias is None else y + self.bias.to(y.dtype).view(-1, *(1,) * self.dims)
-
-    def _work(
-        self, maps: HeadMaps, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Work:
-        """Describes a call by its sizes."""
-        return Work(
+        work = Work(
             batch=shape[0],
             channels=shape[1],
             outputs=(maps.value if maps.output is None else maps.output).shape[1],
@@ -526,65 +467,56 @@ class RelativeAttention(HasKernel, ABC):
             dtype=dtype,
             device=device,
         )
-
-    def _explicit_cost(self, work: Work) -> tuple[str, str, Cost]:
-        """Returns path, reason and cost of a call with content, or of the definition."""
-        path, reason = (
-            (self.impl, REQUESTED)
-            if self.impl != "auto"
-            else ("content", "the scores depend on the input")
-        )
-        if self.content is None or not self.needs_content():
-            return path, reason, work.reference()
-        key_width = self.content.query.out_features // self.num_heads
-        along = [axis.highest - axis.lowest + 1 for axis in work.axes]
-        displacements = sum(along) if self.encoding.axis_additive else math.prod(along)
-        features = self.content.uses_position
-        if path == "reference":
-            return path, reason, work.explicit_content(key_width, features=features)
-        if path != "flex":
-            return path, reason, work.content(key_width, displacements if features else 0)
-        fused = work.device.type == "cuda"
-        slow = ", without gradients and with all weights in memory: the device is not CUDA"
-        reason += ", in one kernel" if fused else slow
-        return path, reason, work.flex(key_width, displacements if features else 0, fused=fused)
+        content = self.content if self.needs_content() else None
+        dropout = self.dropout if self.training else 0.0
+        if content is None and self.impl != "reference":
+            return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
+        name = "content" if self.impl == "auto" else self.impl
+        options: dict[str, Any] = {
+            "name": name,
+            "reason": _reason(name, self.impl, device),
+            "work": work,
+            "encoding": self.encoding,
+            "content": content,
+            "share": self._share(),
+            "dropout": dropout,
+        }
+        if name == "reference" or (torch.compiler.is_compiling() and name != "flex"):
+            return ReferencePath(**options)
+        return ContentPath(**options)
 
     @property
     def _like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
         return next(self.values.parameters())
 
-    @property
-    def _dropout(self) -> float:
-        """Probability of dropping a weight in the present mode."""
-        return self.dropout if self.training else 0.0
-
-    def _require_images(self, x: Tensor) -> None:
-        require_images(x, self.in_channels, self.dims, self._like.dtype)
-
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
-        return (
-            None
-            if self.gate is None or self.gate_kind is None
-            else position_share(self.gate, self.gate_kind)
-        )
+        if self.gate is None or self.gate_kind is None:
+            return None
+        return position_share(self.gate, self.gate_kind)
 
-    def _weights(
-        self, keys: Tensor | None, axes: Sequence[Axis]
-    ) -> Float[Tensor, "*images heads queries keys"]:
-        """Computes the weights of every query and key, in at least float32; with content one set for each image."""
-        # Without key images, content is left out and the dtype of the weights counts.
-        like, share = self._like, self._share()
-        dtype = torch.promote_types(like.dtype if keys is None else keys.dtype, torch.float32)
-        with without_autocast(like.device):
-            position = displacement_scores(self.encoding.table(axes, dtype, like.device), axes)
-        if self.content is None or keys is None:
-            return attention_weights(position)
-        scores = self.content(keys, axes, self.encoding)
-        if share is None:
-            return attention_weights(position + scores)
-        return gated_weights(attention_weights(scores), attention_weights(position), share)
+    def _fitting_path(self, impl: str) -> str:
+        """Returns `impl` if that path can compute the layer; raises UnknownNameError or ArgumentError otherwise."""
+        if impl not in PATHS:
+            raise UnknownNameError("impl", impl, PATHS)
+        content, dropout = self.content is not None, self.dropout
+        expected = None
+        if content and impl not in ("auto", "content", "flex", "reference"):
+            expected = '"auto", "content", "flex" or "reference" with content'
+        elif content and dropout and impl == "flex":
+            expected = '"auto", "content" or "reference" with content and dropout'
+        elif not content and impl in ("content", "flex"):
+            others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
+            expected = f"one of {others} without content"
+        elif dropout and impl in ("fourier", "separable", "shift"):
+            expected = '"auto", "dense" or "reference" with dropout'
+        elif impl in ("separable", "shift") and not self.encoding.axis_additive:
+            others = '"auto", "dense", "fourier" or "reference"'
+            expected = f"{others} unless the encoding is axis-additive"
+        if expected is not None:
+            raise ArgumentError(must_be("impl", expected, impl))
+        return impl
 
     def _maps(self) -> Tensor:
         return self.values.maps()
@@ -666,21 +598,52 @@ class RelativeAttention3d(RelativeAttention):
     dims = 3
 
 
-def require_sizes(
+def layer_sizes(
     in_channels: int, out_channels: int, num_heads: int, groups: int, *, dropout: float
 ) -> list[int]:
     """Returns the sizes; ArgumentError if one is not positive, groups do not divide channels, or dropout is ≥ 1."""
     channels = {"in_channels": in_channels, "out_channels": out_channels}
-    sizes = [
-        whole_number(*size)
-        for size in {**channels, "num_heads": num_heads, "groups": groups}.items()
-    ]
+    named = {**channels, "num_heads": num_heads, "groups": groups}
+    sizes = [whole_number(name, size) for name, size in named.items()]
     for name, value in channels.items():
         if value % groups:
             raise ArgumentError(must_be(name, f"divisible by groups={groups}", value))
     if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
         raise ArgumentError(must_be("dropout", "a probability in [0, 1)", dropout))
     return sizes
+
+
+def other_arguments(options: dict[str, Any], plain: dict[str, Any]) -> list[str]:
+    """Returns the arguments that are not at their defaults, as they are written in a call."""
+    return [f"{name}={options[name]!r}" for name, value in plain.items() if options[name] != value]
+
+
+def _as_lists(value: Any) -> Any:
+    """Turns tuples into lists, recursively."""
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
+    """Returns the content terms of a layer; None if its scores do not depend on the input."""
+    if gate is not None and gate not in _GATE_STARTS:
+        raise UnknownNameError("gate", gate, _GATE_STARTS)
+    if isinstance(content, Content):
+        return content
+    if not isinstance(content, bool):
+        raise ArgumentError(must_be("content", "True, False or a Content", content))
+    if gate is not None:
+        return Content(position=False, content_bias=False)
+    return Content() if content else None
+
+
+def _reason(name: str, impl: str, device: torch.device) -> str:
+    """Says why a layer's path is the definition or one for content."""
+    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
+    if name != "flex":
+        return reason
+    if device.type == "cuda":
+        return f"{reason}, in one kernel"
+    return f"{reason}, without gradients and with all weights in memory: the device is not CUDA"
 
 
 def _fitting_encoding(
@@ -697,52 +660,6 @@ def _fitting_encoding(
     if (encoding.num_heads, encoding.dims) != (num_heads, dims):
         raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
     return encoding
-
-
-def _fitting_path(impl: str, encoding: Encoding, *, content: bool, dropout: float) -> str:
-    """Returns `impl` if that path can compute the layer; raises UnknownNameError or ArgumentError otherwise."""
-    if impl not in PATHS:
-        raise UnknownNameError("impl", impl, PATHS)
-    if content and impl not in ("auto", "content", "flex", "reference"):
-        raise ArgumentError(
-            must_be("impl", '"auto", "content", "flex" or "reference" with content', impl)
-        )
-    if content and dropout and impl == "flex":
-        raise ArgumentError(
-            must_be("impl", '"auto", "content" or "reference" with content and dropout', impl)
-        )
-    if not content and impl in ("content", "flex"):
-        others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
-        raise ArgumentError(must_be("impl", f"one of {others} without content", impl))
-    if dropout and impl in ("fourier", "separable", "shift"):
-        raise ArgumentError(must_be("impl", '"auto", "dense" or "reference" with dropout', impl))
-    if impl in ("separable", "shift") and not encoding.axis_additive:
-        raise ArgumentError(
-            must_be(
-                "impl",
-                '"auto", "dense", "fourier" or "reference" unless the encoding is axis-additive',
-                impl,
-            )
-        )
-    return impl
-
-
-def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
-    """Returns the content terms of a layer; None if its scores do not depend on the input."""
-    if gate not in (None, "sigmoid", "tanh"):
-        raise UnknownNameError("gate", gate, ("sigmoid", "tanh"))
-    if isinstance(content, Content):
-        return content
-    if not isinstance(content, bool):
-        raise ArgumentError(must_be("content", "True, False or a Content", content))
-    if gate is not None:
-        return Content(position=False, content_bias=False)
-    return Content() if content else None
-
-
-def start_of_gate(kind: GateKind, num_heads: int) -> Float[Tensor, " heads"]:
-    """Returns λ = 1, a share of position of 0.73, or g = 0, a share of exactly 1."""
-    return torch.ones(num_heads) if kind == "sigmoid" else torch.zeros(num_heads)
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:

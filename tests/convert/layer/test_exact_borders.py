@@ -273,7 +273,7 @@ def test_a_frozen_copy_holds_its_divisors():
     conv, _ = exact(layer, (7, 11))
     frozen, x = conv.freeze((7, 11)), torch.randn(2, 3, 7, 11)
     assert torch.equal(frozen(x), conv(x))
-    assert frozen.shares.shape == (1, 4, 7, 11)
+    assert frozen.divisors.shape == (1, 4, 7, 11)
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     with pytest.raises(ShapeError, match=r"spatial size \(7, 11\)"):
         frozen(torch.zeros(1, 3, 7, 7))

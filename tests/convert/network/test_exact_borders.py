@@ -36,7 +36,7 @@ def test_the_whole_network_is_exact(name):
     assert network_to_conv(network, images=images)[1].verdict != "exact"  # as plain convolutions
     frozen = freeze(made, images)
     assert all(
-        part.shares is not None for part in frozen.modules() if isinstance(part, NormalisedConv)
+        part.divisors is not None for part in frozen.modules() if isinstance(part, NormalisedConv)
     )
     with torch.no_grad():
         hi, lows = references(lambda network, x: network(x), network, images)
