@@ -75,7 +75,7 @@ def attention_of_normalised(
     for size, (low, high) in zip(smallest_image(conv.geometry), conv.box, strict=True):
         compared.append(max(size, high - low + 3))
     unfrozen = copy.deepcopy(conv)
-    unfrozen.shares = unfrozen.frozen_size = None
+    unfrozen.divisors = unfrozen.frozen_size = None
     options = conv.options()
     del options["separable"], options["box"]
     with keep_random_state(conv):

@@ -88,12 +88,12 @@ class Work:
     @property
     def queries(self) -> int:
         """Number of queries."""
-        return math.prod(len(axis.queries) for axis in self.axes)
+        return math.prod(self.sizes)
 
     @property
     def keys(self) -> int:
         """Number of keys."""
-        return math.prod(axis.keys for axis in self.axes)
+        return math.prod([axis.keys for axis in self.axes])
 
     @property
     def itemsize(self) -> int:
@@ -136,7 +136,7 @@ class Work:
         pairs = 0
         for number in range(len(self.axes)):
             mixed = math.prod(self.sizes[: number + 1])
-            pairs += mixed * math.prod(axis.keys for axis in self.axes[number:])
+            pairs += mixed * math.prod([axis.keys for axis in self.axes[number:]])
         return each * pairs
 
     def products(self, pixels: int, inputs: int, outputs: int) -> int:
@@ -350,7 +350,7 @@ class FourierPath(Path):
 
 def transform_cost(work: Work) -> Cost:
     """Returns the cost of transforms of the images, products with the heads' filters, and transforms back."""
-    size = math.prod(quick_length(2 * axis.keys - 1) for axis in work.axes)
+    size = math.prod([quick_length(2 * axis.keys - 1) for axis in work.axes])
     pairs = work.batch * (work.channels + 1) // 2
     one = 5 * size * max(1, round(math.log2(size)))
     flops = one * pairs * (work.heads + 1) + 6 * size * pairs * work.heads
