@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from convattn.budget import assert_within_budget, roundings
 from convattn.functional import attend, attention_weights, displacement_scores
 from convattn.functional.quotient import kernel_means, kernels_of_scores
 from convattn.grid import Geometry
-from convattn.budget import assert_within_budget, roundings
 
 CASES = {
     "a line": ((11,), {}),
