@@ -26,12 +26,7 @@ def network():
 MADE = {
     "hard layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[0],
     "soft layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), sharpness=5.0)[0],
-    "layer of narrow heads": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), head_width=2)[
-        0
-    ],
-    "transposed layer": lambda: conv_to_attention(nn.ConvTranspose2d(3, 5, 3, stride=2))[0],
     "network": lambda: network_to_attention(network(), images=images())[0],
-    "soft network": lambda: network_to_attention(network(), sharpness=5.0, images=images())[0],
 }
 
 

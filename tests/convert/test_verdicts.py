@@ -229,11 +229,6 @@ def test_a_conversion_of_known_kind_is_told_right(verdict, convert):
     )  # also where it holds nan
 
 
-def test_there_are_enough_of_each_kind():
-    assert len(CASES) >= 60
-    assert min(map(len, KNOWN.values())) >= 9
-
-
 def test_a_difference_is_said_with_its_size_decisions_and_layers():
     certificate = to_attention("unsure", sharpness=3.0)
     first, *lines = certificate.summary().splitlines()

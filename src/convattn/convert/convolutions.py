@@ -97,6 +97,11 @@ class NetworkConvolution:
     notes: tuple[str, ...] = ()  # What changes by the conversion
 
     @property
+    def name(self) -> str:
+        """The first name."""
+        return self.names[0]
+
+    @property
     def layout(self) -> tuple[type, int]:
         """A key; convolutions with equal keys hold a weight in the same layout."""
         return type(self.conv), self.conv.groups

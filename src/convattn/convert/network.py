@@ -122,22 +122,19 @@ def network_to_attention(
     with keep_random_state(model):
         convolutions, left = find_convolutions(model, include, exclude)
         _set_sizes_of_tables(model, convolutions, arguments)
-        made, certificates = with_attention(
+        result, certificates = with_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
-        copied = copy_module(made).eval()
+        copied = copy_module(result).eval()
         watch = Watch(copied, [item.name for item in left])
-        plain = {
-            found.names[0]: (found.conv, found.same)
-            for found in convolutions
-            if not is_normalised(found.conv)
-        }
-        comparison = compare_networks(model, copied, arguments, plain, to_conv=False, watch=watch)
+        plain = [one for one in convolutions if not is_normalised(one.conv)]
+        as_read = {one.name: (one.conv, one.same) for one in plain}
+        comparison = compare_networks(model, copied, arguments, as_read, to_conv=False, watch=watch)
     layers = []
-    for found, certificate in zip(convolutions, certificates, strict=True):
-        path = watch.paths.get(_attention_at(copied, found.names[0]))
-        notes = [*found.notes, *_lost_ties(model, made, found.names)]
-        layers.append(_in_network(certificate, found.names, path, notes))
+    for convolution, certificate in zip(convolutions, certificates, strict=True):
+        path = watch.paths.get(_attention_at(copied, convolution.name))
+        notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
+        layers.append(_in_network(certificate, convolution.names, path, notes))
     for name, operation in watch.calls.items():
         kind = type(copied.get_submodule(name)).__name__
         reason = f"it calls {operation} as a function, which is not converted"
@@ -152,7 +149,7 @@ def network_to_attention(
         )
     certificate = _certify_network(
         "network_to_attention",
-        (model, made),
+        (model, result),
         layers,
         left,
         comparison,
@@ -160,14 +157,14 @@ def network_to_attention(
         impl=impl,
         not_covered=not_covered,
     )
-    return made, certificate
+    return result, certificate
 
 
 def _set_sizes_of_tables(
     model: nn.Module, convolutions: Sequence[NetworkConvolution], arguments: Arguments
 ) -> None:
     """Lets normalised convolutions become attention with tables that hold the images."""
-    normalised = {found.names[0]: found.conv for found in convolutions if is_normalised(found.conv)}
+    normalised = {one.name: one.conv for one in convolutions if is_normalised(one.conv)}
     if normalised:
         sizes = _largest_sizes(input_shapes(model, arguments, normalised))
         for name, size in sizes.items():
@@ -178,30 +175,30 @@ def with_attention(
     model: nn.Module, convolutions: Sequence[NetworkConvolution], **options: Any
 ) -> tuple[nn.Module, list[Certificate]]:
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
-    made = copy_network(model)
+    result = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
     # One weight for all layers that hold a shared one in the same layout
     weights: dict[Any, nn.Parameter] = {}
     certificates = []
-    for found in convolutions:
-        old = made.get_submodule(found.names[0])
-        if is_normalised(found.conv):
-            layer, certificate = conv_to_attention(found.conv, impl=options["impl"])
+    for convolution in convolutions:
+        old = result.get_submodule(convolution.name)
+        if is_normalised(convolution.conv):
+            layer, certificate = conv_to_attention(convolution.conv, impl=options["impl"])
             layer.values = old.values  # type: ignore[assignment] # what is tied stays so
         else:
-            layer, certificate = conv_to_attention(found.conv, **options)
-            _let_learn(layer, found.conv)
-        if found.bias_is_own:
+            layer, certificate = conv_to_attention(convolution.conv, **options)
+            _let_learn(layer, convolution.conv)
+        if convolution.bias_is_own:
             layer.bias = old.bias  # type: ignore[assignment]
-        if found.weight is not None and isinstance(layer.values, MergedValues):
-            key = (found.weight, found.layout)
+        if convolution.weight is not None and isinstance(layer.values, MergedValues):
+            key = (convolution.weight, convolution.layout)
             layer.values.weight = weights.setdefault(key, layer.values.weight)
-        if layer.bias is not None and found.conv.bias is not None:
-            layer.bias.requires_grad_(found.conv.bias.requires_grad)
+        if layer.bias is not None and convolution.conv.bias is not None:
+            layer.bias.requires_grad_(convolution.conv.bias.requires_grad)
         layer.train(old.training)
-        replaced[old] = SamePaddedAttention(layer) if found.same else layer
+        replaced[old] = SamePaddedAttention(layer) if convolution.same else layer
         certificates.append(certificate)
-    return graft(made, replaced), certificates
+    return graft(result, replaced), certificates
 
 
 def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
@@ -330,13 +327,13 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         raise ConversionError(
             f"cannot convert {type(model).__name__}: no layer could be converted ({why})"
         )
-    made = copy_network(model)
-    made = graft(made, {made.get_submodule(names[0]): conv for names, conv, _ in converted})
-    layers = [_with_path(certificate, model, made, names) for names, _, certificate in converted]
+    result = copy_network(model)
+    result = graft(result, {result.get_submodule(names[0]): conv for names, conv, _ in converted})
+    layers = [_with_path(certificate, model, result, names) for names, _, certificate in converted]
     if arguments is None:
         comparison, not_covered = None, ["the whole network: no images were given"]
     else:
-        comparison = _compare_with_convolutions(model, made, layers, arguments, labels)
+        comparison = _compare_with_convolutions(model, result, layers, arguments, labels)
         not_covered = []
         if not all(layer.exact for layer in layers):
             not_covered.append(
@@ -344,21 +341,21 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
             )
     certificate = _certify_network(
         "network_to_conv",
-        (model, made),
+        (model, result),
         layers,
         left,
         comparison,
         tolerance=None if images is None else tolerance,
         not_covered=not_covered,
     )
-    return made, certificate
+    return result, certificate
 
 
 def _with_path(
-    certificate: Certificate, model: nn.Module, made: nn.Module, names: Sequence[str]
+    certificate: Certificate, model: nn.Module, result: nn.Module, names: Sequence[str]
 ) -> Certificate:
     """Adds to the certificate of a convolution where it stands in a network, and how it computes."""
-    path, notes = "convolution", _lost_ties(model, made, names)
+    path, notes = "convolution", _lost_ties(model, result, names)
     if certificate.normalised:
         path = "normalised convolution"
         cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
@@ -368,13 +365,13 @@ def _with_path(
 
 def _compare_with_convolutions(
     model: nn.Module,
-    made: nn.Module,
+    result: nn.Module,
     layers: Sequence[Certificate],
     arguments: Arguments,
     labels: Tensor | None,
 ) -> NetworkComparison:
     """Compares a network with the one in which convolutions replace its attention."""
-    copied = copy_module(made).eval()
+    copied = copy_module(result).eval()
     plain: Any = {}
     for layer in layers:
         if not layer.normalised:
@@ -463,9 +460,9 @@ def _certify_network(
 
     `comparison` is None where the networks were not compared.
     """
-    source, made = networks
+    source, result = networks
     dtypes = dict.fromkeys(
-        str(parameter.dtype).removeprefix("torch.") for parameter in made.parameters()
+        str(parameter.dtype).removeprefix("torch.") for parameter in result.parameters()
     )
     exact = all(layer.exact for layer in layers)
     verdict = _judge_network(layers, comparison, tolerance)
@@ -473,13 +470,13 @@ def _certify_network(
         verdict=verdict,
         direction=direction,
         source=full_name(type(source)),
-        result=full_name(type(made)),
+        result=full_name(type(result)),
         dtype=", ".join(dtypes),
         impl=impl,
         layers=tuple(layers),
         left_alone=tuple(left_alone),
         tolerance=tolerance,
-        weights=weights_digest(made),
+        weights=weights_digest(result),
         not_covered=tuple(not_covered),
     )
     if comparison is None:

@@ -73,9 +73,9 @@ def patterns(
     return tuple(several)
 
 
-def matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
+def matches(names: Sequence[str], wildcards: Sequence[str]) -> bool:
     """Tells whether a pattern matches one of a module's names."""
-    return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
+    return any(fnmatchcase(name, pattern) for name in names for pattern in wildcards)
 
 
 def find_empty(module: nn.Module) -> str | None:
@@ -277,12 +277,7 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
     return drawn.to(like)
 
 
-def run(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Runs a network as `output_of`, and returns the floating-point and complex tensors in its output, in order."""
-    return list(tensors(output_of(network, given, dtype)))
-
-
-def output_of(network: nn.Module, given: Arguments, dtype: torch.dtype | None = None) -> Any:
+def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None) -> Any:
     """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
 
     Returns its output. The run may change the network's state.
@@ -294,12 +289,12 @@ def output_of(network: nn.Module, given: Arguments, dtype: torch.dtype | None = 
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
         torch.manual_seed(_SEED)
-        arguments = given.copied(dtype)
+        arguments = arguments.copied(dtype)
         return network(*arguments.positional, **arguments.named)
 
 
 def input_shapes(
-    model: nn.Module, given: Arguments, names: Iterable[str]
+    model: nn.Module, arguments: Arguments, names: Iterable[str]
 ) -> dict[str, list[tuple[int, ...]]]:
     """Runs a copy of a network in evaluation mode, and returns the shapes of what its modules are called with.
 
@@ -322,9 +317,9 @@ def input_shapes(
     for name in names:
         places[name].register_forward_pre_hook(partial(note, name), with_kwargs=True)
     try:
-        run(watched, given)
+        output_of(watched, arguments)
     except Exception as error:  # a foreign network may fail in any way
-        every = given.shapes()
+        every = arguments.shapes()
         words = f"those of shape {every[0] if len(every) == 1 else every}"
         raise ArgumentError(must_fit(words, error)) from error
     return shapes
@@ -337,7 +332,7 @@ def parts_of_attention(network: nn.Module) -> set[nn.Module]:
 
 
 def layer_outputs(
-    network: nn.Module, given: Arguments, dtype: torch.dtype | None = None
+    network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """Runs a network, and returns the output of each module, and for each the modules that take it.
 
@@ -370,7 +365,7 @@ def layer_outputs(
         if name and part not in inner:
             hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
     try:
-        output_of(network, given, dtype)
+        output_of(network, arguments, dtype)
     finally:
         for hook in hooks:
             hook.remove()

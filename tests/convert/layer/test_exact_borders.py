@@ -23,7 +23,6 @@ from convattn.errors import (
     ConversionError,
     EncodingRangeError,
     ShapeError,
-    UnknownNameError,
     UnsupportedModelError,
 )
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
@@ -157,11 +156,6 @@ def test_hard_heads_stay_plain_and_far_ones_are_refused():
 
 
 def test_arguments_are_checked():
-    layer = RelativeAttention1d(2, 3, 2, "quadratic")
-    with pytest.raises(UnknownNameError, match="borders"):
-        attention_to_conv(layer, borders="zeros")
-    with pytest.raises(ArgumentError, match='borders must be "plain" with a kernel_size'):
-        attention_to_conv(layer, borders="exact", kernel_size=3)
     with pytest.raises(ArgumentError, match="box must be"):
         NormalisedConv(2, 3, 2, box=[(1, 2)])
 

@@ -100,11 +100,6 @@ def plain(**options):
             ConversionError,
             "cannot convert: no torch convolution has this geometry: Geometry",
         ),
-        (
-            lambda: nn.MultiheadAttention(4, 2),
-            UnsupportedModelError,
-            "cannot convert MultiheadAttention",
-        ),
     ],
 )
 def test_layers_that_are_no_convolution_are_refused(make, error, message):

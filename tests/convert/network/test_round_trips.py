@@ -7,11 +7,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
-from convattn.convert.hard_heads import HardHeads
 from convattn.convert.surgery import Arguments
 from convattn.networks import create_network
 
@@ -109,17 +107,3 @@ def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
 
     assert share(copy.deepcopy(network)) <= 1
     assert not share(wrong) <= 1
-
-
-def test_a_fault_in_one_layer_fails_the_network(monkeypatch):
-    torch.manual_seed(0)
-    network, x = (
-        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3)),
-        torch.randn(2, 3, 9, 11),
-    )
-    made, _ = network_to_attention(network, images=x)
-    kernel = HardHeads.kernel
-    monkeypatch.setattr(HardHeads, "kernel", lambda *a: kernel(*a) * (1 - 1e-5))
-    _, record = network_to_conv(made, images=x)
-    assert not record.passed
-    assert not any(layer.passed for layer in record.layers)
