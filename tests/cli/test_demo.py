@@ -9,7 +9,6 @@ from tests.cli.page_scene import scene_of
 
 from convattn import convert, load_network
 from convattn.cli import main
-from convattn.cli.demo import Demonstration
 from convattn.convert.certificate import NetworkCertificate
 from convattn.heads.head_report import HeadReport
 
@@ -29,9 +28,9 @@ def test_the_network_is_converted_measured_and_shown(place, opened, capsys):
     assert err == ""
     assert out == (
         "network      convattn:cifar10-small: attention with 54 heads, trained on CIFAR-10\n"
-        "converted    exact: 0 of 20 predictions changed, see demo-2/convolutions\n"
+        "converted    exact: 0 of 20 predictions changed\n"
         "measured     54 of 54 heads are convolutions, on 20 test images\n"
-        "page         demo-2/page.html\n"
+        "wrote        demo-2: the convolutions with their certificate, report.json, page.html\n"
         "next         convattn view convattn:cifar10-small --compare converted\n"
     )
     assert opened == [(folder / "page.html").as_uri()]
@@ -58,11 +57,9 @@ def failing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_conversion_that_failed_is_the_exit_code(failing, opened, capsys):
-    assert main(["demo", "-o", "there", "--json"]) == 1
-    shown = Demonstration.from_json(capsys.readouterr().out)
-    assert (shown.verdict, shown.folder, shown.page) == ("failed", "there", "there/page.html")
-    assert opened == []
+def test_a_conversion_that_failed_is_the_exit_code(failing, capsys):
+    assert main(["demo", "-o", "there"]) == 1
+    assert "converted    failed: 0 of 20" in capsys.readouterr().out
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing(place, monkeypatch, capsys):

@@ -73,7 +73,7 @@ def test_the_page_is_named_anew_said_and_opened(network, place, opened, capsys):
 def test_where_the_page_is_as_json(network, opened, capsys):
     assert main(["view", *network, "--limit", "2", "-o", str(PAGE), "--json"]) == 0
     written = WrittenPage.from_json(capsys.readouterr().out)
-    assert written == WrittenPage(str(PAGE), PAGE.stat().st_size, 2, ("network",))
+    assert written == WrittenPage(str(PAGE), PAGE.stat().st_size)
     assert opened == []
 
 

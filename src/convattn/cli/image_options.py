@@ -1,7 +1,6 @@
 """The options that say on which images networks are compared."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -62,17 +61,20 @@ class ImageOptions:
     def read(self, loaded: "LoadedNetwork") -> ComparisonImages:
         """Reads the images, takes those of the network's own test set, or draws one."""
         from convattn.networks.images import draw_images, own_images
+        from convattn.viewer.exhibition import read_images
 
-        count, reason = self.limit or _COUNT, ""
+        count, reason, images = self.limit or _COUNT, "", None
         if self.path is not None:
-            return _read_files(self.path, loaded, count)
-        if self.shape is None:
+            images = read_images(self.path, loaded, count)
+        elif self.shape is None:
             try:
-                own = own_images(loaded.folder, count)
+                images = own_images(loaded.folder, count)
             except MissingDependencyError as missing:
-                own, reason = None, f", in place of test images: {missing}"
-            if own is not None:
-                return _comparison_images(own.prepared, own.what, loaded)
+                reason = f", in place of test images: {missing}"
+        if images is not None:
+            prepared = images.prepared.to(next(loaded.network.parameters()))
+            words = f"{counted(len(prepared), 'image')} of {images.what}"
+            return ComparisonImages(prepared, words, False)
         if self.limit is not None:
             raise ArgumentError(
                 "--limit needs --images: it is the number of images to take from there"
@@ -90,20 +92,6 @@ class ImageOptions:
             expected = "whole numbers separated by commas, for instance 3,224,224"
             raise ArgumentError(must_be("--shape", expected, self.shape))
         return tuple(map(int, parts))
-
-
-def _read_files(path: Path, loaded: "LoadedNetwork", count: int) -> ComparisonImages:
-    from convattn.networks.images import open_images, preparation, stack_images
-
-    prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-    images = stack_images(open_images(path, prepare, limit=count), path)
-    return _comparison_images(images, path.resolve().name, loaded)
-
-
-def _comparison_images(images: "Tensor", name: str, loaded: "LoadedNetwork") -> ComparisonImages:
-    like = next(loaded.network.parameters())
-    words = f"{counted(len(images), 'image')} of {name}"
-    return ComparisonImages(images.to(like), words, False)
 
 
 DEFAULT_IMAGES = ImageOptions()

@@ -18,8 +18,6 @@ class WrittenPage(Record):
 
     page: str  # Its file
     bytes: int  # Its size
-    images: int  # Number of images
-    networks: tuple[str, ...]  # Titles of the networks
 
 
 def view(  # noqa: PLR0913 - the options of the command
@@ -94,8 +92,7 @@ def view(  # noqa: PLR0913 - the options of the command
         )
         scene = build_scene(exhibition.exhibits, names=exhibition.names, labels=exhibition.labels)
         write_page(scene, page)
-    titles = tuple(network["title"] for network in scene.header["networks"])
-    written = WrittenPage(str(page), page.stat().st_size, len(scene.header["images"]), titles)
+    written = WrittenPage(str(page), page.stat().st_size)
     print_record(written, f"wrote {page} ({written.bytes / 1e6:.1f} MB)", json=json)
     if not json:
         open_page(page)

@@ -120,17 +120,23 @@ def _title(source: str) -> str:
 
 def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | None) -> OwnImages:
     """Reads and prepares images: those at a path, or the network's own."""
-    like = next(loaded.network.parameters())
     if path is None:
-        own = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
-        return replace(own, prepared=own.prepared.to(like))
+        images = require_own_images(loaded.folder, _title(source), limit or _OWN_LIMIT)
+    else:
+        images = read_images(path, loaded, limit or _LIMIT)
+    prepared = images.prepared.to(next(loaded.network.parameters()))
+    return replace(images, prepared=prepared)
+
+
+def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
+    """Reads the images at a path, prepared for a network."""
     prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-    images = open_images(path, prepare, limit=limit or _LIMIT)
-    prepared = stack_images(images, path).to(like)
+    images = open_images(path, prepare, limit=limit)
+    prepared = stack_images(images, path)
     names = tuple(f"image {number + 1}" for number in range(len(prepared)))
     if isinstance(images, Pictures):
         names = images.names
-    return OwnImages(prepared, names, (), path.name)
+    return OwnImages(prepared, names, (), path.resolve().name)
 
 
 def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str) -> Exhibit:
