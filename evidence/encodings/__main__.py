@@ -98,31 +98,18 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
 
 def _accuracies(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
     """Tabulates the networks, best first."""
-    chosen = (
-        {}
-        if "search" not in study
-        else {item["label"]: item["values"] for item in study["search"]["choices"]}
-    )
+    choices = study["search"]["choices"] if "search" in study else []
+    values = {item["label"]: item["values"] for item in choices}
+    groups = sorted(_by_label(runs).items(), key=lambda pair: -np.mean(_accuracy(pair[1])))
     rows = []
-    for label, own in sorted(
-        _by_label(runs).items(), key=lambda pair: -np.mean(_accuracy(pair[1]))
-    ):
-        values = ", ".join(f"{key} = {value}" for key, value in chosen.get(label, {}).items())
+    for label, own in groups:
+        settings = ", ".join(f"{key} = {value}" for key, value in values.get(label, {}).items())
         seeds = ", ".join(f"{accuracy:.2%}" for accuracy in _accuracy(own))
         minutes = ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own)
-        rows.append([f"`{label}`", f"{len(own)}", f"**{spread(_accuracy(own))}**", seeds, values])
-        rows[-1] += [f"{len(own[0].epochs)}", f"{own[0].record['parameters']:,}", minutes]
-    heads = [
-        "network",
-        "n",
-        "test accuracy",
-        "by seed",
-        "chosen on held-out images",
-        "epochs",
-        "parameters",
-        "minutes",
-    ]
-    return markdown_table(heads, rows)
+        row = [f"`{label}`", f"{len(own)}", f"**{spread(_accuracy(own))}**", seeds, settings]
+        rows.append([*row, f"{len(own[0].epochs)}", f"{own[0].record['parameters']:,}", minutes])
+    heads = ["network", "n", "test accuracy", "by seed", "chosen on held-out images"]
+    return markdown_table([*heads, "epochs", "parameters", "minutes"], rows)
 
 
 def _by_label(runs: Sequence[TrainedRun]) -> dict[str, list[TrainedRun]]:
@@ -139,14 +126,15 @@ def _accuracy(runs: Sequence[TrainedRun]) -> list[float]:
 
 def _asked(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Compares the pairs of a question, seed by seed, as far as they are there."""
-    seeds = {
-        label: {run.record["seed"]: run.results["test_accuracy"] for run in own}
-        for label, own in _by_label(runs).items()
-    }
-    found = [
-        paired_difference(a, b, seeds[a], seeds[b]) for a, b in pairs if a in seeds and b in seeds
-    ]
-    return [asdict(pair) for pair in found if pair is not None]
+    seeds: dict[str, dict[int, float]] = {}
+    for run in runs:
+        seeds.setdefault(run.label, {})[run.record["seed"]] = run.results["test_accuracy"]
+    differences = []
+    for one, other in pairs:
+        if one in seeds and other in seeds:
+            pair = paired_difference(one, other, seeds[one], seeds[other])
+            differences += [] if pair is None else [asdict(pair)]
+    return differences
 
 
 def seen_by_layer(network: nn.Module, images: Tensor) -> list[float]:
@@ -195,23 +183,17 @@ def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) ->
     for run in runs:
         if not run.record["recipe"]["model"].get("content"):
             continue
-        reports = (
-            analyze(network, inputs, controls=(), progress=False) for network in _ends(run, data)
+        start, end = (
+            analyze(network, inputs, controls=(), progress=False).layers
+            for network in _ends(run, data)
         )
-        for number, (start, end) in enumerate(
-            zip(*(report.layers for report in reports), strict=True), 1
-        ):
-            scores, shares = (
-                [f"{layer.measured.mean(name):.2f}" for layer in (start, end)]
-                for name in ("position_score", "content_share")
-            )
-            parts = [
-                *scores,
-                f"{np.nanmax([head.position_score.value for head in end.heads]):.2f}",
-                *shares,
-            ]
-            parts.append(str(end.measured.convolution_score))
-            rows.append([f"`{run.label}`", f"{run.record['seed']}", f"{number}", *parts])
+        for number, layers in enumerate(zip(start, end, strict=True), 1):
+            scores = [f"{layer.measured.mean('position_score'):.2f}" for layer in layers]
+            shares = [f"{layer.measured.mean('content_share'):.2f}" for layer in layers]
+            best = np.nanmax([head.position_score.value for head in layers[1].heads])
+            explained = f"{layers[1].measured.convolution_score}"
+            name = [f"`{run.label}`", f"{run.record['seed']}", f"{number}"]
+            rows.append([*name, *scores, f"{best:.2f}", *shares, explained])
     if not rows:
         return ""
     head = [
@@ -292,10 +274,10 @@ def figures(folder: Path, scale: str, output: Path) -> list[str]:
         Names of the figures whose runs are there.
     """
     with tempfile.TemporaryDirectory() as place:
-        made = reproduce(list(FIGURES), folder, Path(place) / "figures", scale=scale).targets
-        names = [target.target for target in made if f"{target.target}.png" in target.files]
+        targets = reproduce(list(FIGURES), folder, Path(place) / "figures", scale=scale).targets
+        names = [one.target for one in targets if f"{one.target}.png" in one.files]
+        output.mkdir(parents=True, exist_ok=True)
         for name in names:
-            output.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(place) / "figures" / f"{name}.png", output / f"{name}.png")
     return names
 

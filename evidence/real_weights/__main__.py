@@ -13,30 +13,27 @@ real-weights.json, and exits with 1 where a check fails:
     python -m evidence.real_weights --work work
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from benchmarks.measure import plain_float32
-from convattn.files import write_atomically
-from convattn.provenance import describe_hardware, describe_versions, portable_path
 from evidence.real_weights.measure import measure
 from evidence.real_weights.page import page
 from evidence.real_weights.record import RealWeightsRecord, TaskResult
 from evidence.real_weights.subjects import SUBJECTS
+from evidence.results import add_work, environment, new_parser, write_page
+
+RECORD = Path(__file__).with_name("real-weights.json")
 
 
-def run(names: Sequence[str], work: Path, command: str) -> RealWeightsRecord:
+def run(names: Sequence[str], work: Path) -> RealWeightsRecord:
     """Does tasks, and passes over those whose packages are missing.
 
     Args:
         names: Names of the tasks.
         work: Folder for what came of each; what is there is not done again.
-        command: Command that repeats the run.
 
     Returns:
         The record.
@@ -45,14 +42,14 @@ def run(names: Sequence[str], work: Path, command: str) -> RealWeightsRecord:
     with plain_float32():
         tasks = tuple(_kept(name, work / f"{name}.json") for name in names)
     packages = {package.name for name in names for package in SUBJECTS[name].packages}
+    others = ("torchvision", "onnx", "onnxruntime", *sorted(packages))
+    setting = environment("evidence.real_weights", *others)
     return RealWeightsRecord(
         tasks=tasks,
-        command=command,
+        command=setting["command"],
         started=started,
-        hardware=describe_hardware(torch.device("cpu")),
-        versions=describe_versions(
-            ("torch", "torchvision", "onnx", "onnxruntime", *sorted(packages))
-        ),
+        hardware=setting["hardware"],
+        versions=setting["versions"],
         passed=all(task.passed for task in tasks),
     )
 
@@ -66,25 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 where a check failed.
     """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the results")
-    parser.add_argument(
-        "-w", "--work", type=Path, required=True, help="folder for what is measured of each task"
-    )
-    parser.add_argument(
-        "--tasks", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS), help="all by default"
-    )
-    given = parser.parse_args(arguments)
-    given.output.mkdir(parents=True, exist_ok=True)  # before anything is measured
-    given.work.mkdir(parents=True, exist_ok=True)
-    work, output = map(portable_path, (given.work, given.output))
-    command = ["python -m evidence.real_weights", "--work", work, "--output", output]
-    command += [] if given.tasks == list(SUBJECTS) else ["--tasks", *given.tasks]
-    record = run(given.tasks, given.work, " ".join(command))
-    record.save(given.output / "real-weights.json")
-    write_atomically(given.output / "real-weights-tables.md", page(record))
+    parser = new_parser(__doc__)
+    add_work(parser)
+    every = list(SUBJECTS)
+    parser.add_argument("--tasks", nargs="+", choices=every, default=every, help="all by default")
+    options = parser.parse_args(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    record = run(options.tasks, options.work)
+    record.save(RECORD)
+    write_page("real-weights-tables", page(record))
     return 0 if record.passed else 1
 
 

@@ -26,6 +26,7 @@ from evidence.real_weights.record import (
 from evidence.real_weights.task import Found, Subject, Task
 from evidence.sweep.control import turn_one_weight
 from evidence.sweep.subjects import Built
+from evidence.trained_networks.measure import same_weights
 
 SHIPPED = "as the package runs it"
 PLANNED = "as attention, planned path"
@@ -106,7 +107,7 @@ def measure(subject: Subject, tell: Callable[[str], None]) -> TaskResult:
     outcomes.append(_converted(SOFTMAX, task, soft, truth))
     tell(BACK)
     back = {name: network_to_conv(made, images=inputs[name]) for name, made in planned.items()}
-    returned = {name: _same_weights(made, task.networks[name]) for name, (made, _) in back.items()}
+    returned = {name: same_weights(made, task.networks[name]) for name, (made, _) in back.items()}
     outcomes.append(_converted(BACK, task, back, truth, returned))
     tell("one weight turned about")
     controls = [
@@ -230,14 +231,6 @@ def _conversion(name: str, certificate: NetworkCertificate, returned: bool | Non
         shapes=certificate.shapes,
         left_alone=tuple(item.name for item in certificate.left_alone),
         returned=returned,
-    )
-
-
-def _same_weights(made: nn.Module, network: nn.Module) -> bool:
-    """Tells whether two networks have the same tensors, bit for bit."""
-    found, state = made.state_dict(), network.state_dict()
-    return found.keys() == state.keys() and all(
-        torch.equal(found[key], state[key]) for key in state
     )
 
 

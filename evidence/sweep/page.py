@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from convattn.lab.tables import markdown_table
+from evidence.results import versions_in_words
 from evidence.sweep.record import families
 
 PAGE = """\
@@ -59,47 +61,43 @@ _FEW = 12
 
 
 def page(lines: Sequence[dict[str, Any]]) -> str:
-    """Words a record; every number comes from it.
-
-    Args:
-        lines: The record's lines.
-
-    Returns:
-        The page, in Markdown.
-    """
-    found = families(lines)
-    homes = list(dict.fromkeys(line["home"] for line in found))
-    controls = [
-        path["control"]
-        for line in found
-        for path in line.get("paths", {}).values()
-        if "control" in path
-    ]
-    unmoved = [line["model"] for line in found if _has_unmoved(line)]
+    """Words a record, in Markdown; every number comes from its lines."""
+    networks = families(lines)
+    homes = list(dict.fromkeys(line["home"] for line in networks))
+    controls, unmoved = [], []
+    for line in networks:
+        own = [path["control"] for path in _paths(line) if "control" in path]
+        controls += own
+        if not all(control["rejected"] for control in own):
+            unmoved.append(line["model"])
+    rest = f" Not so in {_listed(unmoved)}, where that weight hardly matters." if unmoved else ""
     return PAGE.format(
         homes=_listed(homes),
-        counts=_counts(found, homes),
+        counts=_counts(networks, homes),
         rejected=sum(control["rejected"] for control in controls),
         controls=len(controls),
-        unmoved=f" Not so in {_listed(unmoved)}, where that weight hardly matters."
-        if unmoved
-        else "",
-        vague=_vague(found),
-        top1=_top1(found),
-        table=_table(found),
-        reasons=_reasons(found),
+        unmoved=rest,
+        vague=_vague(networks),
+        top1=_top1(networks),
+        table=_table(networks),
+        reasons=_reasons(networks),
         starts=_starts(lines),
     )
 
 
-def _vague(found: Sequence[dict[str, Any]]) -> str:
+def _paths(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lists what both paths of a network gave; nothing where none was tried."""
+    return list(line.get("paths", {}).values())
+
+
+def _vague(networks: Sequence[dict[str, Any]]) -> str:
     """Names the networks that magnify rounding so much that their outputs show little."""
-    names = [
-        f"{line['model']} ({path['rounding'] / path['largest']:.2g})"
-        for line in found
-        if (path := line.get("paths", {}).get("auto", {})).get("rounding", 0)
-        > _VAGUE * path.get("largest", 0)
-    ]
+    names = []
+    for line in networks:
+        path = line.get("paths", {}).get("auto", {})
+        share = path["rounding"] / path["largest"] if path.get("largest") else 0
+        if share > _VAGUE:
+            names.append(f"{line['model']} ({share:.2g})")
     if not names:
         return ""
     return (
@@ -109,150 +107,128 @@ def _vague(found: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _has_unmoved(line: dict[str, Any]) -> bool:
-    return any(
-        not path["control"]["rejected"]
-        for path in line.get("paths", {}).values()
-        if "control" in path
-    )
-
-
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    first = ", ".join(words[:-1])
+    return f"{first} and {words[-1]}" if first else words[-1]
 
 
 def _left(line: dict[str, Any]) -> list[str]:
     """Lists what a network still holds of convolutions, on any path."""
-    return list(
-        dict.fromkeys(
-            item for path in line.get("paths", {}).values() for item in path.get("left_alone", [])
-        )
-    )
+    names: dict[str, None] = {}
+    for path in _paths(line):
+        names |= dict.fromkeys(path.get("left_alone", []))
+    return list(names)
 
 
-def _counts(found: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
+def _counts(networks: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
     """Counts outcomes by home."""
-    rows = [[home, [line for line in found if line["home"] == home]] for home in homes]
-    rows += [["all", list(found)]] if len(homes) > 1 else []
-    heads = ["families", "passed", "with leftovers", "refused", *_WRONG, "without a convolution"]
-    text = [
-        f"| home | {' | '.join(heads)} | refused of those with one |",
-        "|---" * (len(heads) + 2) + "|",
-    ]
-    for home, lines in rows:
+    groups = {home: [line for line in networks if line["home"] == home] for home in homes}
+    if len(homes) > 1:
+        groups["all"] = list(networks)
+    rows = []
+    for home, lines in groups.items():
         outcomes = Counter(line["outcome"] for line in lines)
         leftovers = sum(line["outcome"] == "passed" and bool(_left(line)) for line in lines)
         without = outcomes["no convolution"]
-        numbers = [
-            len(lines),
-            outcomes["passed"],
-            leftovers,
-            outcomes["refused"],
-            *(outcomes[w] for w in _WRONG),
-        ]
+        numbers = [len(lines), outcomes["passed"], leftovers, outcomes["refused"]]
+        numbers += [*(outcomes[word] for word in _WRONG), without]
         share = outcomes["refused"] / max(1, len(lines) - without)
-        text.append(f"| {home} | {' | '.join(map(str, [*numbers, without]))} | {share:.1%} |")
-    return "\n".join(text)
+        rows.append([home, *map(str, numbers), f"{share:.1%}"])
+    heads = ["families", "passed", "with leftovers", "refused", *_WRONG, "without a convolution"]
+    return markdown_table(["home", *heads, "refused of those with one"], rows)
 
 
-def _top1(found: Sequence[dict[str, Any]]) -> str:
+def _top1(networks: Sequence[dict[str, Any]]) -> str:
     """Words how often the prediction changed."""
-    paths = [
-        path for line in found for path in line.get("paths", {}).values() if path.get("top1_total")
-    ]
-    total, changed = (sum(path[key] for path in paths) for key in ("top1_total", "top1_changed"))
+    total = changed = 0
+    for line in networks:
+        for path in _paths(line):
+            if path.get("top1_total"):
+                total += path["top1_total"]
+                changed += path["top1_changed"]
     return f"The largest score moved in {changed} of {total} predictions of converted networks."
 
 
-def _table(found: Sequence[dict[str, Any]]) -> str:
+def _table(networks: Sequence[dict[str, Any]]) -> str:
     """Tabulates networks, one row each."""
-    columns = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
-    columns += [
-        "error ÷ budget, separable",
-        "planned",
-        "budget ÷ largest",
-        "s, separable",
-        "planned",
-        "left alone",
-        "outcome",
-    ]
-    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for line in found:
-        paths = line.get("paths", {})
-        one = next((path for path in paths.values() if "layers" in path), {})
-        cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
-        cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
-        cells.append(
-            ", ".join("×".join(map(str, shape)) for shape in one["shapes"]) if one else "–"
-        )
-        cells += [
-            one.get("layers", "–"),
-            one.get("heads", "–"),
-            one["used"].get("not reached", 0) if one else "–",
-        ]
-        cells += [_share(paths.get(impl, {})) for impl in ("separable", "auto")]
-        cells.append(f"{one['rounding'] / one['largest']:.0e}" if one.get("largest") else "–")
-        cells += [paths.get(impl, {}).get("seconds", "–") for impl in ("separable", "auto")]
-        cells += [len(_left(line)) or "", line["outcome"]]
-        rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows)
+    heads = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
+    heads += ["error ÷ budget, separable", "planned", "budget ÷ largest"]
+    heads += ["s, separable", "planned", "left alone", "outcome"]
+    return markdown_table(heads, map(_row, networks))
+
+
+def _row(line: dict[str, Any]) -> list[str]:
+    """Words one network; what was not measured is a dash."""
+    paths = line.get("paths", {})
+    both = [paths.get(impl, {}) for impl in ("separable", "auto")]
+    cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
+    cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
+    one = next((path for path in paths.values() if "layers" in path), None)
+    if one is None:
+        cells += ["–"] * 4
+    else:
+        cells.append(", ".join("×".join(map(str, shape)) for shape in one["shapes"]))
+        cells += [one["layers"], one["heads"], one["used"].get("not reached", 0)]
+    cells += map(_share, both)
+    largest = one.get("largest") if one else None
+    cells.append(f"{one['rounding'] / largest:.0e}" if one and largest else "–")
+    cells += [path.get("seconds", "–") for path in both]
+    return list(map(str, [*cells, len(_left(line)) or "", line["outcome"]]))
 
 
 def _share(path: dict[str, Any]) -> str:
     return f"{path['measured_error'] / path['rounding']:.2f}" if path.get("rounding") else "–"
 
 
-def _reasons(found: Sequence[dict[str, Any]]) -> str:
+def _reasons(networks: Sequence[dict[str, Any]]) -> str:
     """Lists what did not pass, what is special, what was left alone, and what else the certificates say."""
-    text = ""
-    other = [line for line in found if line["outcome"] not in ("passed", "no convolution")]
-    if other:
-        text += "\n## Not passed\n\n"
-        for line in other:
-            reasons = [
-                line.get("reason"),
-                *(path.get("reason") for path in line.get("paths", {}).values()),
-            ]
-            reason = next(
-                (" ".join(reason.split()) for reason in reasons if reason), "see the record"
-            )
-            text += f"- {line['home']} {line['family']}, {line.get('model', '–')}: {line['outcome']}. {reason}\n"
-    remarks = [line for line in found if line.get("remark")]
-    if remarks:
-        text += "\n## Remarks\n\n"
-        text += "".join(f"- {line['model']}: {line['remark']}\n" for line in remarks)
-    with_left = [line for line in found if _left(line)]
-    if with_left:
-        text += "\n## Left alone\n\n"
-        text += "".join(f"- {line['model']}: {'; '.join(_left(line))}\n" for line in with_left)
-    said: dict[str, list[str]] = {}
-    for line in found:
-        for path in line.get("paths", {}).values():
+    failed, remarks, left = list[str](), list[str](), list[str]()
+    notes: dict[str, dict[str, None]] = {}
+    for line in networks:
+        name = line.get("model", "–")
+        if line["outcome"] not in ("passed", "no convolution"):
+            reasons = [line.get("reason"), *(path.get("reason") for path in _paths(line))]
+            reason = next(filter(None, reasons), "see the record")
+            words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
+            failed.append(f"{words}. {' '.join(reason.split())}")
+        if line.get("remark"):
+            remarks.append(f"{name}: {line['remark']}")
+        if _left(line):
+            left.append(f"{name}: {'; '.join(_left(line))}")
+        for path in _paths(line):
             for note in (*path.get("notes", []), *path.get("not_covered", [])[2:]):
-                said.setdefault(note, []).append(line["model"])
-    if said:
-        text += "\n## What the certificates say beside\n\n"
-        text += "".join(
-            f"- {note}: {', '.join(dict.fromkeys(names))}\n" for note, names in said.items()
-        )
+                notes.setdefault(note, {})[name] = None
+    text = ""
+    sections = {
+        "Not passed": failed,
+        "Remarks": remarks,
+        "Left alone": left,
+        "What the certificates say beside": [
+            f"{note}: {', '.join(names)}" for note, names in notes.items()
+        ],
+    }
+    for title, items in sections.items():
+        if items:
+            text += f"\n## {title}\n\n" + "".join(f"- {item}\n" for item in items)
     return text
 
 
 def _starts(lines: Sequence[dict[str, Any]]) -> str:
     """Words how the sweep was started, each setting once."""
-    measured: dict[tuple[str, str], list[str]] = {}  # Families by command and setting
+    settings: dict[tuple[str, str], list[str]] = {}  # Families by command and setting
     current: list[str] = []
     for line in lines:
         if "started" not in line:
             current.append(line["family"])
             continue
-        versions = ", ".join(f"{name} {number}" for name, number in line["versions"].items())
         hardware = f"{line['hardware']['processor']}, {line['hardware']['threads']} thread(s)"
-        told = f"{line['started']}: {hardware}, {versions}, revision {line['revision']}. {line['networks']}"
-        current = measured.setdefault((f"    {line['command']}", told), [])
-    return "\n\n".join(
-        f"{command}\n\n{_counted(names)} {told}" for (command, told), names in measured.items()
-    )
+        facts = f"{hardware}, {versions_in_words(line)}, revision {line['revision']}"
+        words = f"{line['started']}: {facts}. {line['networks']}"
+        current = settings.setdefault((f"    {line['command']}", words), [])
+    parts = []
+    for (command, words), names in settings.items():
+        parts.append(f"{command}\n\n{_counted(names)} {words}")
+    return "\n\n".join(parts)
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -72,18 +72,21 @@ def summary(report: HeadReport) -> dict[str, Any]:
     layers = []
     for layer in report.layers:
         controls = {control.name: _numbers(control.measured) for control in layer.controls}
-        told = {"name": layer.name, "grid": list(layer.grid), "heads": len(layer.heads)}
-        told |= {
-            "uniform_distance": layer.uniform_distance,
-            **_numbers(layer.measured),
-            "controls": controls,
-        }
-        layers.append({**told, "sentence": layer.sentence})
-    size = report.kernel_size ** len(report.layers[0].grid)
+        layers.append(
+            {
+                "name": layer.name,
+                "grid": list(layer.grid),
+                "heads": len(layer.heads),
+                "uniform_distance": layer.uniform_distance,
+                **_numbers(layer.measured),
+                "controls": controls,
+                "sentence": layer.sentence,
+            }
+        )
     return {
         "images": report.images,
         "control_images": report.control_images,
-        "taps": size,
+        "taps": report.kernel_size ** len(report.layers[0].grid),
         "layers": layers,
     }
 
@@ -189,40 +192,32 @@ def _covered(numbers: Mapping[str, Any], network: Mapping[str, Any]) -> int:
 
 
 def _cutmix(networks: Sequence[Mapping[str, Any]]) -> str:
-    runs = [network for network in networks if "cutmix" in network]
-    plain, mixed = (
-        {(run["kind"], run["seed"]): run for run in runs if run["cutmix"] is value}
-        for value in (False, True)
-    )
-    both = sorted(plain.keys() & mixed.keys())
+    """Compares runs of one kind and seed, with and without CutMix; "" where no run has a partner."""
+    sides: dict[bool, dict[tuple[str, int], Mapping[str, Any]]] = {False: {}, True: {}}
+    for network in networks:
+        if "cutmix" in network:
+            sides[network["cutmix"]][network["kind"], network["seed"]] = network
+    both = sorted(sides[False].keys() & sides[True].keys())
     if not both:
         return ""
-    seeds, pairs = [seed for _, seed in both], [(plain[key], mixed[key]) for key in both]
-    gaps = [distance(mixed) - distance(plain) for plain, mixed in pairs]
-    rows = [
-        (
-            str(seed),
-            f"{plain['accuracy']:.2%}",
-            f"{mixed['accuracy']:.2%}",
-            f"{distance(plain):.3f}",
-            f"{distance(mixed):.3f}",
-            f"{gap:+.3f}",
-        )
-        for seed, (plain, mixed), gap in zip(seeds, pairs, gaps, strict=True)
-    ]
-    columns = ("seed", "accuracy without", "with", "distance without", "with", "difference")
-    layers = [
-        (
-            str(number + 1),
-            f"{mean(plain['layers'][number]['distance'] for plain, _ in pairs):.3f}",
-            f"{mean(mixed['layers'][number]['distance'] for _, mixed in pairs):.3f}",
-        )
-        for number in range(len(pairs[0][0]["layers"]))
-    ]
+    gaps, rows, depths = list[float](), list[list[str]](), list[list[list[float]]]()
+    for key in both:
+        pair = [sides[False][key], sides[True][key]]
+        plain, mixed = map(distance, pair)
+        gaps.append(mixed - plain)
+        accuracies = [f"{network['accuracy']:.2%}" for network in pair]
+        distances = [f"{plain:.3f}", f"{mixed:.3f}", f"{mixed - plain:+.3f}"]
+        rows.append([f"{key[1]}", *accuracies, *distances])
+        depths.append([[layer["distance"] for layer in network["layers"]] for network in pair])
+    columns = ["seed", "accuracy without", "with", "distance without", "with", "difference"]
+    layers = []
+    for number in range(len(depths[0][0])):
+        means = [mean(seed[side][number] for seed in depths) for side in (0, 1)]
+        layers.append([f"{number + 1}", *(f"{value:.3f}" for value in means)])
     return CUTMIX.format(
         table=markdown_table(columns, rows),
         verdict=verdict(gaps),
-        layers=markdown_table(("layer", "without", "with"), layers),
+        layers=markdown_table(["layer", "without", "with"], layers),
     )
 
 
@@ -236,41 +231,22 @@ def verdict(gaps: Sequence[float]) -> str:
 
 
 def _network(network: Mapping[str, Any]) -> str:
-    control = "untrained weights"
-    columns = (
-        "layer",
-        "grid",
-        "hard",
-        "convolutional",
-        "R², mean",
-        "untrained",
-        "distance",
-        "3-tap convolution: R²",
-    )
+    columns = ["layer", "grid", "hard", "convolutional", "R², mean", "untrained", "distance"]
     rows = []
     for layer in network["layers"]:
-        beside = layer["controls"].get(control)
-        rows.append(
-            (
-                f"`{layer['name']}`",
-                " × ".join(map(str, layer["grid"])),
-                f"{layer['hard']} of {layer['heads']}",
-                str(layer["convolutional"]),
-                _number(layer["position_score"]),
-                "–" if beside is None else _number(beside["position_score"]),
-                f"{layer['distance']:.2f} of {layer['uniform_distance']:.2f}",
-                f"{_number(layer['convolution_score'])} ± {_number(layer['convolution_error'])}",
-            )
-        )
+        beside = layer["controls"].get("untrained weights")
+        scores = [_number(layer["position_score"])]
+        scores.append("–" if beside is None else _number(beside["position_score"]))
+        grid = " × ".join(map(str, layer["grid"]))
+        counts = [f"{layer['hard']} of {layer['heads']}", f"{layer['convolutional']}"]
+        distances = f"{layer['distance']:.2f} of {layer['uniform_distance']:.2f}"
+        explained = f"{_number(layer['convolution_score'])} ± {_number(layer['convolution_error'])}"
+        rows.append([f"`{layer['name']}`", grid, *counts, *scores, distances, explained])
     name = network["network"]
     command = f": `{network['command']}`" if network.get("command") else ""
-    return f"""\
-## {name}
-
-`{network["kind"]}`{command}.
-
-{markdown_table(columns, rows)}
-{_figures(name) if network["shown"] else ""}"""
+    table = markdown_table([*columns, "3-tap convolution: R²"], rows)
+    figures = _figures(name) if network["shown"] else ""
+    return f"## {name}\n\n`{network['kind']}`{command}.\n\n{table}\n{figures}"
 
 
 def _figures(name: str) -> str:

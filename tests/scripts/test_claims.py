@@ -67,12 +67,6 @@ def test_a_number_of_the_readme_is_on_a_page(text, found):
     assert SCRIPT["untold"](text) == found
 
 
-def test_numbers_that_no_claim_holds_are_listed():
-    left = SCRIPT["rest"]()
-    assert "404" in left["index.md"]
-    assert "93.51" not in left["index.md"]
-
-
 def test_a_table_of_conversions_has_one_padding():
     content = json.loads(
         (ROOT / "evidence" / "pretrained" / "pretrained.json").read_text(encoding="utf-8")
