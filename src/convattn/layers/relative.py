@@ -402,12 +402,12 @@ class RelativeAttention(HasKernel, ABC):
         """Returns the arguments for printing, without those at their defaults."""
         plain = {
             "head_width": None,
+            **asdict(Geometry.parse(self.dims)),
             "groups": 1,
             "bias": True,
             "dropout": 0.0,
             "impl": "auto",
             "gate": None,
-            **asdict(Geometry.parse(self.dims)),
         }
         sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
         options = {**self.options(), **asdict(self.geometry)}
