@@ -94,9 +94,7 @@ def test_heads_that_are_convolutions_are_replaced_without_loss(sharpness):
     """At borders and corners too, where softmax leaves out what does not exist."""
     network, x, report = planted(sharpness)
     narrow = copy.deepcopy(network).float()
-    made, record = replace_convolutional_heads(
-        narrow, report, 0.5, images=x.float(), same_weights=False
-    )
+    made, record = replace_convolutional_heads(narrow, report, 0.5, same_weights=False)
     assert len(record.replaced) == 3
     assert record.layers_without_softmax == ("attn",)
     assert_within_budget(

@@ -142,16 +142,17 @@ class _Box(NamedTuple):
         ends = zip(self.first, self.last, strict=True)
         return kernel[tuple(slice(first + radius, last + radius + 1) for first, last in ends)]
 
-    def without_a_side(self) -> Iterator["_Box"]:
-        """Yields the boxes that have one side less and still contain 0."""
-        for axis in range(len(self.first)):
+    def sides(self, kernel: Float[Tensor, "*whole"]) -> Iterator[tuple[float, "_Box"]]:
+        """Yields the weight of each side that can go, so that 0 stays, and the box without it."""
+        inside = self.cut(kernel)
+        for axis in range(kernel.ndim):
             first, last = list(self.first), list(self.last)
             if first[axis] < 0:
                 first[axis] += 1
-                yield _Box(tuple(first), self.last)
+                yield inside.select(axis, 0).sum().item(), _Box(tuple(first), self.last)
             if last[axis] > 0:
                 last[axis] -= 1
-                yield _Box(self.first, tuple(last))
+                yield inside.select(axis, -1).sum().item(), _Box(self.first, tuple(last))
 
     def joined(self, other: "_Box") -> "_Box":
         """Returns the smallest box that contains both."""
@@ -199,9 +200,8 @@ def _smallest_box(kernel: Float[Tensor, "*whole"], grid: tuple[int, ...]) -> _Bo
     spare = _CUT * seen(kernel)
     box = _Box((-radius,) * kernel.ndim, (radius,) * kernel.ndim)
     while True:
-        smaller = max(
-            box.without_a_side(), key=lambda other: other.cut(kernel).sum().item(), default=box
-        )
+        sides = box.sides(kernel)
+        _, smaller = min(sides, key=lambda side: side[0], default=(0.0, box))
         outside = kernel.clone()
         smaller.cut(outside).zero_()
         if smaller == box or bool((seen(outside) > spare).any()):
