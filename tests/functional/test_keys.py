@@ -44,18 +44,6 @@ def test_padding_is_that_of_torch():
         assert torch.equal(pad_keys(x, geometry), F.pad(x, (3, 0, 1, 2), mode=mode))
 
 
-def test_where_there_is_nothing_to_pad_the_image_itself_is_returned():
-    x = torch.randn(2, 3, 5)
-    assert pad_keys(x, Geometry.parse(1, kernel_size=3, stride=2)) is x
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16])
-def test_any_dtype_is_padded(dtype):
-    x = torch.ones(1, 1, 2, dtype=dtype)
-    keys = pad_keys(x, Geometry.parse(1, padding=1, input_dilation=2))
-    assert torch.equal(keys, torch.tensor([[[0, 1, 0, 1, 0]]]).to(dtype))
-
-
 def test_gradients_reach_the_image_through_padding():
     """Each pixel's gradient counts the keys that show it."""
     x = torch.zeros(1, 1, 3, requires_grad=True)

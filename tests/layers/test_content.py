@@ -152,23 +152,6 @@ def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, gate):
     assert x.grad.isfinite().all()
 
 
-def test_gate_mixes_the_two_distributions():
-    torch.manual_seed(0)
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="sigmoid").double()
-    with torch.no_grad():
-        layer.gate.copy_(torch.tensor([0.3, -2.0]))
-    x = torch.randn(2, 4, 3, 5, dtype=torch.float64)
-    position = RelativeAttention2d(4, 6, 2, layer.encoding).double().attention((3, 5))
-    query, key = (
-        linear(x.flatten(2).mT).unflatten(-1, (2, 2)).transpose(1, 2)
-        for linear in (layer.content.query, layer.content.key)
-    )
-    content = torch.softmax(query @ key.mT / 2**0.5, dim=-1).view(2, 2, 3, 5, 3, 5)
-    share = (1 / (1 + torch.exp(-layer.gate))).view(2, 1, 1, 1, 1)
-    expected = (1 - share) * content + share * position
-    assert (layer.attention(x) - expected).abs().max() <= 100 * torch.finfo(torch.float64).eps
-
-
 @pytest.mark.parametrize(("gate", "part"), [(40.0, "position"), (-800.0, "content")])
 def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
     weights = {"content": torch.rand(1, 2, 3, 5).double(), "position": torch.rand(2, 3, 5).double()}

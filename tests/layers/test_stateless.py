@@ -16,9 +16,9 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from convattn.budget import Sums, assert_within_budget, references
-from convattn.encodings import LinearDistance, Quadratic, Shift, Sinusoidal
+from convattn.encodings import LinearDistance, Shift
 from convattn.errors import ArgumentError, UnknownNameError
-from convattn.layers import RelativeAttention1d, RelativeAttention2d
+from convattn.layers import RelativeAttention2d
 
 
 def kernel_layer(**options):
@@ -33,13 +33,7 @@ class Shifted(nn.Module):
 
 def replace_centres(layer):
     del layer.encoding.centres
-    layer.encoding.centres = torch.full(
-        (9, 2), 0.3
-    )  # a plain tensor, as of a network that makes weights
-
-
-def change_centres(layer):
-    layer.encoding.centres.add_(1)
+    layer.encoding.centres = torch.full((9, 2), 0.3)  # as of a network that makes weights
 
 
 def reversed_kernel(layer):
@@ -56,20 +50,12 @@ WRITES = {
     "load_state_dict": lambda layer: layer.load_state_dict(
         {**layer.state_dict(), "encoding.centres": torch.ones(9, 2)}
     ),
-    "another parameter": lambda layer: setattr(
-        layer.encoding, "centres", nn.Parameter(torch.full((9, 2), 0.3))
-    ),
     "plain tensor": replace_centres,
     "parametrised": lambda layer: parametrize.register_parametrization(
         layer.encoding, "centres", Shifted()
     ),
-    "in shared memory": lambda layer: change_centres(layer.share_memory()),
-    "resized": lambda layer: layer.encoding.centres.set_(torch.full((9, 2), 0.3)),
     "another encoding": lambda layer: setattr(layer, "encoding", LinearDistance(9, 2)),
     "values": reversed_kernel,
-    "bias": lambda layer: layer.bias.add_(1),
-    "dtype": lambda layer: layer.double(),
-    "pruned values": lambda layer: prune.random_unstructured(layer.values, "weight", 0.5),
     "weight norm of values": normalise_values,
 }
 
@@ -83,24 +69,10 @@ def test_a_write_of_any_kind_is_seen_at_once(write, sharpness):
         first = layer(x)
         assert torch.equal(layer(x), first)
         write(layer)
-        x = x.to(layer.bias.dtype)
         hi, lows = by_reference(layer, x)
         assert_within_budget(layer(x), hi, lows)
-    if write is not WRITES["dtype"]:
-        with pytest.raises(AssertionError, match="above the budget"):
-            assert_within_budget(first, hi, lows)
-
-
-@pytest.mark.parametrize("name", ["max_period"])
-def test_another_number_of_an_encoding_is_seen_at_once(name):
-    torch.manual_seed(0)
-    layer, x = RelativeAttention2d(3, 5, 9, Sinusoidal(9, 2)).eval(), images(5, 7)
-    with torch.no_grad():
-        layer.encoding.head_vectors.mul_(30)
-        first = layer(x)
-        setattr(layer.encoding, name, 3.0)
-        assert not torch.equal(layer(x), first)
-        assert torch.equal(layer(x), copy.deepcopy(layer)(x))
+    with pytest.raises(AssertionError, match="above the budget"):
+        assert_within_budget(first, hi, lows)
 
 
 def test_shifts_that_are_replaced_are_seen_at_once():
@@ -259,8 +231,7 @@ def counting_new_tensors():
 @pytest.mark.parametrize(
     "make", [kernel_layer, partial(hard_layer, sharpness=0.3)], ids=["kernel", "soft"]
 )
-@pytest.mark.parametrize("calls", [9, pytest.param(2000, marks=pytest.mark.slow)])
-def test_threads_may_share_a_layer(make, calls):
+def test_threads_may_share_a_layer(make):
     layer, sizes = make().eval(), range(3, 12)
     with torch.no_grad():
         expected = {size: layer(images(size, 7)) for size in sizes}
@@ -268,7 +239,7 @@ def test_threads_may_share_a_layer(make, calls):
 
     def work(number):
         with torch.no_grad():
-            for call in range(calls):
+            for call in range(9):
                 size = sizes[(number + call) % len(sizes)]
                 try:
                     if not torch.equal(layer(images(size, 7)), expected[size]):
@@ -282,14 +253,3 @@ def test_threads_may_share_a_layer(make, calls):
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def test_long_sequences_of_another_encoding_with_the_same_numbers():
-    layer, x = RelativeAttention1d(3, 5, 2, Quadratic(2, 1)).eval(), images(11)
-    with torch.no_grad():
-        first = layer(x)
-        other = LinearDistance(2, 1)
-        for new, old in zip(other.parameters(), layer.encoding.parameters(), strict=True):
-            new.copy_(old)
-        layer.encoding = other
-        assert not torch.equal(layer(x), first)
