@@ -130,8 +130,8 @@ def measure(network: nn.Module, record: RunRecord, data: ImageDataset) -> dict[s
         samples = tuple(class_scores(network, shown).argmax(1).tolist())
     several, with_views = record.recipe["training"]["test_views"], None
     if several != "none":
-        parts = [share * class_scores(network, view) for share, view in views(images, several)]
-        with_views = share_right(torch.stack(parts).sum(0), data.test)
+        parts = [class_scores(network, view) for view in views(images, several)]
+        with_views = share_right(torch.stack(parts).mean(0), data.test)
     return {
         "accuracy": share_right(class_scores(network, images), data.test),
         "views_accuracy": with_views,

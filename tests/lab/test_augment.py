@@ -9,6 +9,7 @@ from torch import nn
 from convattn.budget import assert_within_budget, roundings
 from convattn.data import horizontal_flip, mirror, normalise, random_crop
 from convattn.errors import ArgumentError, ShapeError
+from convattn.lab.augment import views
 
 
 def images(batch=11, channels=3, rows=5, cols=7):
@@ -126,3 +127,12 @@ def test_statistics_must_match_the_channels():
         ShapeError, match="mean and std need one value for each of 3 channels: got 1 and 3"
     ):
         normalise(images(), (0.5,), (0.5, 0.5, 0.5))
+
+
+def test_views_are_the_images_and_their_mirror_images():
+    batch = images().double()
+    assert [view.tolist() for view in views(batch, "none")] == [batch.tolist()]
+    assert [view.tolist() for view in views(batch, "mirror")] == [
+        batch.tolist(),
+        batch.flip(-1).tolist(),
+    ]

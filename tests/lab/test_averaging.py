@@ -1,9 +1,7 @@
-import dataclasses
 from functools import partial
 
 import pytest
 import torch
-from tests.lab.tiny import tiny_speed_recipe
 from torch import nn
 
 from convattn.budget import assert_within_budget, references
@@ -55,13 +53,12 @@ def followed(recipe, network):
 @pytest.mark.parametrize("steps", [1, 3, 5, 20])
 def test_lookahead_follows_its_formula(steps):
     look = LookaheadRecipe(steps=steps, decay=0.9)
-    recipe = dataclasses.replace(tiny_speed_recipe(), lookahead=look)
     network = small_network()
-    average = make_average(network, recipe, TOTAL)
+    average = make_average(network, look, TOTAL)
     hi, lows = references(partial(followed, look), small_network())
     for step in range(1, TOTAL + 1):
         move(network, step)
-        update_average(average, network, recipe, step, TOTAL)
+        update_average(average, network, look, step, TOTAL)
         found = torch.cat([value.flatten() for value in network.state_dict().values()])
         assert_within_budget(found, hi[step - 1].double(), [low[step - 1] for low in lows])
         if step % steps == 0 or step == TOTAL:
@@ -72,23 +69,5 @@ def test_lookahead_follows_its_formula(steps):
     assert network[1].num_batches_tracked == TOTAL
 
 
-def test_weights_without_a_lookahead_are_left_alone():
-    training = dataclasses.replace(tiny_speed_recipe().training, ema=0.5)
-    recipe = dataclasses.replace(tiny_speed_recipe(), lookahead=None, training=training)
-    network = small_network()
-    average = make_average(network, recipe, TOTAL)
-    for step in (1, 2):
-        move(network, step)
-        before = {name: value.clone() for name, value in network.state_dict().items()}
-        update_average(average, network, recipe, step, TOTAL)
-        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert not torch.equal(average.module[0].weight, network[0].weight)
-
-
 def test_no_average_is_made_unasked():
-    assert (
-        make_average(
-            small_network(), dataclasses.replace(tiny_speed_recipe(), lookahead=None), TOTAL
-        )
-        is None
-    )
+    assert make_average(small_network(), None, TOTAL) is None

@@ -75,14 +75,6 @@ def test_speed_run_has_the_settings_of_the_convolutional_record():
     assert recipe.training.label_smoothing == 0.2
 
 
-def test_two_averages_at_once_are_refused():
-    training = dataclasses.replace(tiny_speed_recipe().training, ema=0.9)
-    with pytest.raises(
-        RecipeError, match=r"training\.ema must be left out with lookahead, but is 0\.9"
-    ):
-        dataclasses.replace(tiny_speed_recipe(), training=training)
-
-
 def test_speed_run_comes_back_from_its_file(tmp_path):
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(tiny_speed_recipe()))
     assert load_recipe(tmp_path / "recipe.toml") == tiny_speed_recipe()

@@ -48,15 +48,15 @@ def test_other_weights_would_be_noticed(whole, tmp_path):
     assert timeless(tmp_path / "run")[0] != timeless(whole)[0]
 
 
-def test_every_state_of_an_averaged_recipe_is_taken_up(monkeypatch, tmp_path):
-    averaged = dataclasses.replace(
+def test_every_state_of_a_recipe_with_portions_is_taken_up(monkeypatch, tmp_path):
+    portioned = dataclasses.replace(
         RECIPE,
-        training=dataclasses.replace(RECIPE.training, ema=0.9, label_smoothing=0.1, micro_batch=3),
+        training=dataclasses.replace(RECIPE.training, label_smoothing=0.1, micro_batch=3),
     )
-    train(averaged, output=tmp_path / "whole", data=tiny_data(), progress=False)
+    train(portioned, output=tmp_path / "whole", data=tiny_data(), progress=False)
     for step in (3, 7):
-        cut_off(monkeypatch, tmp_path / str(step), step=step, recipe=averaged)
-        resume(tmp_path / str(step), averaged)
+        cut_off(monkeypatch, tmp_path / str(step), step=step, recipe=portioned)
+        resume(tmp_path / str(step), portioned)
         assert timeless(tmp_path / str(step)) == timeless(tmp_path / "whole")
 
 

@@ -108,7 +108,7 @@ def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:
             batch_size=8,
             label_smoothing=0.2,
             stem_epochs=1,
-            test_views="mirror_shift",
+            test_views="mirror",
         ),
         lookahead=LookaheadRecipe(steps=3),
     )

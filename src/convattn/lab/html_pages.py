@@ -1,49 +1,42 @@
-"""Pages of one HTML file: their templates, and the report of heads."""
+"""The report of heads as one HTML file, with its figures."""
 
 import base64
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from convattn.errors import optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
-from convattn.lab import report_figures as figures
+from convattn.lab.report_figures import distance_by_depth, head_map, head_picture
 
 
-def write_html(template: str, folder: Path, **shown: Any) -> Path:
-    """Fills a template of this package with what is `shown`, by name, and returns the page: `index.html` in a folder.
+def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
+    """Writes report.json, the figures and the page into an existing folder, and returns the page, `index.html`.
 
-    The folder must hold the pictures that the template embeds. Templates can import `page_parts.html`.
+    The page shows `source`, what the network was built from, and `images`, the name of their folder, file or test set.
     """
     jinja2 = optional_module("jinja2", "jinja2", "train")
-    loader = jinja2.FunctionLoader(
-        lambda name: (resources.files("convattn.lab") / name).read_text(encoding="utf-8")
-    )
+    report.save(folder / "report.json")
+    head_map(folder / "head-map.png", report)
+    distance_by_depth(folder / "distance.png", report)
+
+    def as_base64(content: bytes) -> str:
+        return base64.b64encode(content).decode()
+
     pages = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
     pages.filters["number"] = format
-    pages.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    pages.filters["embedded"] = lambda file: base64.b64encode((folder / file).read_bytes()).decode()
-    page = pages.get_template(template).render(**shown)
-    return write_atomically(folder / "index.html", page.lstrip())
-
-
-def write_report(report: HeadReport, folder: Path, *, source: str, images: str) -> Path:
-    """Writes report.json, the figures and the page into an existing folder, and returns the page.
-
-    The page shows `source`, what the network was built from, and `images`, the name of their folder, file or test set.
-    """
-    report.save(folder / "report.json")
-    figures.head_map(folder / "head-map.png", report)
-    figures.distance_by_depth(folder / "distance.png", report)
-    name = Path(source.partition(":")[2] or source).resolve().name
-    words = {"name": name, "source": source, "images": images}
-    return write_html(
-        "analyze_page.html", folder, report=report, picture=figures.head_picture, **words
+    pages.filters["base64"] = as_base64
+    pages.filters["embedded"] = lambda file: as_base64((folder / file).read_bytes())
+    page = pages.get_template("analyze_page.html").render(
+        report=report,
+        picture=head_picture,
+        name=Path(source.partition(":")[2] or source).resolve().name,
+        source=source,
+        images=images,
     )
+    return write_atomically(folder / "index.html", page.lstrip())

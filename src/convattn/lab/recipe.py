@@ -15,9 +15,7 @@ from convattn.errors import ArgumentError, RecipeError, UnknownNameError, must_b
 from convattn.fields import Range, Text, explain, fits, hints, read
 from convattn.files import as_path
 
-Views = Literal[
-    "none", "mirror", "mirror_shift"
-]  # of test images, with averaged scores; see `lab.augment.views`
+Views = Literal["none", "mirror"]  # Of test images, with averaged scores; see `lab.augment.views`
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Share = Annotated[float, Range(0, 1, without_high=True)]  # a number in [0, 1)
 
@@ -238,8 +236,6 @@ class TrainingRecipe(Section):
     )
     compile: bool = False  # Whether `torch.compile` compiles the network
     label_smoothing: Share = 0.0  # Share of each label that is spread over all classes
-    # Decay per step of an exponential moving average of the weights, which is then tested and saved; None for none
-    ema: Annotated[float, Range(0, 1, without_low=True, without_high=True)] | None = None
     stem_epochs: Count | None = (
         None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
     )
@@ -313,11 +309,6 @@ class Recipe(Section):
     lookahead: LookaheadRecipe | None = (
         None  # The average to which the weights return; None for none
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lookahead is not None and self.training.ema is not None:
-            raise RecipeError(must_be("training.ema", "left out with lookahead", self.training.ema))
 
     @property
     def is_small(self) -> bool:

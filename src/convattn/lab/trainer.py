@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from convattn.errors import CheckpointError, RecipeError, TrainingError, must_be
 from convattn.lab.augment import horizontal_flip, mirror, random_crop, views
@@ -170,7 +170,7 @@ class Trainer:
         self._batches = Batches(
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
-        self._average = make_average(self.network, recipe, self.total_steps)
+        self._average = make_average(self.network, recipe.lookahead, self.total_steps)
         self._data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []
@@ -275,8 +275,7 @@ class Trainer:
         own_rows = torch.arange(rank, len(split), processes, device=sums.device)
         for rows in own_rows.split(_TEST_BATCH):
             images = normalise(split.images[rows], self._data.mean, self._data.std)
-            parts = [share * network(view) for share, view in views(images, kind)]
-            scores = torch.stack(parts).sum(dim=0)
+            scores = torch.stack([network(view) for view in views(images, kind)]).mean(dim=0)
             labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
             sums[1] += (scores.argmax(dim=1) == labels).sum()
@@ -356,9 +355,8 @@ class Trainer:
             total += loss.detach()
         self._optimizer.step()
         if self._average is not None:
-            update_average(
-                self._average, self.network, self.recipe, self.step + 1, self.total_steps
-            )
+            lookahead = cast(LookaheadRecipe, self.recipe.lookahead)
+            update_average(self._average, self.network, lookahead, self.step + 1, self.total_steps)
         return total
 
     def _learning_rate(self, step: int) -> float:
@@ -387,40 +385,32 @@ class Trainer:
         )
 
 
-def make_average(network: nn.Module, recipe: Recipe, total: int) -> AveragedModel | None:
-    """Returns the average of the weights that a recipe asks for, at first a copy of the network; None without one."""
-    if recipe.lookahead is not None:
-        step_back = _lookahead(recipe.lookahead, total)
-        return AveragedModel(network, multi_avg_fn=step_back, use_buffers=True)
-    if recipe.training.ema is not None:
-        return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(recipe.training.ema))
-    return None
+def make_average(
+    network: nn.Module, recipe: LookaheadRecipe | None, total: int
+) -> AveragedModel | None:
+    """Returns the average of the weights of a lookahead, at first a copy of the network; None without one."""
+    if recipe is None:
+        return None
+
+    @torch.no_grad()
+    def average(averages: list[Tensor], weights: list[Tensor], number: Tensor) -> None:
+        step = min(recipe.steps * (int(number) + 1), total)
+        decay = recipe.decay**recipe.steps * (step / total) ** 3
+        for mean, weight in zip(averages, weights, strict=True):
+            if mean.is_floating_point():
+                mean.lerp_(weight, 1 - decay)
+            else:
+                mean.copy_(weight)
+
+    return AveragedModel(network, multi_avg_fn=average, use_buffers=True)
 
 
 def update_average(
-    average: AveragedModel, network: nn.Module, recipe: Recipe, step: int, total: int
+    average: AveragedModel, network: nn.Module, recipe: LookaheadRecipe, step: int, total: int
 ) -> None:
-    """Updates an average after a step; a lookahead only every few steps, and then the network takes its values."""
-    if recipe.lookahead is None:
-        average.update_parameters(network)
-    elif step % recipe.lookahead.steps == 0 or step == total:
+    """Updates the average every few steps and after the last; the network then takes its values."""
+    if step % recipe.steps == 0 or step == total:
         average.update_parameters(network)
         averages = average.module.state_dict()
         for name, own in network.state_dict().items():
             own.copy_(averages[name])
-
-
-def _lookahead(recipe: LookaheadRecipe, total: int) -> Callable[[Any, Any, Any], None]:
-    """Returns the update of an average; before its first call, `AveragedModel` copies the weights."""
-
-    @torch.no_grad()
-    def update(averages: list[Tensor], weights: list[Tensor], number: Tensor) -> None:
-        step = min(recipe.steps * (int(number) + 1), total)
-        decay = recipe.decay**recipe.steps * (step / total) ** 3
-        for average, weight in zip(averages, weights, strict=True):
-            if average.is_floating_point():
-                average.lerp_(weight, 1 - decay)
-            else:
-                average.copy_(weight)
-
-    return update
