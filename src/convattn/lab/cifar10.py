@@ -54,10 +54,8 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
     if folder is None:
         paths, origin = _fetch()
     else:
-        paths, origin = (
-            {name: _existing(Path(folder), file) for name, file in _FILES.items()},
-            "local folder",
-        )
+        paths = {name: _existing(Path(folder), file) for name, file in _FILES.items()}
+        origin = "local folder"
     splits = {name: _read_split(path) for name, path in paths.items()}
     hashes = {path.name: file_sha256(path) for path in paths.values()}
     record = DataRecord(
@@ -77,32 +75,33 @@ def _fetch() -> tuple[dict[str, Path], str]:
 
     The cache names each large file by the SHA-256 that the Hub states for it, so the check needs no connection.
     """
-    paths, hub = {}, optional_module("huggingface_hub", "huggingface-hub", "train")
+    hub = optional_module("huggingface_hub", "huggingface-hub", "train")
+    paths = {}
     for name, file in _FILES.items():
+        place = f"{_SUBFOLDER}/{file}"
         try:
-            paths[name] = Path(
-                hub.hf_hub_download(_REPOSITORY, f"{_SUBFOLDER}/{file}", repo_type="dataset")
-            )
+            path = Path(hub.hf_hub_download(_REPOSITORY, place, repo_type="dataset"))
         except OSError as error:
             raise DataError(
-                f"cannot fetch {_SUBFOLDER}/{file} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
+                f"cannot fetch {place} of {_REPOSITORY} from the Hub ({type(error).__name__}: {error}); "
                 f"give a local folder that holds {' and '.join(_FILES.values())} instead"
             ) from None
-        _check_content(paths[name])
+        _require_stated_content(path)
+        paths[name] = path
     revisions = sorted({path.parents[1].name for path in paths.values()})
     return paths, f"Hugging Face Hub, {_REPOSITORY}, revision {' and '.join(revisions)}"
 
 
-def _check_content(path: Path) -> None:
+def _require_stated_content(path: Path) -> None:
     """Compares the SHA-256 of a cached file with its name in the cache."""
-    stated, found = path.resolve().name, file_sha256(path)
+    stated, actual = path.resolve().name, file_sha256(path)
     if not _SHA256.fullmatch(stated):
         raise DataError(
             f"{path}: the Hub's cache states no SHA-256 for it; give the folder of a copy that you trust instead"
         )
-    if stated != found:
+    if stated != actual:
         raise DataError(
-            f"{path}: the Hub states SHA-256 {stated}, but the content has {found}; delete the file and fetch it again"
+            f"{path}: the Hub states SHA-256 {stated}, but the content has {actual}; delete the file and fetch it again"
         )
 
 
@@ -120,7 +119,7 @@ def _read_split(path: Path) -> ImageSplit:
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     try:
         table = pa.parquet.read_table(path)
-        _check_schema(path, table.schema)
+        _require_columns(path, table.schema)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if table.num_rows == 0:
@@ -130,14 +129,12 @@ def _read_split(path: Path) -> ImageSplit:
     if labels.null_count:
         raise DataError(f"{path}: {labels.null_count} rows have no label")
     images = np.empty((len(encoded), *_SIZE, 3), dtype=np.uint8)
-    for row, item in enumerate(
-        encoded
-    ):  # threads are slower here: so small an image is mostly Python's work
-        images[row] = _decode(path, row, item)
-    channels_first = rearrange(
-        torch.from_numpy(images), "rows height width channels -> rows channels height width"
+    for number, item in enumerate(encoded):  # in one thread: so small an image is Python's work
+        images[number] = _decode(path, number, item)
+    pixels = rearrange(
+        torch.from_numpy(images), "images rows cols channels -> images channels rows cols"
     )
-    return ImageSplit(channels_first.contiguous(), _labels(path, labels.to_numpy()))
+    return ImageSplit(pixels.contiguous(), _labels(path, labels.to_numpy()))
 
 
 def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
@@ -151,21 +148,16 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _check_schema(path: Path, schema: Any) -> None:
+def _require_columns(path: Path, schema: Any) -> None:
     """Raises if the columns are not those of the Hub's copy."""
     pa = optional_module("pyarrow", "pyarrow", "train")
-    found = {field.name: field.type for field in schema}
-    image, label = found.get("img"), found.get("label")
-    if (
-        image is not None
-        and pa.types.is_struct(image)
-        and label is not None
-        and pa.types.is_integer(label)
-    ):
-        position = image.get_field_index("bytes")
-        if position >= 0 and pa.types.is_binary(image.field(position).type):
-            return
-    listed = ", ".join(f"{name}: {kind}" for name, kind in found.items()) or "none"
+    types = {field.name: field.type for field in schema}
+    image, label = types.get("img", pa.null()), types.get("label", pa.null())
+    position = image.get_field_index("bytes") if pa.types.is_struct(image) else -1
+    holds_bytes = position >= 0 and pa.types.is_binary(image.field(position).type)
+    if holds_bytes and pa.types.is_integer(label):
+        return
+    listed = ", ".join(f"{name}: {kind}" for name, kind in types.items()) or "none"
     raise DataError(
         f"{path}: expected the columns img: struct<bytes: binary, path: string> and label: int64, but found {listed}"
     )

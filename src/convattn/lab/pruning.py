@@ -94,20 +94,21 @@ def prune_heads(
         >>> prune_heads(network).heads
         (3, 2)
     """
-    kept = [_kept_heads(encoding, flattest, condition) for _, encoding in _layers(network)]
-    made = copy.deepcopy(network)
-    made.arguments |= {"heads": [len(heads) for heads in kept], "centres": "normal"}
-    for (mixer, encoding), heads in zip(_layers(made), kept, strict=True):
+    sound = [_sound_heads(encoding, flattest, condition) for _, encoding in _layers(network)]
+    counts = [len(heads) for heads in sound]
+    pruned = copy.deepcopy(network)
+    pruned.arguments |= {"heads": counts, "centres": "normal"}
+    pruned.heads = tuple(counts)
+    for (mixer, encoding), heads in zip(_layers(pruned), sound, strict=True):
         mixer.num_heads = encoding.num_heads = len(heads)
         for module in (mixer.values, encoding):
             for name, parameter in list(module.named_parameters(recurse=False)):
-                chosen = parameter.detach()[heads]
-                setattr(module, name, nn.Parameter(chosen, requires_grad=parameter.requires_grad))
-    made.heads = tuple(len(heads) for heads in kept)
-    return made
+                values = parameter.detach()[heads]
+                setattr(module, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
+    return pruned
 
 
-def _kept_heads(
+def _sound_heads(
     encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float
 ) -> list[int]:
     """Lists the heads that are not degenerate; where all are, the sharpest."""

@@ -77,9 +77,9 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
                 alpha=0.45,
             )
         for name, (style, marker) in CONTROLS.items():
-            found = [statistics_of(layer, name) for layer in report.layers]
+            measured = [statistics_of(layer, name) for layer in report.layers]
             means = [
-                math.nan if one is None else mean_of(one.estimate("distance")) for one in found
+                math.nan if one is None else mean_of(one.estimate("distance")) for one in measured
             ]
             if not all(map(math.isnan, means)):
                 panel.plot(

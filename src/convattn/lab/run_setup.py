@@ -3,7 +3,7 @@
 import math
 import os
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -82,17 +82,17 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
 
 def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
     channels, rows, cols = data.image_shape
-    chosen = {name: value for name, value in recipe.to_dict().items() if name != "kind"}
-    fitted: dict[str, Any] = {"num_classes": data.num_classes, "in_channels": channels}
+    options = recipe.to_dict() | {"num_classes": data.num_classes, "in_channels": channels}
+    del options["kind"]
     if isinstance(recipe, AttentionNetRecipe):
-        return AttentionNet(**chosen, **fitted, image_size=max(rows, cols))
+        return AttentionNet(**options, image_size=max(rows, cols))
     if isinstance(recipe, ConvNetRecipe):
-        return ConvNet(**chosen, **fitted)
+        return ConvNet(**options)
     if isinstance(recipe, SpeedNetRecipe):
-        network = SpeedNet(**chosen, **fitted)
+        network = SpeedNet(**options)
         network.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
         return network
-    return ResNet(**chosen, **fitted)
+    return ResNet(**options)
 
 
 def _load_start(start: StartRecipe, expected: Network) -> Network:
@@ -122,7 +122,7 @@ def _load_start(start: StartRecipe, expected: Network) -> Network:
 
 def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Network:
     """Converts convolutions to attention, and raises if the certificate fails."""
-    made, certificate = network_to_attention(
+    attention, certificate = network_to_attention(
         network,
         sharpness=recipe.sharpness,
         content=recipe.content,
@@ -133,7 +133,11 @@ def _convert(network: Network, recipe: ConvertRecipe, data: ImageDataset) -> Net
         raise ConversionError(
             f"the conversion that the recipe asks for failed its check:\n{certificate.summary()}"
         )
-    return cast(Network, made)
+    return cast(Network, attention)
+
+
+_Settings = tuple[float, float, int | None]
+"""Rate, weight decay and epochs of a group of parameters."""
 
 
 def build_optimizer(
@@ -145,17 +149,16 @@ def build_optimizer(
     `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
     learns, "epochs".
     """
-    own = _own_groups(recipe, network, stem_epochs)
-    members: dict[tuple[float, float, int | None], list[nn.Parameter]] = {}
+    own = _own_settings(recipe, network, stem_epochs)
+    usual: _Settings = (1.0, recipe.weight_decay, None)
+    members: dict[_Settings, list[nn.Parameter]] = {}
     for parameter in network.parameters():
         if parameter.requires_grad:
-            members.setdefault(own.get(id(parameter), (1.0, recipe.weight_decay, None)), []).append(
-                parameter
-            )
-    groups = [
-        {"params": parameters, "weight_decay": decay, "rate": rate, "epochs": epochs}
-        for (rate, decay, epochs), parameters in members.items()
-    ]
+            members.setdefault(own.get(id(parameter), usual), []).append(parameter)
+    groups = []
+    for (rate, decay, epochs), parameters in members.items():
+        settings = {"weight_decay": decay, "rate": rate, "epochs": epochs}
+        groups.append({"params": parameters, **settings})
     if recipe.algorithm == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.momentum, 0.999))
     return torch.optim.SGD(
@@ -163,17 +166,15 @@ def build_optimizer(
     )
 
 
-def _own_groups(
+def _own_settings(
     recipe: OptimRecipe, network: nn.Module, stem_epochs: int | None
-) -> dict[int, tuple[float, float, int | None]]:
-    """Returns rate, weight decay and epochs of the parameters that have their own, by their identity."""
-    own: dict[int, tuple[float, float, int | None]] = {}
+) -> dict[int, _Settings]:
+    """Returns the settings of the parameters that have their own, by their identity."""
+    own: dict[int, _Settings] = {}
     for encoding in quadratic_encodings(network):
         shapes = encoding.root_sharpness if isinstance(encoding, Quadratic) else encoding.shape
-        own[id(encoding.centres)], own[id(shapes)] = (
-            (recipe.centre_rate, 0.0, None),
-            (recipe.sharpness_rate, 0.0, None),
-        )
+        own[id(encoding.centres)] = (recipe.centre_rate, 0.0, None)
+        own[id(shapes)] = (recipe.sharpness_rate, 0.0, None)
     rate = recipe.norm_bias_rate
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
