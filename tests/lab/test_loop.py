@@ -3,7 +3,10 @@ import io
 import json
 import math
 import re
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from convattn import load_network
 from convattn.errors import ArgumentError, RecipeError, TrainingError
 from convattn.heads.head_snapshots import HEAD_COLUMNS
 from convattn.lab import load_recipe, loop, train, trainer
+from convattn.lab.loop import peak_memory
 from convattn.lab.run_setup import build_network, build_optimizer
 from convattn.models import AttentionNet
 from convattn.provenance import RunRecord
@@ -217,3 +221,50 @@ def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_
     train(tiny_recipe(epochs=2), output=tmp_path / "run", data=tiny_data(), progress=False)
     steps = parquet.read_table(tmp_path / "run" / "heads.parquet")["step"].to_pylist()
     assert steps == [step for step in (0, 4, 5, 8, 10) for _ in range(3)]
+
+
+CPU = torch.device("cpu")
+
+
+def test_peak_memory_is_at_least_what_is_held():
+    held = torch.ones(10_000_000)
+    assert peak_memory(CPU) >= held.numel() * held.element_size()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak is inherited")
+def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
+    held = torch.ones(300_000_000)
+    ask = "import torch; from convattn.lab.loop import peak_memory; print(peak_memory(torch.device('cpu')))"
+    done = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
+    assert 0 < int(done.stdout) < held.nbytes
+
+
+@pytest.mark.parametrize(
+    ("status", "platform", "expected"),
+    [
+        ("VmPeak:\t  97 kB\nVmHWM:\t   11 kB\nVmRSS:\t  5 kB\n", "linux", 11 * 1024),
+        ("VmPeak:\t  97 kB\n", "linux", 7 * 1024),
+        (None, "linux", 7 * 1024),
+        (None, "darwin", 7),
+    ],
+    ids=["named by the kernel", "not named", "no file", "macOS counts bytes"],
+)
+def test_peak_memory_is_in_bytes(monkeypatch, tmp_path, status, platform, expected):
+    if status is not None:
+        (tmp_path / "status").write_text(status)
+    monkeypatch.setattr(loop, "Path", lambda _: tmp_path / "status")
+    monkeypatch.setattr(loop, "sys", SimpleNamespace(platform=platform))
+    usage = SimpleNamespace(getrusage={"own": SimpleNamespace(ru_maxrss=7)}.get, RUSAGE_SELF="own")
+    monkeypatch.setitem(sys.modules, "resource", usage)
+    assert peak_memory(CPU) == expected
+
+
+def test_peak_memory_is_none_where_the_system_does_not_say_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "Path", lambda _: tmp_path / "status")
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert peak_memory(CPU) == 0
+
+
+def test_peak_memory_of_a_gpu_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {torch.device("cuda:3"): 13}.get)
+    assert peak_memory(torch.device("cuda:3")) == 13

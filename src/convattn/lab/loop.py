@@ -4,7 +4,6 @@ import importlib.util
 import os
 import random
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -285,7 +284,8 @@ def _record(trainer: Trainer, data: ImageDataset, revision: str | None) -> RunRe
 def peak_memory(device: torch.device) -> int:
     """Returns the largest memory so far, in bytes: of the device where it is CUDA, or else of the process.
 
-    On Linux it is the kernel's VmHWM: ru_maxrss is inherited, and may be that of the program which started this one.
+    On Linux it is the kernel's VmHWM: ru_maxrss is inherited, and may be that of the program which started this one. On
+    Windows, which does not say it, 0.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -294,5 +294,9 @@ def peak_memory(device: torch.device) -> int:
         peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
         if peak is not None:
             return int(peak[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
