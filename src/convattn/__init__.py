@@ -73,12 +73,13 @@ _NAMES = {
 }
 """The names that each module gives, separated by spaces."""
 
-_HOMES = dict(sorted((name, module) for module, names in _NAMES.items() for name in names.split()))
+_HOMES: dict[str, str] = {}
+for _module, _names in _NAMES.items():
+    _HOMES |= dict.fromkeys(_names.split(), _module)
 
-if (
-    not TYPE_CHECKING
-):  # a type checker takes the names imported above; with this function it would accept any
-    __all__ = [*_HOMES]  # noqa: PLE0604 - names, each a string
+# A type checker takes the names imported above; with this function it would accept any.
+if not TYPE_CHECKING:
+    __all__ = sorted(_HOMES)  # noqa: PLE0605 - names, each a string
 
     def __getattr__(name: str) -> object:
         """Import a public name from its home when it is first used."""
@@ -88,4 +89,4 @@ if (
 
 
 def __dir__() -> list[str]:
-    return [*_HOMES]
+    return sorted(_HOMES)

@@ -54,11 +54,8 @@ def split_source(source: str) -> tuple[str, str]:
     """
     home, colon, name = source.partition(":")
     if not (colon and name):
-        raise ArgumentError(
-            must_be(
-                "source", '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"', source
-            )
-        )
+        expected = '"timm:NAME", "torchvision:NAME", "hf:NAME" or "convattn:CLASS"'
+        raise ArgumentError(must_be("source", expected, source))
     if home not in HOMES:
         raise UnknownNameError("source", home, HOMES)
     return home, name
@@ -91,7 +88,7 @@ def create_network(
         8
     """
     home, name = split_source(source)
-    chosen = dict(options or {})
+    arguments = dict(options or {})
     if home == "convattn" and name not in NETWORKS:
         raise UnknownNameError("network", name, NETWORKS)
     if home == "convattn" and pretrained:
@@ -99,13 +96,12 @@ def create_network(
     try:
         with torch.random.fork_rng(devices=[]):
             if home == "convattn":
-                return getattr(import_module(NETWORKS[name]), name)(**chosen)
-            build = {
-                "timm": _create_timm,
-                "torchvision": _create_torchvision,
-                "hf": _create_transformers,
-            }[home]
-            return build(name, chosen, pretrained=pretrained)
+                return getattr(import_module(NETWORKS[name]), name)(**arguments)
+            if home == "timm":
+                return _create_timm(name, arguments, pretrained=pretrained)
+            if home == "torchvision":
+                return _create_torchvision(name, arguments, pretrained=pretrained)
+            return _create_transformers(name, arguments, pretrained=pretrained)
     except ConvAttnError:
         raise
     except Exception as error:
@@ -115,7 +111,7 @@ def create_network(
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
         raise ArgumentError(
-            f"options must fit {source}, but with {chosen} it raised {reason}"
+            f"options must fit {source}, but with {arguments} it raised {reason}"
         ) from error
 
 
@@ -183,9 +179,10 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
 
 
 def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
-    timm, known = _timm(), _timm().list_models()
+    timm = _timm()
     if not timm.is_model(name):
-        raise _unknown_model("timm", name, known, f"timm.list_models() has all {len(known)}")
+        names = timm.list_models()
+        raise _unknown_model("timm", name, names, f"timm.list_models() has all {len(names)}")
     _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
     return timm.create_model(name, pretrained=pretrained, **options)
 
@@ -193,21 +190,20 @@ def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> 
 def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     """Builds a network of torchvision; without its weights, those of its backbone are drawn as well."""
     models = _torchvision_models()
-    known = models.list_models()
-    if name not in known:
-        raise _unknown_model(
-            "torchvision", name, known, "torchvision.models.list_models() has them all"
-        )
+    names = models.list_models()
+    if name not in names:
+        hint = "torchvision.models.list_models() has them all"
+        raise _unknown_model("torchvision", name, names, hint)
     _refuse_weights(options, _TORCHVISION_WEIGHTS, "fetch weights")
     builder = models.get_model_builder(name)
     if pretrained:
         return builder(weights="DEFAULT", **options)
-    chosen = dict(options)
+    arguments = dict(options)
     if "weights_backbone" in inspect.signature(builder).parameters:
-        chosen["weights_backbone"] = None
+        arguments["weights_backbone"] = None
     if name in ("googlenet", "inception_v3"):
-        chosen.setdefault("init_weights", True)  # without it torchvision warns
-    return builder(weights=None, **chosen)
+        arguments.setdefault("init_weights", True)  # without it torchvision warns
+    return builder(weights=None, **arguments)
 
 
 def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -217,18 +213,16 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
     transformers.logging.set_verbosity_error()  # its report on weights: what is missing is an error here
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        named = config.architectures[0] if config.architectures else ""
+        kind_name = config.architectures[0] if config.architectures else ""
         if getattr(config, "vision_config", None) is not None:
-            named, config = "", config.vision_config
-        kind = (
-            getattr(transformers, named, None)
-            if named
-            else transformers.MODEL_MAPPING.get(type(config), None)
-        )
+            kind_name, config = "", config.vision_config
+        if kind_name:
+            kind = getattr(transformers, kind_name, None)
+        else:
+            kind = transformers.MODEL_MAPPING.get(type(config), None)
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            raise ArgumentError(
-                f"hf:{name} is no network of transformers ({named or type(config).__name__})"
-            )
+            described = kind_name or type(config).__name__
+            raise ArgumentError(f"hf:{name} is no network of transformers ({described})")
         unknown = sorted(key for key in options if not hasattr(config, key))
         if unknown:
             raise ArgumentError(
@@ -238,11 +232,12 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
             setattr(config, key, value)
         if not pretrained:
             return kind(config)
-        network, found = kind.from_pretrained(name, config=config, output_loading_info=True)
+        network, report = kind.from_pretrained(name, config=config, output_loading_info=True)
     finally:
         transformers.logging.set_verbosity(verbosity)
-    if found["missing_keys"]:
-        raise CheckpointError(f"hf:{name} has no weights for {some(sorted(found['missing_keys']))}")
+    if report["missing_keys"]:
+        missing = some(sorted(report["missing_keys"]))
+        raise CheckpointError(f"hf:{name} has no weights for {missing}")
     return network.float()
 
 
