@@ -6,7 +6,7 @@ Source: `docs/explanation/theory.md` §8.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Shaped
@@ -16,7 +16,6 @@ LEAST_ROUNDINGS = 4
 """Computations that a budget needs. One may be right by luck, where few numbers come out or terms cancel."""
 
 Result = TypeVar("Result")
-T = TypeVar("T", bound=Tensor | nn.Module)
 
 
 class Sums(NamedTuple):
@@ -53,7 +52,7 @@ def rounding_budget(
     return 2 * (spread + torch.finfo(lows[0].dtype).eps * exact.abs().max().item())
 
 
-def rounded_differently(item: T, seed: int) -> T:
+def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
     """Copies a tensor, or a module with its parameters, with the last digit of about half of the numbers moved.
 
     An honest computation from such an input is as right as any. It shows what rounding does when a few terms cancel and
