@@ -23,7 +23,7 @@ from convattn.heads.families.transformers_encoders import (
     transformers_network,
     transformers_patches,
 )
-from convattn.heads.families.windows import WINDOWS
+from convattn.heads.families.window_attention import WINDOWS
 
 _CHANNELS = "it attends over channels, not over positions"
 _DIFFERENCE = "it takes the difference of two attentions"

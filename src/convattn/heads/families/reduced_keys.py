@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import AttentionClass, CallContext
-from convattn.heads.families.windows import read_maxvit
+from convattn.heads.families.window_attention import read_maxvit
 from convattn.heads.layout import Layout, global_layout, lattice
 
 _REDUCTIONS = ("sr", "sequence_reduction", "spatial_reduction")
