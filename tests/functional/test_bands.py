@@ -13,13 +13,11 @@ from convattn.budget import assert_within_budget, roundings
 from convattn.functional import (
     attend,
     attention_weights,
-    band_attention,
     combine_heads,
     displacement_scores,
-    find_bands,
     pad_keys,
 )
-from convattn.functional.bands import MOST_TAPS
+from convattn.functional.bands import MOST_TAPS, band_attention, find_bands
 from convattn.grid import Axis, Geometry
 
 

@@ -10,11 +10,9 @@ from convattn.functional import (
     attend,
     attention_weights,
     displacement_scores,
-    fourier_attention,
-    fourier_filters,
 )
 from convattn.functional import fourier as module
-from convattn.functional.fourier import filter_images
+from convattn.functional.fourier import filter_images, fourier_attention, fourier_filters
 from convattn.grid import Axis
 
 AXES = (Axis(range(0, 13, 2), 13), Axis(range(11), 11))

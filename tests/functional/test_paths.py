@@ -11,12 +11,11 @@ from convattn.functional import (
     attention_weights,
     combine_heads,
     displacement_scores,
-    fourier_attention,
-    fourier_filters,
     position_weights,
     separable_attention,
 )
 from convattn.functional import separable as weights_first
+from convattn.functional.fourier import fourier_attention, fourier_filters
 from convattn.grid import Axis
 
 HEADS = 4

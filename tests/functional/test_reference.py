@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from convattn.functional import (
     combine_heads,
     content_scores,
     displacement_scores,
-    gated_weights,
     position_weights,
 )
 from convattn.grid import Axis
@@ -143,48 +141,12 @@ def test_content_score_has_its_terms(shared):
     assert_within_budget(content_scores(*given), hi, roundings(by_loops, *given))
 
 
-def test_content_terms_may_be_left_out_and_add_up():
-    query, key, bias = (
-        numbers(*shape, dtype=torch.float64) for shape in ((2, 3, 4, 5), (2, 3, 7, 5), (3, 5))
-    )
-    position, zero = (
-        numbers(3, 4, 7, 5, dtype=torch.float64),
-        torch.zeros(3, 5, dtype=torch.float64),
-    )
-    alone = content_scores(query, key)
-    assert torch.equal(content_scores(query, key, content_bias=zero), alone)
-
-    def added(query, key, position, bias):
-        rest = content_scores(query, key, None, bias) - content_scores(query, key)
-        return content_scores(query, key, position) + rest
-
-    given = query, key, position, bias
-    assert_within_budget(content_scores(*given), added(*given), roundings(added, *given))
-
-
 def test_content_scores_of_few_bits_are_computed_in_float32():
     query, key = (
         numbers(1, 2, 3, 5, dtype=torch.bfloat16),
         numbers(1, 2, 7, 5, dtype=torch.bfloat16),
     )
     assert torch.equal(content_scores(query, key), content_scores(query.float(), key.float()))
-
-
-def test_gate_mixes_the_two_distributions():
-    content, position = numbers(2, 3, 5, 7).softmax(-1), numbers(3, 5, 7, seed=1).softmax(-1)
-    gate = torch.tensor([-2.0, 0.0, 30.0])
-    mixed = gated_weights(content, position, torch.sigmoid(gate))
-    assert torch.equal(mixed[:, 2], position[2].expand(2, 5, 7)), (
-        "a large gate leaves position alone"
-    )
-    for head, value in enumerate(gate.tolist()):
-        share = 1 / (1 + math.exp(-value))
-        weights = content[:, head], position[head]
-        hi = (1 - share) * weights[0].double() + share * weights[1].double()
-        closed = math.exp(-value)
-        mix = partial(lambda closed, one, other: (one * closed + other) / (1 + closed), closed)
-        lows = roundings(mix, *weights)
-        assert_within_budget(mixed[:, head], hi, lows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -1,6 +1,5 @@
 """Attention on grids as pure functions: the readable reference, and the faster paths that are compared with it."""
 
-from convattn.functional.bands import Bands, band_attention, find_bands
 from convattn.functional.content import (
     ContentMaps,
     PositionTables,
@@ -11,7 +10,6 @@ from convattn.functional.content import (
 )
 from convattn.functional.convolution import take_every
 from convattn.functional.flex import flex_attention
-from convattn.functional.fourier import Filters, fourier_attention, fourier_filters
 from convattn.functional.plan import Cost, Path, Work, find_shifts
 from convattn.functional.reference import (
     HeadMaps,
@@ -24,46 +22,32 @@ from convattn.functional.reference import (
     position_weights,
     query_pixels,
 )
-from convattn.functional.separable import separable_attention, values_first_attention
-from convattn.functional.shift import (
-    Shifts,
-    WindowConvolution,
-    shift_attention,
-    window_convolution,
-)
+from convattn.functional.separable import separable_attention
+from convattn.functional.shift import WindowConvolution, window_convolution
 
 __all__ = [
-    "Bands",
     "ContentMaps",
     "Cost",
-    "Filters",
     "HeadMaps",
     "Path",
     "PositionTables",
-    "Shifts",
     "WindowConvolution",
     "Work",
     "add_bias",
     "attend",
     "attention_weights",
-    "band_attention",
     "combine_heads",
     "content_attention",
     "content_scores",
     "displacement_scores",
-    "find_bands",
     "find_shifts",
     "flex_attention",
-    "fourier_attention",
-    "fourier_filters",
     "gated_weights",
     "pad_keys",
     "position_share",
     "position_weights",
     "query_pixels",
     "separable_attention",
-    "shift_attention",
     "take_every",
-    "values_first_attention",
     "window_convolution",
 ]

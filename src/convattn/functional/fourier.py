@@ -66,10 +66,9 @@ class _Transforms:
     """
 
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
-        self.lengths, self.dims = kernels.shape[1:], tuple(range(-len(axes), 0))
-        self.queries = [
-            slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes
-        ]
+        self.lengths = kernels.shape[1:]
+        self.dims = tuple(range(-len(axes), 0))
+        self.queries = _query_slices(axes)
         self.keys = [slice(axis.keys) for axis in axes]
         self.kernels = self.of_keys(kernels)
 
@@ -92,10 +91,15 @@ class _Transforms:
         """Transforms back, to the wanted positions along each axis."""
         *others, last = wanted
         if others:
-            transform = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)].movedim(
-                self.dims[0], -1
-            )
+            halfway = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)]
+            transform = halfway.movedim(self.dims[0], -1)
         return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
+
+
+def _query_slices(axes: Sequence[Axis]) -> list[slice]:
+    """Returns where the queries stand along each axis."""
+    queries = [axis.queries for axis in axes]
+    return [slice(along.start, along.stop, along.step) for along in queries]
 
 
 def _at_once(
@@ -108,24 +112,21 @@ def _at_once(
 ) -> Tensor:
     """Filters all channels by all kernels at once, so that torch can differentiate further."""
     transforms = _Transforms(kernels, axes)
-    filtered = transforms.at_queries(
-        transforms.of_keys(pixels)[:, None] * transforms.kernels.conj()[:, None]
-    )
-    return combine_heads((filtered * factors[:, None]).to(pixels.dtype), maps, groups)
+    keys = transforms.of_keys(pixels)[:, None]
+    filtered = transforms.at_queries(keys * transforms.kernels.conj()[:, None])
+    means = (filtered * factors[:, None]).to(pixels.dtype)
+    return combine_heads(means, maps, groups)
 
 
 def _channel_chunks(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
     """Yields one image, and some groups with all their channels or some channels of one group."""
     batch, groups, channels = blocks.shape[:3]
     most = max(2, _CACHE // (8 * lengths.numel()))
+    whole = max(1, most // channels)  # groups that are computed together
     for image in range(batch):
-        for group in range(0, groups, max(1, most // channels)):
+        for group in range(0, groups, whole):
             for channel in range(0, channels, most):
-                yield (
-                    image,
-                    slice(group, group + max(1, most // channels)),
-                    slice(channel, channel + most),
-                )
+                yield image, slice(group, group + whole), slice(channel, channel + most)
 
 
 class _Filter(torch.autograd.Function):
@@ -144,51 +145,42 @@ class _Filter(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
         transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
-        x, blocks = pixels.unflatten(1, (groups, -1)), maps.unflatten(1, (groups, -1))
+        x = pixels.unflatten(1, (groups, -1))
+        blocks = maps.unflatten(1, (groups, -1))
         y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
         for image, some, channels in _channel_chunks(x, transforms.lengths):
             keys = transforms.of_keys(x[image, some, channels])
             mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
             for head, kernel in enumerate(transforms.kernels.conj()):
-                torch.mul(transforms.at_queries(keys * kernel), factors[head], out=mixed[head])
+                means = transforms.at_queries(keys * kernel)
+                torch.mul(means, factors[head], out=mixed[head])
             y[image, some] += einsum(blocks[:, some, :, channels], mixed.flatten(3), _FORWARD)
         return y.view(len(pixels), maps.shape[1], *sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        pixels, maps, kernels, factors = ctx.saved_tensors
+        axes, groups, inputs = ctx.axes, ctx.groups, ctx.saved_tensors
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute, inputs = (
-                partial(_at_once, ctx.axes, ctx.groups),
-                (pixels, maps, kernels, factors),
-            )
-            return (
-                *backward_to_differentiate(compute, inputs, ctx.needs_input_grad[:4], gradient),
-                None,
-                None,
-            )
-        groups, transforms, sizes = ctx.groups, _Transforms(kernels, ctx.axes), factors.shape[1:]
-        by_pixels, by_maps, by_factors = (
-            torch.empty_like(pixels),
-            torch.zeros_like(maps),
-            torch.zeros_like(factors),
-        )
+            compute, wanted = partial(_at_once, axes, groups), ctx.needs_input_grad[:4]
+            return *backward_to_differentiate(compute, inputs, wanted, gradient), None, None
+        pixels, maps, kernels, factors = inputs
+        transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
+        by_pixels = torch.empty_like(pixels)
+        by_maps = torch.zeros_like(maps)
+        by_factors = torch.zeros_like(factors)
         by_kernels = torch.zeros_like(transforms.kernels)
-        x, by_x = (images.unflatten(1, (groups, -1)) for images in (pixels, by_pixels))
+        x, by_x = pixels.unflatten(1, (groups, -1)), by_pixels.unflatten(1, (groups, -1))
         blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
         for image, some, channels in _channel_chunks(x, transforms.lengths):
-            keys, by_y = transforms.of_keys(x[image, some, channels]), upstream[image, some]
-            by_keys, mixed = (
-                torch.zeros_like(keys),
-                pixels.new_empty(len(maps), *keys.shape[:2], *sizes),
-            )
+            by_y = upstream[image, some]
+            keys = transforms.of_keys(x[image, some, channels])
+            by_keys = torch.zeros_like(keys)
+            mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
             by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
             for head, kernel in enumerate(transforms.kernels):
-                means, by_means = (
-                    transforms.at_queries(keys * kernel.conj()),
-                    by_mixed[head].double(),
-                )
+                means = transforms.at_queries(keys * kernel.conj())
+                by_means = by_mixed[head].double()
                 torch.mul(means, factors[head], out=mixed[head])
                 by_factors[head] += (means * by_means).sum((0, 1))
                 spread = transforms.of_queries(by_means * factors[head])
@@ -196,7 +188,7 @@ class _Filter(torch.autograd.Function):
                 by_keys += spread.mul_(kernel)
             by_blocks[:, some, :, channels] += einsum(by_y, mixed.flatten(3), _BY_MAPS)
             by_x[image, some, channels] = transforms.back(by_keys, transforms.keys)
-        every = [slice(None)] * len(transforms.lengths)
+        every = [slice(None)] * len(axes)
         return by_pixels, by_maps, transforms.back(by_kernels, every), by_factors, None, None
 
 
@@ -247,15 +239,14 @@ def fourier_filters(
         The filters; gradients flow back to `table`.
     """
     highest = table.detach().double().amax(tuple(range(1, table.ndim)), keepdim=True)
+    negligible = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * _NEGLIGIBLE
     with torch.no_grad():
-        eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        least = (_NOISE * torch.finfo(torch.float64).eps / (eps * _NEGLIGIBLE)) ** 2
-        seen = [
-            _survey(torch.exp(one.double() - top), axes, least)
-            for one, top in zip(table, highest, strict=True)
-        ]
-        totals, weak, *margins = (torch.stack(every) for every in zip(*seen, strict=True))
-        cut = _reach(margins, totals.masked_fill(weak, torch.inf), eps * _NEGLIGIBLE)
+        least = (_NOISE * torch.finfo(torch.float64).eps / negligible) ** 2
+        surveys = []
+        for scores, top in zip(table, highest, strict=True):
+            surveys.append(_survey(torch.exp(scores.double() - top), axes, least))
+        totals, weak, *margins = map(torch.stack, zip(*surveys, strict=True))
+        cut = _reach(margins, totals.masked_fill(weak, torch.inf), negligible)
     exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
     kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
     totals = _count(kernels, axes).masked_fill(weak, 1)
@@ -285,89 +276,73 @@ def fourier_attention(
     wide = torch.promote_types(keys.dtype, torch.float32)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
-        y = filter_images(
-            pixels, matrices, filters.kernels, filters.reciprocals, axes, groups
-        ).flatten(2)
+        y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups)
+        sizes = y.shape[2:]
+        y = y.flatten(2)
+        at_once = max(1, _WEIGHTS // prod(axis.keys for axis in axes))
         for head, weak in enumerate(filters.weak.flatten(1)):
-            chosen = weak.nonzero()[:, 0]
-            if len(chosen):
-                some = chosen.split(max(1, _WEIGHTS // prod(axis.keys for axis in axes)))
-                exact = torch.cat(
-                    [_attend(filters.scores[head], axes, part, pixels) for part in some], dim=2
-                )
-                y = y.index_add(
-                    2, chosen, combine_heads(exact[:, None], matrices[head, None], groups)
-                )
-    return y.view(*y.shape[:2], *(len(axis.queries) for axis in axes)).to(keys.dtype)
+            queries = weak.nonzero()[:, 0]
+            if not len(queries):
+                continue
+            scores, parts = filters.scores[head], queries.split(at_once)
+            exact = [_attend(scores, axes, some, pixels) for some in parts]
+            means = torch.cat(exact, dim=2)[:, None]
+            y = y.index_add(2, queries, combine_heads(means, matrices[head, None], groups))
+    return y.unflatten(2, sizes).to(keys.dtype)
 
 
-def _attend(scores: Tensor, axes: Sequence[Axis], chosen: Tensor, pixels: Tensor) -> Tensor:
-    """Takes one head's means at some queries, by the definition; (batch, channels, chosen)."""
+def _attend(
+    scores: Tensor, axes: Sequence[Axis], queries: Tensor, pixels: Tensor
+) -> Float[Tensor, "batch channels queries"]:
+    """Takes one head's means at some queries, by the definition."""
     sizes = [len(axis.queries) for axis in axes]
     index = []
-    for number, (axis, position) in enumerate(
-        zip(axes, torch.unravel_index(chosen, sizes), strict=True)
-    ):
-        shape = [len(chosen)] + [1] * len(axes)
+    for number, along in enumerate(torch.unravel_index(queries, sizes)):
+        axis = axes[number]
+        query = axis.queries.start + axis.queries.step * along
+        keys = torch.arange(axis.keys, device=pixels.device)
+        shape = [len(queries)] + [1] * len(axes)
         shape[1 + number] = axis.keys
-        query = axis.queries.start + axis.queries.step * position
-        index.append(
-            (torch.arange(axis.keys, device=pixels.device) - query[:, None] - axis.lowest).view(
-                shape
-            )
-        )
+        index.append((keys - query[:, None] - axis.lowest).view(shape))
     weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
-    return einsum(
-        weights, pixels.flatten(2), "queries keys, batch channels keys -> batch channels queries"
-    )
+    pattern = "queries keys, batch channels keys -> batch channels queries"
+    return einsum(weights, pixels.flatten(2), pattern)
 
 
 def _place(
-    part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int] | None = None
+    part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int]
 ) -> Float[Tensor, "heads *lengths"]:
-    """Moves displacement δ to index δ modulo the length, with zeros elsewhere."""
-    first = [
-        axis.lowest + start for axis, start in zip(axes, starts or [0] * len(axes), strict=True)
-    ]
-    room = [
-        size
-        for pair in zip(lengths, part.shape[1:], strict=True)
-        for size in (pair[0] - pair[1], 0)
-    ]
-    return torch.roll(functional.pad(part, room[::-1]), first, tuple(range(1, part.ndim)))
+    """Moves displacement δ to index δ modulo the length, with zeros elsewhere; `part` begins at the starts."""
+    first, room = [], []
+    for axis, length, size, start in zip(axes, lengths, part.shape[1:], starts, strict=True):
+        first.append(axis.lowest + start)
+        room = [0, length - size, *room]
+    return torch.roll(functional.pad(part, room), first, tuple(range(1, part.ndim)))
 
 
 def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queries"]:
     """Sums each kernel over the keys, at every query: g_h ⋆ 1."""
-    dims = tuple(range(1, kernels.ndim))
-    ones = torch.ones(
-        [1, *(axis.keys for axis in axes)], dtype=kernels.dtype, device=kernels.device
-    )
-    transforms = (
-        torch.fft.rfftn(ones, kernels.shape[1:], dims) * torch.fft.rfftn(kernels, dim=dims).conj()
-    )
-    sums = torch.fft.irfftn(transforms, kernels.shape[1:], dims)
-    return sums[
-        (
-            slice(None),
-            *(slice(axis.queries.start, axis.queries.stop, axis.queries.step) for axis in axes),
-        )
-    ]
+    lengths, dims = kernels.shape[1:], tuple(range(1, kernels.ndim))
+    ones = kernels.new_ones(1, *(axis.keys for axis in axes))
+    product = torch.fft.rfftn(ones, lengths, dims) * torch.fft.rfftn(kernels, dim=dims).conj()
+    return torch.fft.irfftn(product, lengths, dims)[(..., *_query_slices(axes))]
 
 
 def _survey(
     exponential: Float[Tensor, "*displacements"], axes: Sequence[Axis], least: float
 ) -> tuple[Tensor, ...]:
     """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
-    lengths, dims = [quick_length(size) for size in exponential.shape], set(range(exponential.ndim))
-    square = exponential**2
-    (total,), (energy,) = (
-        _count(_place(part[None], axes, lengths), axes) for part in (exponential, square)
-    )
-    margins = (
-        exponential.sum(tuple(dims - {dim})) if len(dims) > 1 else exponential
-        for dim in sorted(dims)
-    )
+    lengths = [quick_length(size) for size in exponential.shape]
+    starts, square = [0] * len(axes), exponential**2
+    (total,) = _count(_place(exponential[None], axes, lengths, starts), axes)
+    (energy,) = _count(_place(square[None], axes, lengths, starts), axes)
+    margins = []
+    for axis in range(len(axes)):
+        others = tuple(dim for dim in range(len(axes)) if dim != axis)
+        margin = exponential
+        if others:
+            margin = exponential.sum(others)
+        margins.append(margin)
     return total, energy < least * square.sum(), *margins
 
 
@@ -376,22 +351,19 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
     least = totals.flatten(1).amin(1).clamp(max=torch.finfo(totals.dtype).max)
     cut = []
     for margin in margins:
-        share, size = margin / least[:, None] / (2 * len(margins)), margin.shape[1]
-        needed = [
-            (part.cumsum(-1) > negligible).sum(-1).max().item() for part in (share, share.flip(-1))
-        ]
-        start, stop = size - int(needed[0]), int(needed[1])
+        share = margin / least[:, None] / (2 * len(margins))
+        from_start = int((share.cumsum(-1) > negligible).sum(-1).max())
+        from_end = int((share.flip(-1).cumsum(-1) > negligible).sum(-1).max())
+        start, stop = margin.shape[1] - from_start, from_end
         cut.append(slice(start, stop) if start < stop else slice(0, 1))
     return cut
 
 
 def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
     """Returns lengths at which no key and query meet at a wrong displacement."""
-    ends = [
-        (axis, axis.lowest + part.start, axis.lowest + part.stop - 1)
-        for axis, part in zip(axes, cut, strict=True)
-    ]
-    return [
-        quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
-        for axis, low, high in ends
-    ]
+    return [_length(axis, part) for axis, part in zip(axes, cut, strict=True)]
+
+
+def _length(axis: Axis, part: slice) -> int:
+    low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
+    return quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)

@@ -57,11 +57,8 @@ class FrozenAttention(HasKernel):
             raise ArgumentError(
                 must_be("layer", "one whose scores do not depend on content", type(layer).__name__)
             )
-        self.in_channels, self.out_channels, self.num_heads = (
-            layer.in_channels,
-            layer.out_channels,
-            layer.num_heads,
-        )
+        self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.num_heads = layer.num_heads
         self._geometry = layer.geometry
         self.training = False
         with (

@@ -10,7 +10,6 @@ See `docs/explanation/theory.md` §4.
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import prod
 from typing import Any, final
 
 import torch
@@ -23,8 +22,8 @@ from convattn.functional import pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import without_autocast
-from convattn.grid import Axis, Geometry, PerAxis, axis_lists, whole_number
-from convattn.layers.relative import HasKernel, layer_sizes, require_images
+from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
+from convattn.layers.relative import HasKernel, layer_sizes, other_arguments, require_images
 from convattn.layers.values import make_values
 
 
@@ -103,17 +102,16 @@ class NormalisedConv(HasKernel):
         self.head_width = None if head_width is None else whole_number("head_width", head_width)
         self.separable = separable
         self.values = make_values(num_heads, in_channels, out_channels, groups, head_width, None)
-        bound = (num_heads * in_channels // groups) ** -0.5
-        self.bias = (
-            nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound)) if bias else None
-        )
+        self.bias = None
+        if bias:
+            bound = (num_heads * in_channels // groups) ** -0.5
+            self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
         self.to(device=device, dtype=dtype)
-        like = {
-            "device": device,
-            "dtype": torch.promote_types(dtype or torch.get_default_dtype(), torch.float32),
-        }
+        wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
-        self.scores = nn.ParameterList(torch.zeros(num_heads, *shape, **like) for shape in shapes)
+        self.scores = nn.ParameterList(
+            torch.zeros(num_heads, *shape, device=device, dtype=wide) for shape in shapes
+        )
         self.register_buffer("divisors", None, persistent=False)
         self.frozen_size: tuple[int, ...] | None = None
 
@@ -126,14 +124,6 @@ class NormalisedConv(HasKernel):
     def taps(self) -> tuple[int, ...]:
         """Taps of the kernel along each axis."""
         return tuple(high - low + 1 for low, high in self.box)
-
-    @property
-    def multiplications(self) -> int:
-        """Multiplications for one pixel of the output."""
-        taps = (sum if self.separable else prod)(self.taps)
-        return self.num_heads * self.in_channels * taps + sum(
-            value.numel() for value in self.values.parameters()
-        )
 
     def freeze(self, spatial: PerAxis) -> "NormalisedConv":
         """Copies the layer for inference on images of one size, with its divisors stored.
@@ -149,25 +139,25 @@ class NormalisedConv(HasKernel):
             ShapeError: The image would be smaller than the window.
         """
         sizes = axis_lists("spatial", spatial, self.dims, least=1)
-        made = copy.deepcopy(self).eval().requires_grad_(False)
+        frozen = copy.deepcopy(self).eval().requires_grad_(False)
+        frozen.frozen_size = sizes
+        axes = self.geometry.axes(sizes)
         with torch.no_grad(), without_autocast(self.scores[0].device):
-            made.divisors = self._divisors(self.geometry.axes(sizes))
-        made.frozen_size = sizes
-        return made
+            frozen.divisors = kernel_divisors(
+                kernels_of_scores(list(self.scores)), self._lows, axes
+            )
+        return frozen
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments that rebuild the layer, as JSON types; parameters are not included."""
-        names = (
-            "in_channels",
-            "out_channels",
-            "num_heads",
-            "box",
-            "separable",
-            "head_width",
-            "groups",
-        )
         return {
-            **{name: getattr(self, name) for name in names},
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "num_heads": self.num_heads,
+            "box": self.box,
+            "separable": self.separable,
+            "head_width": self.head_width,
+            "groups": self.groups,
             "bias": self.bias is not None,
             **asdict(self.geometry),
         }
@@ -181,16 +171,9 @@ class NormalisedConv(HasKernel):
             "separable": True,
             **asdict(Geometry.parse(self.dims)),
         }
-        given = self.options()
-        shown = [f"{name}={given[name]!r}" for name, value in plain.items() if given[name] != value]
         taps = " x ".join(map(str, self.taps))
-        sizes = [
-            str(self.in_channels),
-            str(self.out_channels),
-            f"num_heads={self.num_heads}",
-            f"taps={taps}",
-        ]
-        return ", ".join(sizes + shown)
+        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
+        return ", ".join([*sizes, f"taps={taps}", *other_arguments(self.options(), plain)])
 
     def _run(
         self, x: Float[Tensor, "batch channels *spatial"]
@@ -198,13 +181,8 @@ class NormalisedConv(HasKernel):
         """Applies the layer to a batch of images."""
         require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
         if self.frozen_size not in (None, tuple(x.shape[2:])):
-            raise ShapeError(
-                must_be(
-                    "x",
-                    f"of the spatial size {self.frozen_size} of this frozen layer",
-                    tuple(x.shape),
-                )
-            )
+            expected = f"of the spatial size {self.frozen_size} of this frozen layer"
+            raise ShapeError(must_be("x", expected, tuple(x.shape)))
         axes = self.geometry.axes(x.shape[2:])
         keys = pad_keys(x, self.geometry)
         with without_autocast(x.device):
@@ -218,9 +196,6 @@ class NormalisedConv(HasKernel):
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
         return y.contiguous()
-
-    def _divisors(self, axes: Sequence[Axis]) -> Float[Tensor, "1 heads *queries"]:
-        return kernel_divisors(kernels_of_scores(list(self.scores)), self._lows, axes)
 
     @property
     def _lows(self) -> list[int]:
