@@ -11,7 +11,7 @@ from convattn.heads.families.attention_class import CallContext
 from convattn.heads.families.reduced_keys import cell_centres, read_pooled, read_reduced
 from convattn.heads.families.timm_vits import read_class_token, read_patches, read_tokens
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
-from convattn.heads.families.windows import read_sam
+from convattn.heads.families.window_attention import read_sam
 from convattn.heads.layout import Layout, global_layout, on_grid
 from convattn.heads.products import factors_of_einsum
 

@@ -16,7 +16,7 @@ from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import catalogue as registered
 from convattn.heads import products
 from convattn.heads.catalogue import attention_layers, register_attention
-from convattn.heads.families.windows import window_layout
+from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import Layout, global_layout
 from convattn.heads.products import weights_of
 from convattn.heads.reading import watch
