@@ -22,7 +22,9 @@ from convattn.convert.comparison import compare_networks
 from convattn.convert.runtimes import Load, open_file
 from convattn.convert.surgery import (
     Arguments,
+    Images,
     copy_network,
+    dtypes_in_words,
     full_name,
     layer_outputs,
     output_of,
@@ -123,7 +125,7 @@ class AgreementCertificate(VerdictRecord):
 def certify(
     reference: nn.Module,
     other: nn.Module | str | os.PathLike[str] | Callable[..., Any],
-    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    images: Images | None = None,
     *,
     runtime: Literal["onnxruntime", "openvino"] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -169,7 +171,8 @@ def certify(
     rounded.append(_summed_one_after_another(source))
     comparison = compare_networks(source, listed, arguments, {}, to_conv=False, rounded=rounded)
     not_covered = ["other images than these", *comparison.not_covered]
-    layers, first = 0, None
+    layers = 0
+    first = None
     try:
         networks = [one.network for one in rounded]
         layers, first = _compare_layers(source.network, networks, listed, arguments.batches(4)[0])
@@ -191,14 +194,11 @@ def certify(
     )
     worst = comparison.nearest_to_rounding
     name, error, rounding = first or (None, None, None)
-    dtypes = dict.fromkeys(
-        str(parameter.dtype).removeprefix("torch.") for parameter in reference.parameters()
-    )
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
         other=listed.words,
-        dtype=", ".join(dtypes),
+        dtype=dtypes_in_words(reference),
         quantised=listed.quantised,
         images=comparison.images,
         shapes=comparison.shapes,
@@ -221,7 +221,8 @@ def certify(
 
 def _wilson(successes: int, trials: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of a share."""
-    z, share = NormalDist().inv_cdf(0.975), successes / trials
+    z = NormalDist().inv_cdf(0.975)
+    share = successes / trials
     whole = 1 + z * z / trials
     centre = share + z * z / (2 * trials)
     spread = z * math.sqrt(share * (1 - share) / trials + (z / trials / 2) ** 2)
@@ -265,7 +266,8 @@ class _Listed(nn.Module):
 
 def _summed_one_after_another(source: _Listed) -> _Listed:
     """Copies a network so that it sums channels in another order."""
-    copied, order = copy.deepcopy(source), OneAfterAnother()
+    copied = copy.deepcopy(source)
+    order = OneAfterAnother()
 
     def begin(*_: Any) -> None:
         order.__enter__()

@@ -37,9 +37,9 @@ class AttentionMap:
         cls, scores: Float[Tensor, "heads *displacements"], axes: tuple[Axis, ...]
     ) -> "AttentionMap":
         """Computes the attention of scores."""
-        table = torch.exp(scores - _highest(scores))
+        table = torch.exp(scores - highest(scores))
         totals = sum_over_keys(table, axes)
-        most = _highest(totals)
+        most = highest(totals)
         return cls(axes, table / most, totals / most)
 
     def mask(self, window: Window) -> Bool[Tensor, " *displacements"]:
@@ -60,7 +60,8 @@ class AttentionMap:
 
     def left_out(self, window: Window) -> float:
         """Returns the largest share of ā of any head outside a window, over all displacements."""
-        return (self.weights * ~self.mask(window)).flatten(1).sum(1).max().item()
+        outside = self.weights * ~self.mask(window)
+        return outside.flatten(1).sum(1).max().item()
 
     def shares(self) -> Float[Tensor, "heads *displacements"]:
         """Returns max_q A_h[q, q + δ], the largest share that any query gives to the key at each displacement."""
@@ -68,10 +69,11 @@ class AttentionMap:
         for dim, axis in enumerate(self.axes, start=1):
             up_to_query = least.cummin(dim).values
             from_query = least.flip(dim).cummin(dim).values.flip(dim)
-            delta, last = axis.displacements(least.device), len(axis.queries) - 1
+            delta = axis.displacements(least.device)
+            last = len(axis.queries) - 1
             last_that_sees = (axis.keys - 1 - delta - axis.queries[0]).clamp(0, last)
             first_that_sees = (-delta - axis.queries[0]).clamp(0, last)
-            ahead = (delta >= 0).view(-1, *(1,) * (least.ndim - 1 - dim))
+            ahead = with_axes(delta >= 0, least.ndim - 1 - dim)
             least = torch.where(
                 ahead,
                 up_to_query.index_select(dim, last_that_sees),
@@ -87,15 +89,17 @@ class AttentionMap:
         `zeros` says that the image is padded with zeros; otherwise it is padded with other pixels.
         """
         mask = self.mask(window)
-        inside, outside = self.weights * mask, self.weights * ~mask
+        inside = self.weights * mask
+        outside = self.weights * ~mask
         pads = geometry.padding if zeros else None
         held = sum_over_keys(inside, self.axes, pads)
         missed = sum_over_keys(outside, self.axes, pads)
         # A ≥ ā on the keys: in the window it is too large by held (1/Z − 1), outside by missed / Z
-        error = torch.where(self.totals > 0, (held * (1 - self.totals) + missed) / self.totals, 1.0)
+        too_much = held * (1 - self.totals) + missed
+        error = torch.where(self.totals > 0, too_much / self.totals, 1.0)
         if zeros or window.within(geometry):
             return error
-        kernel = inside.flatten(1).sum(1).view(-1, *(1,) * len(self.axes))
+        kernel = with_axes(inside.flatten(1).sum(1), len(self.axes))
         beyond_keys = kernel - sum_over_keys(inside, self.axes)
         return error + beyond_keys.clamp(min=0)
 
@@ -110,8 +114,8 @@ class AttentionMap:
             index = torch.arange(taps) * step + low - axis.lowest
             seen = ((index >= 0) & (index <= last)).to(weights)
             place = index.clamp(0, last).to(weights.device)
-            others = (1,) * (weights.ndim - 1 - dim)
-            weights = weights.index_select(dim, place) * seen.view(-1, *others)
+            seen = with_axes(seen, weights.ndim - 1 - dim)
+            weights = weights.index_select(dim, place) * seen
         return einsum(weights, maps, "heads ..., heads outputs channels -> outputs channels ...")
 
     def trimmed(self, mass: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -162,9 +166,14 @@ def _scores(
     return scores
 
 
-def _highest(table: Tensor) -> Tensor:
+def highest(table: Tensor) -> Tensor:
     """Returns the largest number of each head, with as many axes as the table has."""
-    return table.flatten(1).amax(1).view(-1, *(1,) * (table.ndim - 1))
+    return with_axes(table.flatten(1).amax(1), table.ndim - 1)
+
+
+def with_axes(numbers: Tensor, count: int) -> Tensor:
+    """Adds axes of length 1 behind a single one."""
+    return numbers.view(-1, *[1] * count)
 
 
 def sum_over_keys(
@@ -173,10 +182,13 @@ def sum_over_keys(
     """Sums a table, for each query, over the displacements to the keys that it sees, without padding."""
     if pads is None:
         pads = [(0, 0)] * len(axes)
-    for dim, (axis, (before, after)) in enumerate(zip(axes, pads, strict=True), start=1):
+    along = zip(axes, pads, strict=True)
+    for dim, (axis, (before, after)) in enumerate(along, start=1):
         queries = torch.tensor(list(axis.queries))[:, None]
         keys = queries + axis.displacements()[None]
-        inside = (keys >= max(before, 0)) & (keys < axis.keys - max(after, 0))
+        first = max(before, 0)
+        last = axis.keys - max(after, 0)
+        inside = (keys >= first) & (keys < last)
         sees = inside.to(table)
         table = (table.movedim(dim, -1) @ sees.mT).movedim(-1, dim)
     return table

@@ -133,7 +133,8 @@ def kernel_rounding(
     rows: Float[Tensor, "heads outputs"],
 ) -> RoundingBound:
     """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
-    heads, channels = len(rows), kernel.shape[1]
+    heads = len(rows)
+    channels = kernel.shape[1]
     return rounding_bound(
         dtype,
         bias,

@@ -171,7 +171,8 @@ def compare_networks(
     while it runs in its own dtype. `rounded` holds copies of the source whose weights have other last digits. Raises
     ArgumentError if the source does not take the images, and ConversionError if the other network does not run.
     """
-    batches, notes = arguments.batches(_BATCH), list[str]()
+    batches = arguments.batches(_BATCH)
+    notes = list[str]()
     try:
         plain = _run(copy_module(source).eval(), batches)
     except Exception as error:  # a foreign network may fail in any way
@@ -206,7 +207,8 @@ def compare_networks(
     of_source = [run.numbers for run in moved]
     of_source += [_run(network, batches).numbers for network in rounded]
     if high is None or convolved is None:
-        reference, high = str(narrowest).removeprefix("torch."), [x.double() for x in plain.numbers]
+        reference = str(narrowest).removeprefix("torch.")
+        high = [x.double() for x in plain.numbers]
         convolved = None
         source_runs = [_Rounded(run, high) for run in of_source]
         other_runs = [] if to_conv else [_Rounded(run, high) for run in reordered]
@@ -248,7 +250,8 @@ def _run(
     network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None
 ) -> _Run:
     """Runs a network on all batches, in its own dtype or in another."""
-    numbers, others = [], []
+    numbers = []
+    others = []
     for batch in batches:
         output = output_of(network, batch, dtype)
         numbers.append(list(tensors(output, numbers=True)))
@@ -259,7 +262,7 @@ def _run(
         others.append(placed)
     if len(numbers) == 1:
         return _Run(numbers[0], others)
-    joined = [torch.cat([*map(torch.atleast_1d, xs)]) for xs in zip(*numbers, strict=True)]
+    joined = [torch.cat(torch.atleast_1d(*outputs)) for outputs in zip(*numbers, strict=True)]
     return _Run(joined, others)
 
 
@@ -403,12 +406,14 @@ def _predictions(
     """
     if not plain or not results:
         return None
-    scores, new_scores = plain[0], results[0]
+    scores = plain[0]
+    new_scores = results[0]
     if scores.ndim != 2 or scores.shape[1] < 2 or new_scores.shape != scores.shape:
         return None
     if labels is not None and len(labels) != len(scores):
         raise ArgumentError(must_be("labels", f"one per row of scores, {len(scores)}", len(labels)))
-    before, after = scores.argmax(1), new_scores.argmax(1)
+    before = scores.argmax(1)
+    after = new_scores.argmax(1)
     changed = before != after
     highest = scores.gather(1, before[:, None])[:, 0]
     of_after = scores.gather(1, after[:, None])[:, 0]
@@ -461,7 +466,8 @@ def _compare_parts(
 
 def _elements_apart(one: _Parts, two: _Parts, place: str) -> int | None:
     """Counts the elements in which a part differs; None if it cannot be compared."""
-    first, second = one.get(place, _MISSING), two.get(place, _MISSING)
+    first = one.get(place, _MISSING)
+    second = two.get(place, _MISSING)
     if first is second:
         return 0
     if type(first) is not type(second):

@@ -118,7 +118,8 @@ def find_convolutions(
     every = names_by_module(model)
     named = {module: names for module, names in every.items() if _may_convolve(module)}
     selected, left = select_modules(named, "convolutions", include, exclude)
-    convolutions, refused = [], []
+    convolutions = []
+    refused = []
     for module in selected:
         try:
             convolutions.append(_read(module, named[module]))
@@ -147,7 +148,8 @@ def select_modules(
     every = [name for names in named.values() for name in names]
     included = patterns("include", include, every, kind)
     excluded = patterns("exclude", exclude, every, kind)
-    selected, left = [], []
+    selected = []
+    left = []
     for module, names in named.items():
         if excluded is not None and matches(names, excluded):
             left.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))

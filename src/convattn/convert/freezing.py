@@ -1,13 +1,14 @@
 """Networks for inference only: attention weights and filters are computed once, in advance."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
+    Images,
     copy_network,
     graft,
     input_shapes,
@@ -19,7 +20,7 @@ from convattn.errors import ArgumentError, ConversionError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
 
 
-def freeze(model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> nn.Module:
+def freeze(model: nn.Module, images: Images) -> nn.Module:
     """Copies a network, or one layer, for fast inference on images of one size.
 
     Normally a layer computes its softmax or its filters in every call. In the copy, each attention layer without

@@ -40,7 +40,9 @@ class HardHeads(NamedTuple):
         if taps is not None:
             return None
         along = list(zip(*self.displacements, strict=True))
-        return box_window(geometry, [min(one) for one in along], [max(one) for one in along])
+        low = [min(one) for one in along]
+        high = [max(one) for one in along]
+        return box_window(geometry, low, high)
 
     def kernel(
         self, window: Window, maps: Float[Tensor, "heads outputs channels"]
@@ -136,8 +138,10 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     alpha = encoding.sharpness.detach().double().cpu()[:, None]
     nearest = centres.round()
     away = (centres - nearest).abs()
-    near = torch.exp(-alpha * (1 - 2 * away)) / -torch.expm1(-alpha * (3 - 2 * away))
-    far = torch.exp(-alpha * (1 + 2 * away)) / -torch.expm1(-3 * alpha)
+    nearest_of_near = torch.exp(-alpha * (1 - 2 * away))
+    nearest_of_far = torch.exp(-alpha * (1 + 2 * away))
+    near = nearest_of_near / -torch.expm1(-alpha * (3 - 2 * away))
+    far = nearest_of_far / -torch.expm1(-3 * alpha)
     leak = (near + far).sum(1).max().item()
     is_hard = leak <= torch.finfo(dtype).eps * _HARD
     if not is_hard or not nearest.abs().max().item() <= _FARTHEST:

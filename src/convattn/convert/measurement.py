@@ -59,27 +59,32 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     what other ways of computing it lose, but never more than the a-priori bound on rounding. Attention runs as a real
     softmax, and where it is the result also by the path that it takes by itself.
     """
-    conv, layer = promise.conv, promise.layer
+    conv = promise.conv
+    layer = promise.layer
     x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
-    attention, exact_attention = softmax_copy(layer, x.dtype), softmax_copy(layer, torch.float64)
+    attention = softmax_copy(layer, x.dtype)
+    exact_attention = softmax_copy(layer, torch.float64)
     if promise.to_attention and layer.content is not None:
         attention.impl = "reference"
     exact_conv = copy.deepcopy(conv).double()
     images = with_other_digits(x)
     compared_exactly = promise.exact_rounding is not None
     with torch.no_grad(), without_autocast(x.device):
-        of_conv, of_attention = exact_conv(x.double()), exact_attention(x.double())
+        of_conv = exact_conv(x.double())
+        of_attention = exact_attention(x.double())
         convolved = [conv(one) for one in images]
         attended = [attention(one) for one in (images if compared_exactly else images[:1])]
         other_orders = promise.in_other_orders(x)
         stored = promise.stored(x)
         by_itself = [layer(x)] if promise.to_attention else []
-    of_source, of_result = (of_conv, [*convolved, *other_orders]), (of_attention, attended)
+    of_source = (of_conv, [*convolved, *other_orders])
+    of_result = (of_attention, attended)
     results = [attended[0], *by_itself]
     if not promise.to_attention:
         of_source, of_result = of_result, of_source
         results = convolved[:1]
-    reference, unit = of_source[0], largest(x)
+    reference = of_source[0]
+    unit = largest(x)
     bound = promise.per_unit * unit
     spread = rounding_budget(*of_source)
     kept = True

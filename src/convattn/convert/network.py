@@ -27,8 +27,10 @@ from convattn.convert.hard_heads import fixed_heads
 from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     Arguments,
+    Images,
     copy_module,
     copy_network,
+    dtypes_in_words,
     find_empty,
     full_name,
     graft,
@@ -64,7 +66,7 @@ def network_to_attention(
     content: bool | Content = False,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    images: Images | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
@@ -243,7 +245,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     borders: str = "plain",
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None = None,
+    images: Images | None = None,
     labels: Int[Tensor, " images"] | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
@@ -331,7 +333,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     result = graft(result, {result.get_submodule(names[0]): conv for names, conv, _ in converted})
     layers = [_with_path(certificate, model, result, names) for names, _, certificate in converted]
     if arguments is None:
-        comparison, not_covered = None, ["the whole network: no images were given"]
+        comparison = None
+        not_covered = ["the whole network: no images were given"]
     else:
         comparison = _compare_with_convolutions(model, result, layers, arguments, labels)
         not_covered = []
@@ -355,7 +358,8 @@ def _with_path(
     certificate: Certificate, model: nn.Module, result: nn.Module, names: Sequence[str]
 ) -> Certificate:
     """Adds to the certificate of a convolution where it stands in a network, and how it computes."""
-    path, notes = "convolution", _lost_ties(model, result, names)
+    path = "convolution"
+    notes = _lost_ties(model, result, names)
     if certificate.normalised:
         path = "normalised convolution"
         cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
@@ -461,9 +465,6 @@ def _certify_network(
     `comparison` is None where the networks were not compared.
     """
     source, result = networks
-    dtypes = dict.fromkeys(
-        str(parameter.dtype).removeprefix("torch.") for parameter in result.parameters()
-    )
     exact = all(layer.exact for layer in layers)
     verdict = _judge_network(layers, comparison, tolerance)
     certificate = NetworkCertificate(
@@ -471,7 +472,7 @@ def _certify_network(
         direction=direction,
         source=full_name(type(source)),
         result=full_name(type(result)),
-        dtype=", ".join(dtypes),
+        dtype=dtypes_in_words(result),
         impl=impl,
         layers=tuple(layers),
         left_alone=tuple(left_alone),

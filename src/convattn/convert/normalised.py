@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.attention_map import AttentionMap, sum_over_keys
+from convattn.convert.attention_map import AttentionMap, highest, sum_over_keys, with_axes
 from convattn.convert.bounds import (
     STEPS,
     RoundingBound,
@@ -39,11 +39,12 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-_ATTENTION: dict[int, type[RelativeAttention]] = {
-    1: RelativeAttention1d,
-    2: RelativeAttention2d,
-    3: RelativeAttention3d,
-}
+ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+"""The attention layers of this library. Subclasses may compute something else."""
 
 _OUTSIDE = 800.0
 """How far the scores outside a kernel are below those inside: e^-800 is 0 in float64, too."""
@@ -80,8 +81,9 @@ def attention_of_normalised(
     del options["separable"], options["box"]
     with keep_random_state(conv):
         encoding = _tables(conv, _extent(conv, sizes, compared))
-        layer = _ATTENTION[conv.dims](encoding=encoding, impl=impl, **options)
-    layer.values, layer.bias = unfrozen.values, unfrozen.bias
+        layer = ATTENTION_LAYERS[conv.dims - 1](encoding=encoding, impl=impl, **options)
+    layer.values = unfrozen.values
+    layer.bias = unfrozen.bias
     layer.encoding = encoding.requires_grad_(conv.scores[0].requires_grad)
     layer.train(conv.training)
     if sizes is not None:
@@ -105,16 +107,19 @@ def _extent(
 
 def _tables(conv: NormalisedConv, extent: Sequence[int]) -> LearnedAxial | LearnedTable:
     """Makes the encoding whose tables hold the scores of a kernel, and low ones around them."""
-    heads, dims = conv.num_heads, conv.dims
+    heads = conv.num_heads
+    dims = conv.dims
     scores = [table.detach() for table in conv.scores]
     spread = torch.zeros_like(scores[0].flatten(1)[:, 0])  # of all scores that a head sees
     for table in scores:
-        spread = spread + table.flatten(1).amax(1) - table.flatten(1).amin(1)
+        flat = table.flatten(1)
+        spread = spread + flat.amax(1) - flat.amin(1)
     parts = [(axis,) for axis in range(dims)] if conv.separable else [tuple(range(dims))]
     tables = []
     for table, part in zip(scores, parts, strict=True):
-        low = table.flatten(1).amax(1) - spread - _OUTSIDE
-        whole = low.view(-1, *(1,) * len(part)).repeat(1, *(2 * extent[axis] - 1 for axis in part))
+        low = highest(table) - with_axes(spread, len(part)) - _OUTSIDE
+        sizes = [2 * extent[axis] - 1 for axis in part]
+        whole = low.repeat(1, *sizes)
         inside = []
         for axis in part:
             first, last = conv.box[axis]
@@ -186,7 +191,8 @@ def _least_rounding(conv: NormalisedConv, x: Tensor) -> float:
     for parameter in absolute.values.parameters():
         parameter.abs_()
     terms = absolute.num_heads * absolute.in_channels // absolute.groups
-    return torch.finfo(x.dtype).eps * math.sqrt(terms) * largest(absolute(x.double().abs()))
+    sums = largest(absolute(x.double().abs()))
+    return torch.finfo(x.dtype).eps * math.sqrt(terms) * sums
 
 
 class _CutKernel(NamedTuple):
@@ -275,12 +281,9 @@ def _score_tables(
             tables = list(encoding.axis_tables(axes, torch.float64, device))
             parts = [(axis,) for axis in axes]
         else:
-            tables, parts = [encoding.table(axes, torch.float64, device)], [axes]
-    lowered = []
-    for table in tables:
-        highest = table.flatten(1).amax(1)
-        lowered.append(table - highest.view(-1, *(1,) * (table.ndim - 1)))
-    return lowered, parts
+            tables = [encoding.table(axes, torch.float64, device)]
+            parts = [axes]
+    return [table - highest(table) for table in tables], parts
 
 
 def _require_weight_at_home(
@@ -306,10 +309,12 @@ def _cut(table: Tensor, part: tuple[Axis, ...], mass: float, kind: torch.dtype) 
     """Cuts scores to a box that leaves at most `mass` of any query's attention outside."""
     attention = AttentionMap.of_scores(table, part)
     low, high = replace(attention, weights=attention.shares()).trimmed(mass)
-    box, sides = [], []
+    box = []
+    sides = []
     for first, last, axis in zip(low, high, part, strict=True):
         reach = max(-first, last, 0)
-        start, stop = max(-reach, axis.lowest), min(reach, axis.highest)
+        start = max(-reach, axis.lowest)
+        stop = min(reach, axis.highest)
         box.append((start, stop))
         sides.append(slice(start - axis.lowest, stop - axis.lowest + 1))
     inside = (slice(None), *sides)

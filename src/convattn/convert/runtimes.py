@@ -39,7 +39,8 @@ class Session:
             raise ArgumentError(
                 f"images must be the inputs of the model ({', '.join(self.inputs)}), but are {came}"
             )
-        arrays = {name: np.asarray(x, self.inputs[name][0]) for name, x in values.items()}
+        dtypes = {name: dtype for name, (dtype, _) in self.inputs.items()}
+        arrays = {name: np.asarray(x, dtypes[name]) for name, x in values.items()}
         count = max(len(x) for x in arrays.values() if x.ndim)
         size = self._fixed_size(count)
         if size == count:
@@ -146,10 +147,12 @@ def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
 
 def _in_openvino(path: Path, options: Mapping[str, Any] | None, names: Sequence[str]) -> Session:
     runtime = optional_module("openvino", "openvino", "export")
-    source, values = str(path), dict[str, str]()
+    source = str(path)
+    values = dict[str, str]()
     if path.suffix == ".onnx":
         onnx_model = _read_onnx(path, names)
-        source, values = onnx_model.source, onnx_model.values
+        source = onnx_model.source
+        values = onnx_model.values
     core = runtime.Core()
     model = core.read_model(source)
     operations = [one for one in model.get_ordered_ops() if one.get_type_name() not in _NO_LAYERS]

@@ -12,8 +12,9 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
+from convattn.convert.normalised import ATTENTION_LAYERS
 from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
-from convattn.convert.to_attention import ATTENTION_LAYERS, SamePaddedAttention
+from convattn.convert.to_attention import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
     ArgumentError,
@@ -136,7 +137,8 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
 
 def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     """Raises if a module's tensors have no values or differ in name or shape from those of a new module."""
-    kind, found = type(layer).__name__, layer.state_dict()
+    kind = type(layer).__name__
+    found = layer.state_dict()
     if any(tensor.is_meta for tensor in found.values()):
         raise UnsupportedModelError(
             f"cannot save {kind}: its tensors are on the meta device and have no values"

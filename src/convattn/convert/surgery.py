@@ -23,6 +23,9 @@ from convattn.functional.torch_modes import without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
 
+Images = Tensor | tuple[Any, ...] | Mapping[str, Any]
+"""What a network runs on: images, or a tuple or mapping of its arguments."""
+
 _CALLS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -42,6 +45,12 @@ _SIZE = (3, 224, 224)
 def full_name(kind: type) -> str:
     """Returns the name of a class with that of the file that defines it."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def dtypes_in_words(network: nn.Module) -> str:
+    """Returns the dtypes of a network's parameters, for instance "float32"."""
+    names = [str(parameter.dtype).removeprefix("torch.") for parameter in network.parameters()]
+    return ", ".join(dict.fromkeys(names))
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -231,9 +240,7 @@ class Arguments(NamedTuple):
         return Arguments(positional, named, self.words)
 
 
-def read_arguments(
-    model: nn.Module, images: Tensor | tuple[Any, ...] | Mapping[str, Any] | None
-) -> Arguments:
+def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
 
     Raises ArgumentError for other types, empty tensors and tensors without values.

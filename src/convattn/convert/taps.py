@@ -183,12 +183,14 @@ def term_by_term(
             block.addcmul_(channel, column)
             terms += 1
     sizes = every[0].shape[2:]
-    return _with_bias(taps, (total + block).reshape(len(x), -1, *sizes).to(x.dtype))
+    y = (total + block).reshape(len(x), -1, *sizes)
+    return _with_bias(taps, y.to(x.dtype))
 
 
 def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
     """Yields, for each tap, the pixels that all queries see there."""
-    axes, keys = taps.geometry.axes(x.shape[2:]), pad_keys(x, taps.geometry)
+    axes = taps.geometry.axes(x.shape[2:])
+    keys = pad_keys(x, taps.geometry)
     for displacement in taps.displacements:
         shifted = []
         for axis, d in zip(axes, displacement, strict=True):
@@ -199,7 +201,10 @@ def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
 
 
 def _with_bias(taps: Taps, y: Tensor) -> Tensor:
-    return y if taps.bias is None else y + taps.bias.view(-1, *(1,) * (y.ndim - 2))
+    if taps.bias is None:
+        return y
+    axes = [1] * (y.ndim - 2)
+    return y + taps.bias.view(-1, *axes)
 
 
 def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
@@ -231,7 +236,8 @@ class OneAfterAnother(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         x, weight, *options = args
         at_once = 1 + (x.numel() * weight.shape[0] >> 25)
-        images, weights = x.split(at_once, axis), weight.split(at_once, 1)
+        images = x.split(at_once, axis)
+        weights = weight.split(at_once, 1)
         y = func(images[0], weights[0], *options)
         for image, part in zip(images[1:], weights[1:], strict=True):
             y = y + func(image, part, None, *options[1:])

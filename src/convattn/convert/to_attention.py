@@ -21,7 +21,11 @@ from convattn.convert.measurement import (
     certify_layer,
     smallest_image,
 )
-from convattn.convert.normalised import attention_of_normalised, is_normalised
+from convattn.convert.normalised import (
+    ATTENTION_LAYERS,
+    attention_of_normalised,
+    is_normalised,
+)
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, term_by_term
 from convattn.encodings import Encoding, Quadratic, Shift
@@ -34,17 +38,7 @@ from convattn.layers import (
     MergedValues,
     NormalisedConv,
     RelativeAttention,
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
 )
-
-ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
-"""The attention layers of this library. Subclasses may compute something else."""
 
 
 def conv_to_attention(
@@ -174,7 +168,8 @@ def _row_sums(maps: Float[Tensor, "heads outputs channels"]) -> Float[Tensor, " 
 
 def _encoding(taps: Taps, sharpness: float | None) -> Encoding:
     """Makes the heads: hard ones, or Gaussians in at least float32, in which every centre can be held."""
-    heads, dims = len(taps.displacements), len(taps.geometry.kernel_size)
+    heads = len(taps.displacements)
+    dims = len(taps.geometry.kernel_size)
     if sharpness is None:
         return Shift(heads, dims, displacements=taps.displacements)
     dtype = torch.promote_types(taps.maps.dtype, torch.float32)

@@ -23,7 +23,7 @@ from convattn.convert.measurement import (
     smallest_image,
     softmax_copy,
 )
-from convattn.convert.normalised import normalise
+from convattn.convert.normalised import ATTENTION_LAYERS, normalise
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import (
     CONVOLUTIONS,
@@ -32,7 +32,6 @@ from convattn.convert.taps import (
     summed_otherwise,
     why_not_numbers,
 )
-from convattn.convert.to_attention import ATTENTION_LAYERS
 from convattn.convert.windows import box_window, own_window, sized_windows, unit_steps
 from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import (
@@ -249,7 +248,8 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         return _sizes_of_table(geometry, layer.encoding.extent)
     weight = next(layer.values.parameters())
     heads = fixed_heads(layer.encoding, weight.dtype)
-    least, extra = smallest_image(geometry), 4
+    least = smallest_image(geometry)
+    extra = 4
     while True:
         sizes = tuple(size + extra + axis for axis, size in enumerate(least))
         axes = unit_steps(geometry, sizes)
@@ -335,7 +335,8 @@ def choose_kernel(
     mode: str,
 ) -> KernelChoice:
     """Returns the kernel of hard heads if all are and a window holds them, else that of the attention itself."""
-    geometry, axes = layer.geometry, unit_steps(layer.geometry, sizes)
+    geometry = layer.geometry
+    axes = unit_steps(layer.geometry, sizes)
     hard = find_hard_heads(layer, axes, mode)
     window = None if hard is None else hard.window(geometry, taps)
     if hard is not None and window is not None:
@@ -348,7 +349,8 @@ def choose_kernel(
     mode = _paddable_mode(window, geometry, mode, sizes)
     crops = any(pixels < 0 for pair in geometry.padding for pixels in pair)
     errors = attention.errors(window, geometry, zeros=mode == "zeros" and not crops)
-    kernel, leak = attention.kernel(window, maps), attention.leak(window)
+    kernel = attention.kernel(window, maps)
+    leak = attention.leak(window)
     return KernelChoice(kernel, window, mode, errors.flatten(1), leak, any_size=False)
 
 
@@ -391,7 +393,8 @@ def closest_kernel(
 
 def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvolution:
     """Makes the convolution with a chosen kernel."""
-    window, weight = choice.window, choice.kernel
+    window = choice.window
+    weight = choice.kernel
     parameter = next(layer.values.parameters())
     options = {
         "kernel_size": window.taps,
@@ -429,7 +432,8 @@ def promise_kernel(
     content_share: float,
 ) -> Promise:
     """Makes the convolution with a chosen kernel, and says what it misses; `rows` are Σ_i |W_h[o, i]|."""
-    conv, kernel = make_convolution(layer, choice), choice.kernel
+    conv = make_convolution(layer, choice)
+    kernel = choice.kernel
     dtype = conv.weight.dtype
     errors = choice.errors + 2 * content_share
     rounded = (kernel - kernel.to(dtype).double()).abs().flatten(1).sum(1)

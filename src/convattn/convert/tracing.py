@@ -27,7 +27,8 @@ class Watch(TorchDispatchMode):
     def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
         """Prepares to watch; calls inside the modules `left`, given by name, are not reported."""
         super().__init__()
-        self._network, self._left = network, set(left)
+        self._network = network
+        self._left = set(left)
         self._running: list[tuple[str, nn.Module]] = []
         self._handles: list[RemovableHandle] = []
         self.paths: dict[nn.Module, str] = {}

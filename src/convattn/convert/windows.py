@@ -18,7 +18,8 @@ def unit_steps(geometry: Geometry, spatial: Sequence[int]) -> tuple[Axis, ...]:
 def own_window(geometry: Geometry) -> Window | None:
     """Returns the layer's own window, or None if no torch convolution has it with the layer's padding."""
     first = tuple(-anchor for anchor in geometry.anchor)
-    taps, steps = geometry.kernel_size, geometry.dilation
+    taps = geometry.kernel_size
+    steps = geometry.dilation
     if not geometry.spreads:
         plain = Window.fit(geometry, first, taps, steps)
         if plain is not None:
@@ -36,9 +37,11 @@ def box_window(geometry: Geometry, low: Sequence[int], high: Sequence[int]) -> W
     torch pads both sides equally, so it may be larger than needed on one side. None means that no torch convolution has
     the layer's stride and input dilation.
     """
-    first, taps = [], []
+    first = []
+    taps = []
     for axis, (start, stop) in enumerate(zip(low, high, strict=True)):
-        ends, pixel = geometry.sum_of_ends(axis), geometry.first_pixel(axis)
+        ends = geometry.sum_of_ends(axis)
+        pixel = geometry.first_pixel(axis)
         if geometry.spreads:
             end = max(stop, pixel, ends - start)
             begin = min(start, ends + geometry.input_dilation[axis] - 1 - end)

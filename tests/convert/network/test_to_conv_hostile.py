@@ -154,5 +154,7 @@ def test_arguments_of_other_kinds():
             UnsupportedModelError, match="cannot convert int to a convolution: supported layers are"
         ):
             attention_to_conv(3)
-        with pytest.raises(ArgumentError, match="images must be a tensor, but is of type str"):
+        with pytest.raises(
+            ArgumentError, match=r"images must be a tensor, a tuple .*, but is of type str"
+        ):
             network_to_conv(attention, images="dog")
