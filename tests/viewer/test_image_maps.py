@@ -14,7 +14,7 @@ from convattn.functional import attention_weights, pad_keys, position_weights
 from convattn.heads.layout import AttentionCall, Layout
 from convattn.heads.reading import watch
 from convattn.layers import Content, RelativeAttention2d
-from convattn.viewer import Exhibit, Scene, build_scene, image_maps
+from convattn.viewer import Exhibit, Scene, build_scene
 from convattn.viewer.image_maps import encode_rows
 
 timm = pytest.importorskip("timm")
@@ -85,61 +85,32 @@ def test_rows_are_the_weights_within_the_rounding_of_bytes(name, tmp_path):
     assert met == set(second)
 
 
-def test_weights_of_position_alone_are_never_computed(monkeypatch):
-    """Those of a convolution at 224 × 224 pixels would fill the memory, and the page computes them."""
-    read = []
-
-    def noting(network, image, callback, **options):
-        def note(call):
-            read.append(call.name)
-            callback(call)
-
-        watch(network, image, note, **options)
-
-    monkeypatch.setattr(image_maps, "watch", noting)
-    scene = build_scene(Exhibit(_Own().eval(), torch.randn(2, 3, 13, 17)))
-    assert [layer["name"] for layer in scene.header["networks"][0]["layers"]] == [
-        "added",
-        "gated",
-        "placed",
-    ]
-    assert read == ["added", "gated"] * 2
-
-
 def test_parts_of_layers_with_content(tmp_path):
     """Position is the softmax of its scores, content that of the others; both are what the layer uses."""
     torch.manual_seed(2)
     network, image = _Own().eval(), torch.randn(1, 3, 13, 17)
     scene = build_scene(Exhibit(network, image))
-    assert [layer["attention"].get("parts") for layer in scene.header["networks"][0]["layers"]] == [
-        ["both", "position", "content"],
-        ["both", "position", "content"],
-        None,
-    ]
+    layers = scene.header["networks"][0]["layers"]
+    parts = ["both", "position", "content"]
+    assert [layer["attention"].get("parts") for layer in layers] == [parts, parts, None]
     asked = [_asked([4, 9], 0, part) for part in ("position", "content")]
+    answers = _ask(scene, asked, tmp_path)
+    # heads of position alone have no content part
+    assert [rows["layer"] for rows in answers] == [0, 1, 2, 0, 1]
     x = image
     for number, layer in enumerate((network.added, network.gated)):
         axes = layer.geometry.axes(x.shape[2:])
-        keys = pad_keys(x, layer.geometry)
-        wanted = [
-            position_weights(layer.encoding.table(axes), axes),
-            attention_weights(layer.content(keys, axes, layer.encoding))[0],
-        ]
+        by_content = layer.content(pad_keys(x, layer.geometry), axes, layer.encoding)
+        by_part = {
+            number: position_weights(layer.encoding.table(axes), axes),
+            number + 3: attention_weights(by_content)[0],
+        }
+        for answer, weights in by_part.items():
+            rows = answers[answer]
+            row = weights.detach()[:, _index(layers[number], rows["query"])]
+            error = (_numbers(tmp_path / rows["weights"]).view_as(row) - row).abs().amax(-1)
+            assert (error <= row.amax(-1) / 510 + 1e-6).all()
         x = layer(x)
-        answers = _ask(scene, asked, tmp_path)
-        assert [rows["layer"] for rows in answers] == [
-            0,
-            1,
-            2,
-            0,
-            1,
-        ]  # heads of position alone have no content part
-        found = [rows for rows in answers if rows["layer"] == number]
-        for rows, weights in zip(found, wanted, strict=True):
-            query = rows["query"][0] * len(axes[1].queries) + rows["query"][1]
-            row = weights.detach()[:, query]
-            difference = (_numbers(tmp_path / rows["weights"]).view_as(row) - row).abs().amax(-1)
-            assert (difference <= row.amax(-1) / 510 + 1e-6).all()
 
 
 @pytest.mark.parametrize("low", [0.0, -0.3])
