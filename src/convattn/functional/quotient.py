@@ -8,6 +8,7 @@ depthwise convolutions of torch; the layout in which they are handed to it, so t
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -149,7 +150,8 @@ def _pads_before(images: Tensor, steps: Sequence[_Step]) -> bool:
     """Tells whether images keep torch's default layout, and are padded before the convolution."""
     # In that layout gradients are slow, and so is a convolution that pads more than six columns itself. Otherwise small
     # kernels of all axes are 2 to 10 times as fast as channels-last, but not kernels along one axis.
-    small = len(steps) == 1 and steps[0].kernel[0].numel() * _SMALL <= images[0, 0].numel()
+    taps, pixels = prod(steps[0].kernel.shape[1:]), prod(images.shape[2:])
+    small = len(steps) == 1 and taps * _SMALL <= pixels
     return small and not torch.is_grad_enabled()
 
 
