@@ -251,11 +251,28 @@ SLOW = (
     "cosine windows, cr",
     "sub-sampled keys",
     "Segformer",
+    "q and k normalised",
+    "distilled",
+    "other size",
+    "relative positions",
+    "rotary, registers",
+    "cosine windows",
+    "both partitions at once",
+    "transformers DeiT",
+    "transformers BEiT",
+    "DINOv2",
+    "DINOv3",
+    "SigLIP",
+    "transformers Swin v2",
+    "transformers PVT",
+    "torchvision Swin v2",
+    "torchvision MaxViT",
 )
-"""Cases whose like is among the quick ones."""
+"""Cases whose like is among the quick ones: their tokens are moved one by one in slow tests only."""
+ALL = {**TIMM, **OTHERS}
 CASES = [
     pytest.param(case, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
-    for name, case in {**TIMM, **OTHERS}.items()
+    for name, case in ALL.items()
 ]
 TEXTS = {
     "BERT": (transformers_model("Bert", **TEXT), "encoder.layer.0.attention.self", False),

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 from tests.heads.attention_cases import TIMM, Case, timm_model
-from tests.heads.attention_other_cases import CASES, SLOW
+from tests.heads.attention_other_cases import ALL, CASES, SLOW
 from torch import nn
 
 from convattn.convert import network_to_attention
@@ -171,7 +171,7 @@ def test_a_wrong_layout_is_noticed():
 
 STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1)}
 READ = {
-    **{name: TIMM[name] for name in SLOW if name in TIMM},
+    **{name: ALL[name] for name in SLOW},
     "heads before blocks, after a convolution": TIMM["heads before blocks"]._replace(
         layer="levels.1.transformer_encoder.0.attn", grid=(8, 8)
     ),
