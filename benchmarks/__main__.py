@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _PROGRAM = "python -m benchmarks"
 _ROUNDS, _QUICK_ROUNDS = 7, 3
-_WIDTH = 180
-"""Columns of a table that no terminal limits."""
 
 
 def bench(
@@ -67,35 +65,32 @@ def bench(
     from convattn.files import new_folder
     from convattn.grid import whole_number
 
-    found = find_suite(suite)
-    if find_spec(found.needs) is None:  # before anything is measured
-        raise MissingDependencyError(found.needs, "bench")
-    chosen, setting = choose(found.cases(quick), cases), Setting(device, dtype)
+    measured = find_suite(suite)
+    if find_spec(measured.needs) is None:  # before anything is measured
+        raise MissingDependencyError(measured.needs, "bench")
+    named = choose(measured.cases(quick), cases)
+    setting = Setting(device, dtype)
     usual = _QUICK_ROUNDS if quick else _ROUNDS
     rounds = whole_number("--repeats", usual if repeats is None else repeats)
     folder = first_free(Path(f"bench-{suite}")) if output is None else output
-    words = [
-        suite,
-        *(["--quick"] if quick else []),
-        *(word for name in cases for word in ("--case", name)),
-    ]
-    command = shlex.join(
-        [*words, "--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device]
-    )
+    words = [suite, "--quick"] if quick else [suite]
+    for name in cases:
+        words += ["--case", name]
+    words += ["--repeats", str(rounds), "--dtype", setting.dtype, "--device", setting.device]
     with new_folder(folder, "--output") as temporary:
         record = runner.run_suite(
-            found,
-            chosen,
+            measured,
+            named,
             setting,
             rounds=rounds,
             quick=quick,
-            command=f"{_PROGRAM} {command}",
-            listener=None if json else _table_printer(found.baselines),
+            command=f"{_PROGRAM} {shlex.join(words)}",
+            listener=None if json else _table_printer(measured.baselines),
         )
         page = runner.write_files(record, temporary).name
-    verdict = (
-        "every check passed" if record.passed else "FAILED: a contender is wrong, see the tables"
-    )
+    verdict = "FAILED: a contender is wrong, see the tables"
+    if record.passed:
+        verdict = "every check passed"
     print_record(record, f"{verdict}\nwrote {folder}; look at {folder / page}", json=json)
     return 0 if record.passed else 1
 
@@ -115,27 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _table_printer(baselines: Sequence[str]) -> "Callable[[CaseResult], None]":
-    """Makes the function that prints a table of each case; a verdict that is bad is red on a terminal."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    """Makes the function that prints a table of each case."""
     from benchmarks.report import table
-
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, emoji=False, highlight=False, width=_WIDTH)
+    from convattn.lab.tables import markdown_table
 
     def show(result: "CaseResult") -> None:
         heads, rows = table([result], baselines)
-        printed = Table(
-            *heads, title=f"{result.name}: {result.title}", title_justify="left", box=SIMPLE
-        )
-        for row in rows:
-            printed.add_row(*(Text(cell, style="red" if "FAILED" in cell else "") for cell in row))
-        console.print(printed)
-        console.file.flush()
+        text = markdown_table(heads, rows)
+        print(f"{result.name}: {result.title}\n\n{text}\n", flush=True)  # noqa: T201
 
     return show
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.record import BenchmarkRecord, CaseResult
 from benchmarks.report import exponents, table
 from benchmarks.suites import find_suite
+from convattn.lab.tables import markdown_table
 
 
 def suite_page(record: BenchmarkRecord) -> str:
@@ -49,31 +50,21 @@ def figure_of(results: Sequence[CaseResult]) -> str | None:
 
 
 def _group(name: str, results: Sequence[CaseResult], record: BenchmarkRecord) -> str:
-    title = results[0].title
-    figure = figure_of(results)
-    notes = {
-        item.contender: item.note for result in results for item in result.measurements if item.note
-    }
+    title, figure = results[0].title, figure_of(results)
+    notes: dict[str, str] = {}
+    for result in results:
+        for item in result.measurements:
+            if item.note:
+                notes[item.contender] = item.note
+    parts = [f"## {name}", f"{title[:1].upper()}{title[1:]}."]
+    if figure:
+        parts.append(f"![Time against the number of pixels]({figure}.png)")
+    parts.append(markdown_table(*table(results, find_suite(record.suite).baselines)))
+    parts.append("\n".join(f"- {contender}: {note}" for contender, note in notes.items()))
     fits = exponents(results) if figure and not record.quick else []
-    drawing = [f"![Time against the number of pixels]({figure}.png)", ""] if figure else []
-    fitted = ["", "Least-squares fits over these sizes:", "", *_items(fits)] if fits else []
-    heads, rows = table(results, find_suite(record.suite).baselines)
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
-    described = _items(f"{contender}: {note}" for contender, note in notes.items())
-    return "\n".join(
-        [
-            f"## {name}",
-            "",
-            f"{title[:1].upper()}{title[1:]}.",
-            "",
-            *drawing,
-            *lines,
-            "",
-            *described,
-            *fitted,
-            "",
-        ]
-    )
+    if fits:
+        parts += ["Least-squares fits over these sizes:", "\n".join(f"- {fit}" for fit in fits)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _environment(record: BenchmarkRecord) -> list[str]:

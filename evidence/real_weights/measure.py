@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
+from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
 from convattn.convert.surgery import copy_module
 from convattn.layers import RelativeAttention

@@ -35,6 +35,12 @@ _PASSES = 3
 
 _TRAIN_IMAGES = 50_000
 
+TITLES = {
+    "headline": "The run",
+    "controls": "The same network with other layers, on a short budget",
+}
+"""The studies, by the name of their folder."""
+
 
 def attention_on_taps(
     centres: Float[np.ndarray, "heads 2"], precisions: Float[np.ndarray, "heads 2 2"], size: int
@@ -110,26 +116,20 @@ def petaflops(recipe: dict[str, Any], image_size: int = 32, *, every_pair: bool 
     return _PASSES * forward * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
 
 
-def page(headline: Path | None, controls: Path | None, output: Path) -> str:
+def page(folders: Sequence[Path], output: Path) -> str:
     """Words the results, and draws the heads of the first run of each study with soft heads.
 
     Args:
-        headline: Folder of the study of the speed run itself, or None.
-        controls: Folder of the study that compares it with its controls, or None.
+        folders: Folders of studies, named headline or controls.
         output: Folder for the figures.
 
     Returns:
         The page in Markdown.
     """
     parts = ["# The speed run: all tables", "What they say: [speed run](speedrun.md)."]
-    for folder, title in (
-        (headline, "The run"),
-        (controls, "The same network with other layers, on a short budget"),
-    ):
-        if folder is None:
-            continue
+    for folder in folders:
         study, runs = read_study(folder)
-        parts += [f"## {title}", _accuracies(runs)]
+        parts += [f"## {TITLES[folder.name]}", _accuracies(runs)]
         if study["differences"]:
             table = difference_table(study["differences"], "layers")
             parts.append(f"Test accuracy, image alone, with the same seed:\n\n{table}")
@@ -152,29 +152,24 @@ def _accuracies(runs: Sequence[TrainedRun]) -> str:
         plain = [run.results["test_accuracy"] for run in own]
         mirrored = [run.results["views_accuracy"] for run in own]
         reached = [run.minutes_to(0.9) for run in own]
+        recipe = own[0].record["recipe"]
+        minutes = ["–" if one is None else f"{one:.0f}" for one in reached]
         rows.append(
             [
-                own[0].record["recipe"]["model"]["mixing"],
+                recipe["model"]["mixing"],
                 f"{len(own)}",
                 spread(mirrored),
                 spread(plain),
                 ", ".join(f"{accuracy:.2%}" for accuracy in mirrored),
-                f"{own[0].record['recipe']['training']['epochs']}",
-                f"{petaflops(own[0].record['recipe']):.3f}",
+                f"{recipe['training']['epochs']}",
+                f"{petaflops(recipe):.3f}",
                 ", ".join(f"{run.record['seconds'] / 60:.0f}" for run in own),
-                ", ".join("–" if minutes is None else f"{minutes:.0f}" for minutes in reached),
+                ", ".join(minutes),
             ]
         )
-    header = [
-        "layers",
-        "n",
-        "accuracy, image and its mirror image",
-        "image alone",
-        "by seed",
-        "epochs",
-        "PFLOP",
-    ]
-    return markdown_table([*header, "minutes", "minutes to 90 %"], rows)
+    heads = ["layers", "n", "accuracy, image and its mirror image", "image alone", "by seed"]
+    heads += ["epochs", "PFLOP", "minutes", "minutes to 90 %"]
+    return markdown_table(heads, rows)
 
 
 def _heads(run: TrainedRun, figure: Path) -> str:
@@ -252,21 +247,13 @@ def _sides(network: SpeedNet, image_size: int) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program."""
     parser = new_parser(__doc__)
-    parser.add_argument(
-        "--runs", type=Path, required=True, help="folder with headline/ or controls/ or both"
-    )
+    parser.add_argument("--runs", type=Path, required=True, help="folder with headline, controls")
     parser.add_argument("--output", type=Path, default=PAGES, help="folder for the page")
-    given = parser.parse_args(arguments)
-    found = [
-        given.runs / name if (given.runs / name).is_dir() else None
-        for name in ("headline", "controls")
-    ]
-    if found == [None, None]:
-        parser.error(
-            f"--runs must be a folder with headline or controls in it, but is {str(given.runs)!r}"
-        )
-    given.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(given.output / "speedrun-tables.md", page(found[0], found[1], given.output))
+    options = parser.parse_args(arguments)
+    folders = [options.runs / name for name in TITLES if (options.runs / name).is_dir()]
+    if not folders:
+        parser.error(f"--runs must hold headline or controls, but is {str(options.runs)!r}")
+    write_atomically(options.output / "speedrun-tables.md", page(folders, options.output))
 
 
 if __name__ == "__main__":

@@ -208,18 +208,6 @@ def test_help_says_what_can_be_measured(capsys):
     assert "Exit codes: 0 done, 1 a check failed" in out
 
 
-def test_missing_matplotlib_is_told_before_anything_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    monkeypatch.setattr(runner, "run_suite", None)
-    assert bench() == 2
-    assert (
-        'this needs matplotlib, which is not installed; run: pip install "convattn[bench]"'
-        in capsys.readouterr().err
-    )
-    assert contents(tmp_path) == []
-
-
 def test_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

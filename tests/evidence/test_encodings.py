@@ -10,7 +10,6 @@ from convattn.data import load_digits, normalise
 from convattn.encodings import Quadratic
 from convattn.lab import study, train
 from convattn.lab.study_engines import Engine
-from convattn.lab.study_record import difference_in_words
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from evidence.encodings.__main__ import drawn, main, seen_by_layer
@@ -101,12 +100,6 @@ def test_the_choice_is_that_of_the_search(page, table):
         assert f"| `{choice['label']}` | optim.learning_rate = {rate} | {shown} | chosen |" in page
 
 
-def test_networks_without_heads_have_no_row_of_pixels(page):
-    seen = page.partition("## How far heads look")[2].partition("\n## ")[0]
-    assert "| `sa-learned` |" in seen
-    assert "convnet" not in seen
-
-
 def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path):
     assert "What decides" not in page
     study(
@@ -140,13 +133,6 @@ def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path)
     ]
 
 
-def test_figures_are_on_the_page_as_far_as_their_runs_are_there(page):
-    shown = [
-        line.rpartition("(encodings/")[2] for line in page.splitlines() if "(encodings/" in line
-    ]
-    assert shown == ["fig5.png)", "fig4.png)", "fig3.png)"]  # figure 6 needs a network with content
-
-
 def test_centres_have_moved_from_where_they_were_drawn_to_where_they_are(page, table):
     data = load_digits()
     runs = [run for run in read_study(table)[1] if run.label == "sa-quadratic"]
@@ -163,19 +149,6 @@ def test_centres_have_moved_from_where_they_were_drawn_to_where_they_are(page, t
         assert f"| `sa-quadratic` | {run.record['seed']} | 1 {expected}{grown}" in page
 
 
-def test_the_drawn_network_is_that_with_which_the_run_began(tmp_path):
-    still = {**TINY, "optim.learning_rate": "1e-30"}
-    study(["sa-learned"], output=tmp_path, seeds=(3,), scale="tiny", overrides=still, engine=Here())
-    (run,) = read_study(tmp_path)[1]
-    state = torch.random.get_rng_state()
-    start = drawn(run, load_digits()).state_dict()
-    assert torch.equal(torch.random.get_rng_state(), state)
-    end = load_network(run.folder).state_dict()
-    assert start.keys() == end.keys()
-    moved = max((start[name] - end[name]).abs().max().item() for name in start)
-    assert moved < 1e-25  # zeros have moved by the rate
-
-
 def test_pixels_seen_are_the_exponential_of_the_entropy():
     torch.manual_seed(0)
     network = AttentionNet("quadratic", width=12, depth=2, heads=3, ffn=5, patch=2).eval()
@@ -187,40 +160,12 @@ def test_pixels_seen_are_the_exponential_of_the_entropy():
         assert value == pytest.approx(entropy.exp().mean().item(), rel=1e-5)
 
 
-def test_what_failed_and_too_few_seeds_are_on_the_page(table, tmp_path):
-    study_file, copied = table / "study.json", tmp_path / "table"
-    copied.mkdir()
-    for place in table.iterdir():
-        if place.is_dir():
-            (copied / place.name).symlink_to(place)
-    record = json.loads(study_file.read_text())
-    lost = next(run for run in record["runs"] if run["label"] == "sa-distance" and run["seed"] == 1)
-    record["runs"].remove(lost)
-    record["failures"] = [{"label": "sa-distance", "seed": 1, "log": "x.log", "reason": "Killed"}]
-    candidate = record["search"]["choices"][0]["candidates"][0]
-    candidate["failed"] = ["Out of luck"]
-    (copied / "study.json").write_text(json.dumps(record))
-    main(["--runs", str(copied), "--output", str(tmp_path / "docs"), "--images", "5"])
-    page = (tmp_path / "docs" / "encodings-tables.md").read_text(encoding="utf-8")
-    assert "- Failed: sa-distance, seed 1: Killed." in page
-    asked, _, beside = page.partition("## Beside")
-    assert "points, n = 1: too few for an interval |" in asked
-    assert all(difference_in_words(item["values"]) in beside for item in record["differences"])
-    assert "| Out of luck |" in page
-
-
-def test_a_study_on_held_out_images_is_refused(tmp_path, capsys):
+def test_what_is_no_study_of_test_images_is_refused(tmp_path, capsys):
     overrides = {**TINY, "data.held_out": "100"}
     search = tmp_path / "search"
     study(["convnet"], output=search, seeds=(0,), overrides=overrides, scale="tiny", engine=Here())
-    with pytest.raises(SystemExit):
-        main(["--runs", str(search), "--output", str(tmp_path / "docs")])
-    assert "finished runs on test images" in capsys.readouterr().err
-    assert not (tmp_path / "docs").exists()
-
-
-def test_a_folder_without_a_study_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--runs", str(tmp_path), "--output", str(tmp_path / "docs")])
-    assert "study.json" in capsys.readouterr().err
-    assert not (tmp_path / "docs").exists()
+    for folder, words in ((search, "finished runs on test images"), (tmp_path, "study.json")):
+        with pytest.raises(SystemExit):
+            main(["--runs", str(folder), "--output", str(tmp_path / "docs")])
+        assert words in capsys.readouterr().err
+        assert not (tmp_path / "docs").exists()

@@ -69,20 +69,9 @@ def test_the_page_has_a_section_for_each_network_and_pairs_seeds(measured):
     text = page(content(pairs))
     assert "| 0 | 50.00% | 50.00% |" in text
     assert "| -1.000 |" in text
-    other = {
-        "network": "other",
-        **one,
-        "kind": "convit",
-        "seed": 0,
-        "cutmix": False,
-        "accuracy": 0.25,
-    }
-    assert (
-        "25.00%"
-        not in page(content([*pairs, other]))
-        .partition("## With and without CutMix")[2]
-        .partition("\n## ")[0]
-    )
+    other = {**pairs[0], "network": "other", "kind": "convit", "accuracy": 0.25}
+    compared = page(content([*pairs, other])).partition("## With and without CutMix")[2]
+    assert "25.00%" not in compared.partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(

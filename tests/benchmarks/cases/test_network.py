@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from benchmarks.cases.network import FORMS, NetworkCase, all_pairs
 from benchmarks.page import suite_page
@@ -99,9 +98,3 @@ def test_without_timm_nothing_is_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(MissingDependencyError, match="timm"):
         run_case(ONE, Setting(), rounds=1)
-
-
-def test_original_is_as_it_was():
-    made = ONE.build("original", Setting())
-    assert not made.training
-    assert any(isinstance(module, nn.Conv2d) for module in made.modules())

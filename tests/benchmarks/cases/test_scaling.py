@@ -39,12 +39,7 @@ def test_what_is_ours_is_checked_and_all_is_timed(case):
         assert len(item.seconds) == 2
         assert (item.check is None) == ("conv" in item.contender)
         assert item.note
-
-
-def test_paths_of_images_are_those_of_their_names():
-    result = run_case(IMAGES, Setting(), rounds=1)
-    assert [item.path for item in result.measurements] == list(IMAGES.modules)
-    assert result.pixels == 25
+        assert item.path == item.contender or case.dims == 1
 
 
 def test_several_sizes_have_exponents_and_a_figure():
