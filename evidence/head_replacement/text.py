@@ -20,6 +20,7 @@ from convattn.heads import analyze
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
 from convattn.lab.tables import markdown_table
+from evidence.results import environment, new_parser, publish
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 LENGTH = 32
