@@ -12,7 +12,7 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
-from convattn.convert.normalised import ATTENTION_LAYERS
+from convattn.convert.normalised import ATTENTION_LAYERS, is_normalised
 from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
 from convattn.convert.to_attention import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
@@ -164,7 +164,7 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     kind = type(layer)
     if isinstance(layer, SamePaddedAttention):
         return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
-    if isinstance(layer, NormalisedConv):
+    if is_normalised(layer):
         return {"kind": kind.__name__, "options": layer.options()}
     if kind in SUPPORTED_CONVOLUTIONS:
         options: dict[str, Any] = {name: getattr(layer, name) for name in OPTIONS}

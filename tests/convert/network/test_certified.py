@@ -6,11 +6,8 @@ import pytest
 import torch
 from tests.convert.network.network_cases import Functional, Results, converted, images
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from convattn import network_to_attention, network_to_conv
-from convattn.convert.certificate import NetworkCertificate
-from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
 
@@ -136,23 +133,6 @@ def test_without_images_one_is_drawn_in_the_size_of_the_network():
     assert certificate.passed
     assert certificate.shapes == ((1, 2, 9, 11),)
     assert certificate.images == "one standard normal image (1, 2, 9, 11), seed 0"
-
-
-def test_the_certificate_is_saved_and_loaded(tmp_path):
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), parametrizations.spectral_norm(nn.Conv2d(4, 5, 1)))
-    _, certificate = network_to_attention(network, images=images(2, 3, 7, 9), exclude="0")
-    path = certificate.save(tmp_path / "certificate.json")
-    assert NetworkCertificate.load(path) == certificate
-    with pytest.raises(CheckpointError, match="not a NetworkCertificate of schema version 1"):
-        NetworkCertificate.from_json(
-            certificate.to_json().replace('"schema_version": 1', '"schema_version": 9', 1)
-        )
-    summary = certificate.summary()
-    assert summary.startswith("network to attention: exact (1 layer, 1 head, float32)")
-    assert (
-        "  note            its weight is computed by SpectralNorm; its present value was converted (1)"
-        in summary
-    )
 
 
 @dataclass
