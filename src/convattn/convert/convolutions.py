@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from convattn.convert.taps import (
     why_unsupported,
 )
 from convattn.errors import ConversionError, UnsupportedModelError
-from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.layers import RelativeAttention
 from convattn.wording import ITSELF, counted, some
 
 _SAME = "timm.layers.conv2d_same.Conv2dSame"
@@ -89,7 +89,7 @@ class NetworkConvolution:
     """A convolution of a network, and the plain one that computes the same."""
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
-    conv: AnyConvolution | NormalisedConv  # No subclass; it may share memory with the module
+    conv: Any  # A convolution of torch, or a normalised one; it may share memory with the module
     same: bool = False  # Whether the image is first padded by its size, as TensorFlow's "SAME" does
     # The module's own parameter, if it is the kernel; None if the kernel is computed
     weight: nn.Parameter | None = None

@@ -426,6 +426,7 @@ def _convert_layer(
     if sizes is not None:
         heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
         for_all_sizes = heads is not None and heads.seen(unit_steps(layer.geometry, sizes))
+    conv: Any
     conv, certificate = convert(layer, spatial=None if for_all_sizes else sizes)
     if sizes is not None and for_all_sizes and not certificate.any_size:
         conv, certificate = convert(layer, spatial=sizes)

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -244,8 +244,9 @@ def normalise(
             scores.copy_(kernel.scores)
     learns = any(parameter.requires_grad for parameter in layer.encoding.parameters())
     conv.scores.requires_grad_(learns)
-    missed = sum(2 * kernel.missed for kernel in kernels) + 2 * content_share
-    moved = largest(sum(2.01 * kernel.moved for kernel in kernels) @ rows)
+    missed = 2 * torch.stack([kernel.missed for kernel in kernels]).sum(0) + 2 * content_share
+    moved_scores = 2.01 * torch.stack([kernel.moved for kernel in kernels]).sum(0)
+    moved = largest(moved_scores @ rows)
     return Promise(
         conv=conv.train(layer.training),
         layer=layer,

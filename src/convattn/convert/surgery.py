@@ -148,7 +148,8 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
         new._is_full_backward_hook = old._is_full_backward_hook
     for parent in list(root.modules()):
         for key, child in parent._modules.items():
-            parent._modules[key] = replaced.get(child, child)
+            if child is not None:
+                parent._modules[key] = replaced.get(child, child)
     return replaced.get(root, root)
 
 

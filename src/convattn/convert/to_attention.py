@@ -115,7 +115,7 @@ def conv_to_attention(
 
 
 def certify_attention(
-    conv: AnyConvolution,
+    conv: nn.Module,
     layer: RelativeAttention,
     *,
     leak: float,
