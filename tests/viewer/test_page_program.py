@@ -66,20 +66,12 @@ def _partly_convolutions() -> SpeedNet:
     return network
 
 
-def _normalised_first() -> AttentionNet:
-    network = _attention_net()
-    for block in network.blocks:
-        block.norm = "pre"
-    return network
-
-
 NETWORKS = {
     "speed net": _speed_net,
     "hard heads": lambda: _speed_net("hard"),
     "attention net": _attention_net,
     "converted": _converted,
     "partly convolutions": _partly_convolutions,
-    "normalised first": _normalised_first,
 }
 
 

@@ -188,21 +188,14 @@ def _write_attention_net(network: AttentionNet, program: Program) -> None:
 
 
 def _write_block(block: MixingBlock, name: str, program: Program) -> None:
-    normalised_first = block.norm == "pre"
     program.add("keep")
-    if normalised_first:
-        program.normalise_pixels(block.mixer_norm)
     program.mix(name, block.mixer)
     program.linear(block.dense)
     program.add("add")
-    if not normalised_first:
-        program.normalise_pixels(block.mixer_norm)
+    program.normalise_pixels(block.mixer_norm)
     program.add("keep")
-    if normalised_first:
-        program.normalise_pixels(block.feedforward_norm)
     program.linear(block.expand)
     program.add("gelu")
     program.linear(block.contract)
     program.add("add")
-    if not normalised_first:
-        program.normalise_pixels(block.feedforward_norm)
+    program.normalise_pixels(block.feedforward_norm)
