@@ -26,8 +26,7 @@ from evidence.certify.__main__ import Case
 from evidence.certify.__main__ import page as certify_page
 from evidence.head_replacement.page import page as head_replacement_page
 from evidence.pretrained.__main__ import page as pretrained_page
-from evidence.real_weights.page import page as real_weights_page
-from evidence.real_weights.record import RealWeightsRecord
+from evidence.real_weights.__main__ import BACK, PLANNED, SOFTMAX
 from evidence.sharpness.__main__ import SharpnessCurve
 from evidence.sharpness.__main__ import page as sharpness_page
 from evidence.speedrun.__main__ import (
@@ -93,8 +92,6 @@ def tables(root: Path = ROOT) -> Iterator[tuple[str, str]]:
     sharpness = _json(evidence / "sharpness" / "sharpness.json")
     yield "sharpness.md", sharpness_page(_curves(sharpness), sharpness)
     yield "borders.md", borders_page(_json(evidence / "borders" / "borders.json"))
-    weights = RealWeightsRecord.load(evidence / "real_weights" / "real-weights.json")
-    yield "real-weights-tables.md", real_weights_page(weights)
     yield "networks-tables.md", networks_page(read_sweep(evidence / "sweep" / "networks.jsonl"))
 
 
@@ -664,12 +661,8 @@ def _others(evidence: Path) -> Iterator[tuple[str, str]]:
         own = [line for line in lines if line["home"] == place]
         fine = sum(line["outcome"] == "passed" for line in own)
         yield "networks.md", f"| {place} | {len(own)} | {fine} |"
-    made = real_weights_page(
-        RealWeightsRecord.load(evidence / "real_weights" / "real-weights.json")
-    ).partition("## Tasks")[0]
-    for line in [line for line in made.splitlines() if line.startswith("|")][2:]:
-        cells = line.strip("| ").split(" | ")
-        yield "real-weights.md", f" | {cells[2]} | {' | '.join(cells[7:10])} |"
+    for task in _json(evidence / "real_weights" / "real-weights.json")["tasks"]:
+        yield from _real_weights(task)
     found = _json(evidence / "attention_adapters" / "attention-adapters.json")["architectures"]
     read = [one for one in found if one["refused"] is None]
     layers = sum(len(one["layers"]) for one in read)
@@ -721,6 +714,21 @@ def _others(evidence: Path) -> Iterator[tuple[str, str]]:
     )
     changed = sum(row["top1_changed"] for row in rows["resnet18"])
     yield "index.md", f"{changed} of {rows['data']['tests']:,} predictions changed"
+
+
+def _real_weights(task: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Errors of the networks of a task on each way, in units of their budgets."""
+    ways = {}
+    for outcome in task["outcomes"]:
+        shares = {}
+        for row in outcome["conversions"]:
+            shares[row["network"]] = f"{row['error'] / row['rounding']:.2f}"
+        ways[outcome["way"]] = shares
+    for network in task["networks"]:
+        name = network["name"]
+        cells = " | ".join(ways[way][name] for way in (PLANNED, SOFTMAX, BACK))
+        yield "real-weights.md", f"| {network['parameters']:,} | {cells} |"
+        yield "real-weights-tables.md", f"| {cells} |"
 
 
 def _cases(certified: Mapping[str, Any]) -> list[Case]:

@@ -1,1 +1,1 @@
-"""Networks whose trained weights ship inside packages, converted, and compared by what their task finds."""
+"""Networks whose trained weights ship inside packages, converted both ways and certified."""
