@@ -22,7 +22,7 @@ from tests.testing.dense import as_dtype, dense_attention
 
 from convattn.budget import Sums, assert_within_budget, references, roundings
 from convattn.encodings import ENCODINGS
-from convattn.errors import ArgumentError, DeviceError
+from convattn.errors import ArgumentError
 from convattn.functional import all_heads, separable, tiles, torch_modes
 from convattn.layers import (
     Content,
@@ -191,15 +191,3 @@ def _detached(gradients):
     return [
         None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients
     ]
-
-
-def test_flex_refuses_what_torch_does_not_differentiate():
-    """FlexAttention has first derivatives on CUDA, and no others."""
-    layer, x = layer_and_images(
-        LayerCase("learned_axial", options={"content": NARROW, "impl": "flex"})
-    )
-    with pytest.raises(DeviceError):
-        layer(x)
-    for transform in (torch.func.grad, torch.func.jacrev, torch.func.jacfwd):
-        with pytest.raises(ArgumentError, match=r"impl='flex' has no derivatives by torch\.func"):
-            transform(lambda x: layer(x).sum())(x)

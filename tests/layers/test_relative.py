@@ -52,7 +52,7 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto", "content", "flex" or "reference" with content, but is \'dense\'',
+        'impl must be "auto", "content" or "reference" with content, but is \'dense\'',
     ),
     (
         {"impl": "content"},
@@ -285,7 +285,7 @@ def test_printing_leaves_defaults_out():
         4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense"
     )
     assert (
-        "4, 6, num_heads=2, head_width=1, groups=2, bias=False, impl='dense', stride=(2,)"
+        "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'"
         in repr(layer)
     )
 

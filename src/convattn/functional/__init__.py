@@ -9,7 +9,6 @@ from convattn.functional.content import (
     position_share,
 )
 from convattn.functional.convolution import take_every
-from convattn.functional.flex import flex_attention
 from convattn.functional.plan import Cost, Path, Work, find_shifts
 from convattn.functional.reference import (
     HeadMaps,
@@ -41,7 +40,6 @@ __all__ = [
     "content_scores",
     "displacement_scores",
     "find_shifts",
-    "flex_attention",
     "gated_weights",
     "pad_keys",
     "position_share",

@@ -153,7 +153,9 @@ class Work:
 class Path(ABC):
     """A way to compute a layer on images of one size, with everything that does not depend on the images."""
 
-    name: str  # "separable", "dense", "fourier" or "shift"; of a layer also "content", "flex" or "reference"
+    name: (
+        str  # "separable", "dense", "fourier" or "shift"; of a layer also "content" or "reference"
+    )
     reason: str
     work: Work  # the call that it was made for; the number of images may differ
     order: str = (

@@ -17,7 +17,6 @@ from convattn.functional import (
     PositionTables,
     content_attention,
     content_scores,
-    flex_attention,
     query_pixels,
 )
 from convattn.functional.torch_modes import without_autocast
@@ -111,7 +110,6 @@ class ContentScores(nn.Module):
         *,
         share: Float[Tensor, " heads"] | None,
         dropout: float,
-        path: str,
     ) -> Float[Tensor, "images outputs *queries"]:
         """Attends in little memory, without the weights of all images at once."""
         # `share` is the share of position per head if a gate mixes two distributions.
@@ -123,15 +121,9 @@ class ContentScores(nn.Module):
         dtype = torch.promote_types(keys.dtype, torch.float32)
         with without_autocast(keys.device):
             position = self.tables(axes, encoding, dtype, keys.device)
-        if path != "flex":
-            return content_attention(
-                keys, axes, terms, position, maps, groups, share=share, dropout=dropout
-            )
-        if share is not None or dropout:
-            raise ArgumentError(
-                must_be("impl", '"auto", "content" or "reference" with a gate or dropout', path)
-            )
-        return flex_attention(keys, axes, terms, position, maps, groups)
+        return content_attention(
+            keys, axes, terms, position, maps, groups, share=share, dropout=dropout
+        )
 
     def tables(
         self, axes: Sequence[Axis], encoding: Encoding, dtype: torch.dtype, device: torch.device

@@ -101,25 +101,18 @@ class ReferencePath(_LayerPath):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContentPath(_LayerPath):
-    """Content scores, some images or rows of queries at a time: "content"; or by FlexAttention: "flex"."""
+    """Content scores, some images or rows of queries at a time."""
 
     content: ContentScores
 
     def cost(self) -> Cost:
-        """Counts the pieces that are in memory at a time; FlexAttention has all weights unless it is one kernel."""
+        """Counts the pieces that are in memory at a time."""
         work, key_width = self.work, self.content.key_width
         displacements = 0
         if self.content.uses_position:
             along = [axis.highest - axis.lowest + 1 for axis in work.axes]
             displacements = sum(along) if self.encoding.axis_additive else prod(along)
         flops = _content_flops(work, key_width, displacements)
-        if self.name == "flex":
-            fused = work.device.type == "cuda"
-            weights = 0 if fused else 12 * work.batch * work.weights(by_axis=False)
-            numbers = work.queries * (key_width + work.channels) + work.keys * key_width
-            tables = work.queries * displacements * max(4, work.itemsize)
-            by_head = numbers * work.itemsize + tables
-            return Cost(flops, weights + work.batch * work.heads * by_head)
         row = work.queries // next((count for count in work.sizes if count > 1), 1)
         fitting = PIECE_BYTES // (8 * work.heads * work.keys)
         at_once = min(work.queries, max(row, fitting))
@@ -136,7 +129,6 @@ class ContentPath(_LayerPath):
             maps.groups,
             share=self.share,
             dropout=self.dropout,
-            path=self.name,
         )
         return add_bias(y, bias)
 

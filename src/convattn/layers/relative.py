@@ -29,7 +29,7 @@ from convattn.layers.paths import ContentPath, ReferencePath, weights_by_definit
 from convattn.layers.values import make_values
 from convattn.record import Record
 
-PATHS = ("auto", "content", "dense", "flex", "fourier", "reference", "separable", "shift")
+PATHS = ("auto", "content", "dense", "fourier", "reference", "separable", "shift")
 """Values of a layer's argument `impl`: the ways to compute it."""
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
@@ -46,7 +46,7 @@ _CONVOLUTION_PATHS = ("auto", "shift")
 class Plan(Record):
     """How an attention layer computes its output for images of one shape, and what that costs."""
 
-    path: str  # "separable", "dense", "fourier", "shift", "content", "flex" or "reference"
+    path: str  # "separable", "dense", "fourier", "shift", "content" or "reference"
     order: str  # "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after
     reason: str  # Why this path
     flops: int  # Floating-point operations of a forward pass; a multiplication and an addition count as two
@@ -96,7 +96,6 @@ class HasKernel(nn.Module, ABC):
             ShapeError: The rank or the number of channels is wrong, the image is smaller than the window, or a frozen
                 layer was not prepared for its size.
             ArgumentError: The dtype of x is not that of the weights.
-            DeviceError: FlexAttention cannot run here: gradients on the CPU, or a device that is neither CUDA nor CPU.
         """
         x = self.batch_of(input)
         return self._run(x) if x is input else self._run(x)[0]
@@ -230,10 +229,9 @@ class RelativeAttention(HasKernel, ABC):
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
             impl: "reference" (explicit scores, written to be read), "content" (in little memory; compiled, the same as
-                "reference"), "dense" (explicit weights in large products), "flex" (torch's FlexAttention, never chosen
-                by itself; without gate and dropout; on the CPU without gradients), "fourier" (fast transforms),
-                "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard heads of
-                axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
+                "reference"), "dense" (explicit weights in large products), "fourier" (fast
+                transforms), "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard
+                heads of axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -298,10 +296,6 @@ class RelativeAttention(HasKernel, ABC):
 
     @impl.setter
     def impl(self, path: str) -> None:
-        if path == "flex" and self.gate_kind is not None:
-            raise ArgumentError(
-                must_be("impl", '"auto", "content" or "reference" with a gate', path)
-            )
         self._impl = self._fitting_path(path)
 
     def plan(
@@ -471,17 +465,19 @@ class RelativeAttention(HasKernel, ABC):
         dropout = self.dropout if self.training else 0.0
         if content is None and self.impl != "reference":
             return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
-        name = "content" if self.impl == "auto" else self.impl
+        name, reason = self.impl, REQUESTED
+        if name == "auto":
+            name, reason = "content", "the scores depend on the input"
         options: dict[str, Any] = {
             "name": name,
-            "reason": _reason(name, self.impl, device),
+            "reason": reason,
             "work": work,
             "encoding": self.encoding,
             "content": content,
             "share": self._share(),
             "dropout": dropout,
         }
-        if name == "reference" or (torch.compiler.is_compiling() and name != "flex"):
+        if name == "reference" or torch.compiler.is_compiling():
             return ReferencePath(**options)
         return ContentPath(**options)
 
@@ -502,12 +498,10 @@ class RelativeAttention(HasKernel, ABC):
             raise UnknownNameError("impl", impl, PATHS)
         content, dropout = self.content is not None, self.dropout
         expected = None
-        if content and impl not in ("auto", "content", "flex", "reference"):
-            expected = '"auto", "content", "flex" or "reference" with content'
-        elif content and dropout and impl == "flex":
-            expected = '"auto", "content" or "reference" with content and dropout'
-        elif not content and impl in ("content", "flex"):
-            others = ", ".join(path for path in PATHS if path not in ("content", "flex"))
+        if content and impl not in ("auto", "content", "reference"):
+            expected = '"auto", "content" or "reference" with content'
+        elif not content and impl == "content":
+            others = ", ".join(path for path in PATHS if path != "content")
             expected = f"one of {others} without content"
         elif dropout and impl in ("fourier", "separable", "shift"):
             expected = '"auto", "dense" or "reference" with dropout'
@@ -566,7 +560,7 @@ class RelativeAttention2d(RelativeAttention):
         groups: Number of blocks of each W_h, dividing in_channels and out_channels.
         bias: Whether there is a bias b.
         dropout: Probability in [0, 1) with which an attention weight is dropped in training.
-        impl: "auto", or what computes: "reference", "content", "dense", "flex", "fourier", "separable" or "shift".
+        impl: "auto", or what computes: "reference", "content", "dense", "fourier", "separable" or "shift".
         device: Where to put the parameters.
         dtype: Dtype of the parameters, the encoding's included.
 
@@ -634,16 +628,6 @@ def _content_terms(content: bool | Content, gate: str | None) -> Content | None:
     if gate is not None:
         return Content(position=False, content_bias=False)
     return Content() if content else None
-
-
-def _reason(name: str, impl: str, device: torch.device) -> str:
-    """Says why a layer's path is the definition or one for content."""
-    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
-    if name != "flex":
-        return reason
-    if device.type == "cuda":
-        return f"{reason}, in one kernel"
-    return f"{reason}, without gradients and with all weights in memory: the device is not CUDA"
 
 
 def _fitting_encoding(
