@@ -17,7 +17,6 @@ from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.families.attention_class import TokenAttention, linear
 
-CONVOLVE = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
 
@@ -92,7 +91,8 @@ class KernelMeans(nn.Module):
         weights = weights.reshape(self.heads, prod(sizes), prod(sizes))
         if present is not None:
             weights = weights * present[:, None, None, :]
-        return weights / _divisor(weights.sum(-1, keepdim=True))
+        total = weights.sum(-1, keepdim=True)
+        return weights / total.masked_fill(total == 0, 1)
 
     def _convolved(
         self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
@@ -109,11 +109,6 @@ class KernelMeans(nn.Module):
     def extra_repr(self) -> str:
         """Returns heads, box and its first displacement, for printing."""
         return f"{self.heads} heads, {' x '.join(map(str, self.box))} from {self.first}"
-
-
-def _divisor(total: Tensor) -> Tensor:
-    """Returns sums of weights with 1 in place of 0."""
-    return torch.where(total == 0, torch.ones_like(total), total)
 
 
 @dataclass(frozen=True)
@@ -209,8 +204,7 @@ class ConvolvedAttention(nn.Module):
 
     Such a head gives a position the share π_j of the j-th prefix token, the same at every position and for every image,
     and 1 − Σ_j π_j of the mean of the values around it under the kernel. A prefix token has no position; its weights
-    for all tokens are fixed. Heads of which the kernels differ much in size run apart. Without heads by content there
-    is no query, key and softmax.
+    for all tokens are fixed. Without heads by content there is no query, key and softmax.
 
     Attributes:
         value: W_val with its bias; first the heads that average, in the order of `means`, then the others.
@@ -227,34 +221,37 @@ class ConvolvedAttention(nn.Module):
     back: Tensor | None
 
     def __init__(
-        self, layer: TokenAttention, groups: Sequence[MeasuredHeads], grid: tuple[int, ...] | None
+        self, layer: TokenAttention, measured: MeasuredHeads, grid: tuple[int, ...] | None
     ) -> None:
-        """Copies a layer, with heads that average in groups of similar size; the others attend as before."""
+        """Copies a layer, of which some heads were measured and average; the others attend as before."""
         super().__init__()
-        averaging = [head for group in groups for head in group.heads]
-        others = [head for head in range(layer.heads) if head not in averaging]
-        order, weight, output = [*averaging, *others], layer.value.weight, layer.output
-        self.heads, self.averaging = layer.heads, len(averaging)
-        self.grid, self.after = grid, layer.after
+        others = [head for head in range(layer.heads) if head not in measured.heads]
+        order = [*measured.heads, *others]
         rows = _head_rows(order, layer.head_width)
+        self.heads = layer.heads
+        self.grid = grid
         self.value = _some_rows(layer.value, rows)
-        self.output, back = None, None
+        self.content = OtherHeads(layer, others) if others else None
+        weight = layer.value.weight
+        output = layer.output
+        self.output = None
+        back = None
         if output is not None:
             self.output = linear(output.weight[:, rows], output.bias, like=output)
         elif order != sorted(order):
             back = torch.argsort(torch.tensor(order, device=weight.device))
         self.register_buffer("back", back, persistent=False)
+        self.after = layer.after
         wide = torch.promote_types(weight.dtype, torch.float32)
         kind = {"device": weight.device, "dtype": wide}
-        means = [KernelMeans(group.kernel.to(**kind), group.first) for group in groups]
-        self.means = nn.ModuleList(means).requires_grad_(weight.requires_grad)
-        shares = torch.cat([group.prefix_shares for group in groups]).to(**kind)
-        maps = torch.cat([group.prefix_maps for group in groups]).to(**kind)
+        self.means = KernelMeans(measured.kernel.to(**kind), measured.first)
+        self.means.requires_grad_(weight.requires_grad)
+        shares = measured.prefix_shares.to(**kind)
+        maps = measured.prefix_maps.to(**kind)
         # An empty parameter gets no gradient, which DistributedDataParallel refuses.
         learns = weight.requires_grad and shares.numel() > 0
         self.prefix_shares = nn.Parameter(shares, requires_grad=learns)
         self.prefix_maps = nn.Parameter(maps, requires_grad=learns)
-        self.content = OtherHeads(layer, others) if others else None
 
     @property
     def prefix(self) -> int:
@@ -272,15 +269,17 @@ class ConvolvedAttention(nn.Module):
         """
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
-        averaging, others = values.split([self.averaging, self.heads - self.averaging], dim=1)
-        parts = [self._by_displacement(averaging, sizes, present)]
+        averaging = self.means.heads
+        y = self._by_displacement(values[:, :averaging], sizes, present)
         if self.content is not None:
-            parts.append(self.content(tokens, others, present))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            others = self.content(tokens, values[:, averaging:], present)
+            y = torch.cat([y, others], dim=1)
         if self.back is not None:
             y = y[:, self.back]
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")
-        return self.after(y if self.output is None else self.output(y))
+        if self.output is not None:
+            y = self.output(y)
+        return self.after(y)
 
     def _by_displacement(
         self,
@@ -289,12 +288,10 @@ class ConvolvedAttention(nn.Module):
         present: Tensor | None,
     ) -> Float[Tensor, "batch heads tokens width"]:
         """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
-        prefix, positions = values.split([self.prefix, values.shape[2] - self.prefix], dim=2)
+        prefix = values[:, :, : self.prefix]
+        positions = values[:, :, self.prefix :]
         there = None if present is None else present[:, self.prefix :]
-        groups = zip(
-            self.means, positions.split([means.heads for means in self.means], dim=1), strict=True
-        )
-        around = torch.cat([means(part, sizes, there) for means, part in groups], dim=1)
+        around = self.means(positions, sizes, there)
         if not self.prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
@@ -304,14 +301,16 @@ class ConvolvedAttention(nn.Module):
         if present is not None:
             maps = maps * present[:, None, None]
             maps = maps / maps.sum(-1, keepdim=True)
-        return torch.cat([torch.matmul(maps.to(values.dtype), values), around], dim=2)
+        at_prefix = torch.matmul(maps.to(values.dtype), values)
+        return torch.cat([at_prefix, around], dim=2)
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
+        """Returns the sizes of the grid, or raises ShapeError if there is another number of tokens."""
         if self.grid is None:
             return (tokens - self.prefix,)
-        if tokens != self.prefix + prod(self.grid):
+        expected = self.prefix + prod(self.grid)
+        if tokens != expected:
             grid = " x ".join(map(str, self.grid))
-            expected = self.prefix + prod(self.grid)
             raise ShapeError(
                 f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
                 f" measured, but are {tokens}"

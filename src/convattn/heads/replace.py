@@ -152,22 +152,21 @@ def replace_convolutional_heads(
             matrices = _read_layer(old, layer)
         except UnsupportedModelError as error:
             refused.append(f"  {layer.name} ({type(old).__name__}): {error}")
-            records += _records(layer, [str(error)] * len(layer.heads), {})
+            records += _records(layer, [str(error)] * len(layer.heads), ())
             continue
         reasons = why_not(layer, threshold, named)
-        boxes: dict[int, tuple[int, ...]] = {}
+        box: tuple[int, ...] = ()
         replaced = [head for head, reason in enumerate(reasons) if reason is None]
         if replaced:
-            groups = measured_heads(layer, replaced)
+            measured = measured_heads(layer, replaced)
+            box = tuple(measured.kernel.shape[1:])
             any_length = layer.pattern == "sequence" and not layer.prefix
             grid = None if any_length else layer.grid
-            attention = ConvolvedAttention(matrices, groups, grid)
+            attention = ConvolvedAttention(matrices, measured, grid)
             new_layers[old] = keep_modes(old, matrices.wrap(attention))
             if len(layer.grid) == 2:
                 fix_grid(network, layer.name, layer.grid)
-            for group in groups:
-                boxes |= dict.fromkeys(group.heads, tuple(group.kernel.shape[1:]))
-        records += _records(layer, reasons, boxes)
+        records += _records(layer, reasons, box)
     if len(refused) == len(report.layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
@@ -186,18 +185,19 @@ def replace_convolutional_heads(
 
 
 def _records(
-    layer: LayerReport, reasons: Sequence[str | None], boxes: dict[int, tuple[int, ...]]
+    layer: LayerReport, reasons: Sequence[str | None], box: tuple[int, ...]
 ) -> list[ReplacedHead]:
-    """Records the heads of a layer; `reasons` say why they are left, None for those that are replaced."""
+    """Records the heads of a layer; `reasons` say why they are left, None for those that run in the box."""
     records = []
     for head, reason in zip(layer.heads, reasons, strict=True):
+        replaced = reason is None
         records.append(
             ReplacedHead(
                 layer=layer.name,
                 head=head.head,
                 score=head.position_score.value,
-                replaced=reason is None,
-                box=boxes.get(head.head, ()),
+                replaced=replaced,
+                box=box if replaced else (),
                 reason=reason or "it is a convolution",
             )
         )

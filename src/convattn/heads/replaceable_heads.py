@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
+from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
-from convattn.heads.convolved_attention import CONVOLVE, MeasuredHeads
+from convattn.heads.convolved_attention import MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
 
 LEAST_SHARE = 0.95
@@ -120,10 +121,7 @@ def _below(head: HeadStatistics, threshold: float) -> str | None:
 
 
 _CUT = 2.0**-23
-"""Share of a query's weights that may lie outside the box to which a kernel is cut: what float32 rounds away."""
-
-_APART = 4
-"""Heads share a box if it has at most this many times the taps of the smallest head's own box."""
+"""Share of a query's weights that may lie outside the box to which kernels are cut: what float32 rounds away."""
 
 
 class _Box(NamedTuple):
@@ -132,89 +130,37 @@ class _Box(NamedTuple):
     first: tuple[int, ...]
     last: tuple[int, ...]
 
-    @property
-    def taps(self) -> int:
-        return prod(last - first + 1 for first, last in zip(self.first, self.last, strict=True))
+    def cut(self, kernels: Float[Tensor, "heads *whole"]) -> Float[Tensor, "heads *box"]:
+        """Cuts kernels that reach equally far to all sides to the box."""
+        radius = kernels.shape[1] // 2
+        parts = [slice(None)]
+        for first, last in zip(self.first, self.last, strict=True):
+            parts.append(slice(first + radius, last + radius + 1))
+        return kernels[tuple(parts)]
 
-    def cut(self, kernel: Float[Tensor, "*whole"]) -> Float[Tensor, "*box"]:
-        """Cuts a kernel that reaches equally far to all sides to the box."""
-        radius = kernel.shape[0] // 2
-        ends = zip(self.first, self.last, strict=True)
-        return kernel[tuple(slice(first + radius, last + radius + 1) for first, last in ends)]
-
-    def sides(self, kernel: Float[Tensor, "*whole"]) -> Iterator[tuple[float, "_Box"]]:
+    def sides(self, kernels: Float[Tensor, "heads *whole"]) -> Iterator[tuple[float, "_Box"]]:
         """Yields the weight of each side that can go, so that 0 stays, and the box without it."""
-        inside = self.cut(kernel)
-        for axis in range(kernel.ndim):
-            first, last = list(self.first), list(self.last)
+        inside = self.cut(kernels)
+        for axis in range(len(self.first)):
+            first = list(self.first)
+            last = list(self.last)
             if first[axis] < 0:
                 first[axis] += 1
-                yield inside.select(axis, 0).sum().item(), _Box(tuple(first), self.last)
+                weight = inside.select(axis + 1, 0).sum()
+                yield weight.item(), _Box(tuple(first), self.last)
             if last[axis] > 0:
                 last[axis] -= 1
-                yield inside.select(axis, -1).sum().item(), _Box(self.first, tuple(last))
-
-    def joined(self, other: "_Box") -> "_Box":
-        """Returns the smallest box that contains both."""
-        first = tuple(map(min, self.first, other.first))
-        return _Box(first, tuple(map(max, self.last, other.last)))
+                weight = inside.select(axis + 1, -1).sum()
+                yield weight.item(), _Box(self.first, tuple(last))
 
 
-def measured_heads(layer: LayerReport, heads: Sequence[int]) -> tuple[MeasuredHeads, ...]:
-    """Reads the kernels of some heads, in groups of similar size, the smallest first."""
+def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
+    """Reads the kernels of some heads, in one box, and their weights for prefix tokens."""
     kernels = _whole_kernels(layer, heads)
-    boxes = {head: _smallest_box(kernel, layer.grid) for head, kernel in kernels.items()}
-    groups: list[tuple[list[int], _Box]] = []
-    for head in sorted(heads, key=lambda head: boxes[head].taps):
-        if groups:
-            members, box = groups[-1]
-            joint, smallest = box.joined(boxes[head]), boxes[members[0]]
-            if joint.taps <= _APART * smallest.taps:
-                groups[-1] = ([*members, head], joint)
-                continue
-        groups.append(([head], boxes[head]))
-    return tuple(_group(layer, members, kernels, box) for members, box in groups)
-
-
-def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> dict[int, Float[Tensor, "*whole"]]:
-    """Returns the kernel of each head, of sum 1, in a box as far to all sides as the report's displacements."""
-    displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
-    radius = int(displacements.abs().max())
-    places = (displacements + radius).unbind(1)
-    kernels = {}
-    for head in heads:
-        weights = torch.tensor(layer.heads[head].position_kernel, dtype=torch.float64)
-        kernels[head] = weights.new_zeros((2 * radius + 1,) * len(layer.grid))
-        kernels[head][places] = weights / weights.sum()
-    return kernels
-
-
-def _smallest_box(kernel: Float[Tensor, "*whole"], grid: tuple[int, ...]) -> _Box:
-    """Cuts sides off a kernel, the lightest first, as long as at most `_CUT` of any query's weights is outside."""
-    radius = kernel.shape[0] // 2
-    ones = torch.ones(1, 1, *grid, dtype=kernel.dtype)
-
-    def seen(kernel: Tensor) -> Tensor:
-        return CONVOLVE[len(grid)](ones, kernel[None, None], padding=radius)
-
-    spare = _CUT * seen(kernel)
-    box = _Box((-radius,) * kernel.ndim, (radius,) * kernel.ndim)
-    while True:
-        sides = box.sides(kernel)
-        _, smaller = min(sides, key=lambda side: side[0], default=(0.0, box))
-        outside = kernel.clone()
-        smaller.cut(outside).zero_()
-        if smaller == box or bool((seen(outside) > spare).any()):
-            return box
-        box = smaller
-
-
-def _group(
-    layer: LayerReport, heads: Sequence[int], kernels: dict[int, Float[Tensor, "*whole"]], box: _Box
-) -> MeasuredHeads:
-    """Returns heads with their kernels in one box, and with their weights for prefix tokens."""
-    kernel = torch.stack([box.cut(kernels[head]) for head in heads])
-    kernel /= kernel.flatten(1).sum(1).view(-1, *(1,) * len(layer.grid))
+    box = _smallest_box(kernels, layer.grid)
+    kernel = box.cut(kernels)
+    totals = kernel.flatten(1).sum(1)
+    kernel = kernel / totals.view(-1, *(1,) * len(layer.grid))
     statistics = [layer.heads[head] for head in heads]
     tokens = layer.prefix + prod(layer.grid)
     shares = torch.tensor([head.prefix_weights for head in statistics], dtype=torch.float64)
@@ -227,3 +173,39 @@ def _group(
         prefix_shares=shares.view(len(heads), layer.prefix),
         prefix_maps=maps / maps.sum(-1, keepdim=True),
     )
+
+
+def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> Float[Tensor, "heads *whole"]:
+    """Returns kernels of sum 1, in a box as far to all sides as the report's displacements."""
+    displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
+    radius = int(displacements.abs().max())
+    places = (displacements + radius).unbind(1)
+    kernels = []
+    for head in heads:
+        weights = torch.tensor(layer.heads[head].position_kernel, dtype=torch.float64)
+        kernel = weights.new_zeros((2 * radius + 1,) * len(layer.grid))
+        kernel[places] = weights / weights.sum()
+        kernels.append(kernel)
+    return torch.stack(kernels)
+
+
+def _smallest_box(kernels: Float[Tensor, "heads *whole"], grid: tuple[int, ...]) -> _Box:
+    """Cuts sides off the kernels, the lightest first, until more than `_CUT` of a query's weights would be outside."""
+    axes = len(grid)
+    radius = kernels.shape[1] // 2
+    ones = torch.ones(1, 1, *grid, dtype=kernels.dtype)
+    steps = (1,) * axes
+
+    def seen(kernels: Tensor) -> Tensor:
+        return convolve(ones, kernels[:, None], None, steps, (radius,) * axes, steps, 1)
+
+    spare = _CUT * seen(kernels)
+    box = _Box((-radius,) * axes, (radius,) * axes)
+    while True:
+        sides = box.sides(kernels)
+        _, smaller = min(sides, key=lambda side: side[0], default=(0.0, box))
+        outside = kernels.clone()
+        smaller.cut(outside).zero_()
+        if smaller == box or bool((seen(outside) > spare).any()):
+            return box
+        box = smaller
