@@ -105,7 +105,6 @@ def read(subject: Subject) -> Reading:
                 "name": call.name,
                 "kind": call.kind,
                 "pattern": call.layout.pattern,
-                "source": call.layout.source,
                 "grid": list(call.layout.grid),
                 "prefix": call.layout.prefix,
                 "weights": list(call.weights.shape),

@@ -65,7 +65,7 @@ def test_only_the_same_layout_fits_or_one_with_a_mask_beside(name):
     assert {other for other, layout in LAYOUTS.items() if pairs.fits(layout)} - {
         f"{name} and a mask"
     } == {name}
-    again = replace(LAYOUTS[name], keys=LAYOUTS[name].keys.clone(), source="seen again")
+    again = replace(LAYOUTS[name], keys=LAYOUTS[name].keys.clone())
     assert pairs.fits(again)
 
 

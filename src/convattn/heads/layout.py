@@ -28,7 +28,6 @@ class Layout:
     keys: Float[Tensor, "groups keys axes"]
     key_prefix: Bool[Tensor, " keys"]  # Keys without a position: class and register tokens
     allowed: Bool[Tensor, "groups queries keys"] | None  # Pairs that no mask excludes; None if all
-    source: str = ""  # How the layout was found, in words
 
     @property
     def groups(self) -> int:
@@ -95,7 +94,6 @@ def global_layout(
     keys: Float[Tensor, "keys axes"] | None = None,
     key_prefix: int | None = None,
     pattern: str | None = None,
-    source: str = "",
 ) -> Layout:
     """Makes the layout in which every query sees every key, prefix tokens first, then the grid row by row.
 
@@ -105,7 +103,6 @@ def global_layout(
         keys: Positions of the keys, without prefix tokens; None means those of the queries.
         key_prefix: Number of prefix tokens before these keys; None means `prefix`.
         pattern: Its name; None means "global", or "sequence" for one axis.
-        source: How it was found.
 
     Returns:
         The layout, with one group.
@@ -126,7 +123,6 @@ def global_layout(
         keys=torch.cat([places.new_zeros(before, len(grid)), places])[None],
         key_prefix=torch.arange(before + len(places)) < before,
         allowed=None,
-        source=source,
     )
 
 
@@ -137,7 +133,6 @@ def grouped_layout(
     keys: Float[Tensor, "groups keys axes"] | None = None,
     allowed: Bool[Tensor, "groups queries keys"] | None = None,
     pattern: str,
-    source: str = "",
 ) -> Layout:
     """Makes the layout of queries in groups, given by row and column; those outside the grid become OUTSIDE.
 
@@ -147,7 +142,6 @@ def grouped_layout(
         keys: Position of each key; None means those of the queries.
         allowed: Pairs that no mask excludes; None if all.
         pattern: Its name.
-        source: How it was found.
 
     Returns:
         The layout.
@@ -167,7 +161,6 @@ def grouped_layout(
         keys=positions,
         key_prefix=torch.zeros(positions.shape[1], dtype=torch.bool),
         allowed=None,
-        source=source,
     )
     return layout if allowed is None else layout.with_allowed(allowed)
 

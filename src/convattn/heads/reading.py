@@ -428,7 +428,7 @@ def _own_layout(axes: list[Axis]) -> Layout:
     step = torch.tensor([axis.queries.step for axis in axes])
     keys = (cells(tuple(axis.keys for axis in axes)) - start) / step
     grid = tuple(len(axis.queries) for axis in axes)
-    return global_layout(grid, keys=keys, source="the layer's own grid")
+    return global_layout(grid, keys=keys)
 
 
 def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:

@@ -71,7 +71,7 @@ class CallContext:
         *_, rows, cols = shapes[-1]
         return rows, cols
 
-    def global_layout(self, grid: tuple[int, ...], prefix: int = 0, source: str = "") -> Layout:
+    def global_layout(self, grid: tuple[int, ...], prefix: int = 0) -> Layout:
         """Returns the layout of queries and keys that are prefix tokens and then a grid row by row, if they fit."""
         tokens = prefix + torch.Size(grid).numel()
         if (self.queries, self.keys) != (tokens, tokens):
@@ -79,7 +79,7 @@ class CallContext:
             raise UnsupportedModelError(
                 f"{self.queries} queries and {self.keys} keys are not {sizes} positions and {prefix} prefix tokens"
             )
-        return global_layout(grid, prefix, source=source)
+        return global_layout(grid, prefix)
 
 
 ReadLayout: TypeAlias = Callable[[CallContext], Layout]

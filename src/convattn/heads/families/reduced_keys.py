@@ -36,7 +36,7 @@ def read_reduced(call: CallContext) -> Layout:
             f"{call.queries} queries are not {rows} × {cols} positions, with a class token or not"
         )
     if call.keys == call.queries:
-        return call.global_layout((rows, cols), prefix, "the grid that it is given")
+        return call.global_layout((rows, cols), prefix)
     parts = [getattr(call.module, name, None) for name in _REDUCTIONS]
     reduction = next((part for part in parts if part is not None), None)
     if prefix or reduction is None:
@@ -46,11 +46,7 @@ def read_reduced(call: CallContext) -> Layout:
     counts = call.grid_of(reduction)
     axes = zip((rows, cols), counts, _steps(reduction), strict=True)
     keys = lattice([cell_centres(*sizes) for sizes in axes])
-    source = (
-        f"the grid that it is given; each key is a cell of {rows} × {cols} "
-        f"positions cut into {counts[0]} × {counts[1]}"
-    )
-    return global_layout((rows, cols), keys=keys, pattern="reduced keys", source=source)
+    return global_layout((rows, cols), keys=keys, pattern="reduced keys")
 
 
 def _grid(call: CallContext) -> tuple[int, int]:
@@ -73,7 +69,7 @@ def _steps(reduction: nn.Module) -> tuple[int | None, int | None]:
 
 def read_image(call: CallContext) -> Layout:
     """Reads a module that is given images with their channels first, and attends from every pixel to every pixel."""
-    return call.global_layout(tuple(call.args[0].shape[2:]), 0, "the image that it is given")
+    return call.global_layout(tuple(call.args[0].shape[2:]))
 
 
 def read_partition_or_image(call: CallContext) -> Layout:
@@ -101,8 +97,7 @@ def read_pooled(call: CallContext) -> Layout:
         pattern = "global"
     elif len(keys) < rows * cols:
         pattern = "reduced keys"
-    source = "the sizes that its pooling convolutions gave"
-    return global_layout((rows, cols), prefix, keys=keys, pattern=pattern, source=source)
+    return global_layout((rows, cols), prefix, keys=keys, pattern=pattern)
 
 
 def _pooled(

@@ -22,7 +22,6 @@ from convattn.heads.families.attention_class import (
 from convattn.heads.layout import Layout, global_layout
 
 _PIT = "timm.models.pit.Transformer"
-_SOURCE = "the output of patch_embed"
 
 
 def read_tokens(call: CallContext) -> Layout:
@@ -32,12 +31,12 @@ def read_tokens(call: CallContext) -> Layout:
             return _read_pit(call, parent)
     network = call.parent("patch_embed", "num_prefix_tokens").module
     prefix = int(network.num_prefix_tokens)  # type: ignore[arg-type]
-    return call.global_layout(_grid(call), prefix, f"{_SOURCE}, and num_prefix_tokens before it")
+    return call.global_layout(_grid(call), prefix)
 
 
 def read_patches(call: CallContext) -> Layout:
     """Reads patches without prefix tokens, which join in later layers only."""
-    return call.global_layout(_grid(call), 0, f"{_SOURCE}; the class token joins later")
+    return call.global_layout(_grid(call))
 
 
 def read_class_token(call: CallContext) -> Layout:
@@ -47,7 +46,7 @@ def read_class_token(call: CallContext) -> Layout:
         raise UnsupportedModelError(
             f"{call.queries} queries and {call.keys} keys are not a class token and its patches"
         )
-    whole = global_layout(grid, 1, pattern="class token", source=_SOURCE)
+    whole = global_layout(grid, 1, pattern="class token")
     return replace(whole, queries=whole.queries[:, :1])
 
 
@@ -56,9 +55,7 @@ def _read_pit(call: CallContext, stage: CallContext) -> Layout:
     image, tokens = stage.args[0]
     pool = stage.module.pool
     grid = tuple(image.shape[2:]) if pool is None else call.grid_of(pool)  # type: ignore[arg-type]
-    return call.global_layout(
-        grid, tokens.shape[1], "the image of its stage, and the class tokens beside it"
-    )
+    return call.global_layout(grid, tokens.shape[1])
 
 
 def _grid(call: CallContext) -> tuple[int, int]:

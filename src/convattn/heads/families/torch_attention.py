@@ -22,9 +22,7 @@ _VIT = "torchvision.models.vision_transformer.VisionTransformer"
 def read_torch_attention(call: CallContext) -> Layout:
     """Reads torch's attention inside torchvision's network: a class token, then patches row by row."""
     embedding: nn.Module = call.parent_of_kind(_VIT).module.conv_proj  # type: ignore[assignment]
-    return call.global_layout(
-        call.grid_of(embedding), 1, "the output of conv_proj, and the class token before it"
-    )
+    return call.global_layout(call.grid_of(embedding), prefix=1)
 
 
 @final

@@ -27,8 +27,7 @@ def read_tower(call: CallContext) -> Layout:
     embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
     if any(part in call.features for part in embeddings.modules()):
         prefix = sum(_count_tokens(embeddings, name) for name in _PREFIX)
-        source = "the output of the embeddings, and their prefix tokens"
-        return call.global_layout(call.grid_of(embeddings), prefix, source)
+        return call.global_layout(call.grid_of(embeddings), prefix)
     return read_sequence(call)
 
 
@@ -41,7 +40,7 @@ def read_sequence(call: CallContext) -> Layout:
     for name in ("key_value_states", "encoder_hidden_states"):
         if call.kwargs.get(name) is not None:
             raise UnsupportedModelError("its keys are those of another sequence")
-    return call.global_layout((call.queries,), 0, "the order of the tokens")
+    return call.global_layout((call.queries,))
 
 
 def _count_tokens(embeddings: nn.Module, name: str) -> int:

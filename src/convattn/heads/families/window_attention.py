@@ -39,9 +39,10 @@ def window_layout(
     for size, side, by in zip(grid, window, shift, strict=True):
         rolled.append(_rolled(size, side, by, roll_first=roll_first))
         regions.append(_regions(len(rolled[-1]), side, by))
-    pattern, words, allowed = "windows", f"windows of {window[0]} × {window[1]}", None
+    pattern = "windows"
+    allowed = None
     if any(shift):
-        pattern, words = "shifted windows", f"{words}, shifted by {shift[0]} and {shift[1]}"
+        pattern = "shifted windows"
         region = _cut(regions, window)
         allowed = (region[:, :, None] == region[:, None]).all(-1)
     return grouped_layout(
@@ -49,7 +50,6 @@ def window_layout(
         _cut(rolled, window),
         allowed=allowed,
         pattern=pattern,
-        source=f"{words}, of the block that it runs in",
     )
 
 
@@ -78,13 +78,13 @@ def _cut(
     return torch.stack(parts, -1).flatten(2, 3).flatten(0, 1)
 
 
-def sparse_layout(grid: Sequence[int], counts: Sequence[int], source: str) -> Layout:
+def sparse_layout(grid: Sequence[int], counts: Sequence[int]) -> Layout:
     """Makes the layout of sparse grids: a group holds `counts` positions along each axis, spread evenly."""
     steps = [size // count for size, count in zip(grid, counts, strict=True)]
     groups = torch.cartesian_prod(*map(torch.arange, steps))
     inside = torch.cartesian_prod(*map(torch.arange, counts)) * torch.tensor(steps)
     places = groups[:, None] + inside[None]
-    return grouped_layout((int(grid[0]), int(grid[1])), places, pattern="grid", source=source)
+    return grouped_layout((int(grid[0]), int(grid[1])), places, pattern="grid")
 
 
 def read_timm_swin(call: CallContext) -> Layout:
@@ -119,7 +119,7 @@ def read_sam(call: CallContext) -> Layout:
     _, rows, cols, _ = block.args[0].shape
     side = int(block.module.window_size)  # type: ignore[arg-type]
     if not side:
-        return call.global_layout((rows, cols), 0, "the input of the block that it runs in")
+        return call.global_layout((rows, cols))
     return window_layout((rows, cols), (side, side))
 
 
@@ -152,7 +152,7 @@ def read_maxvit(call: CallContext) -> Layout:
         windows = module.partition_block
     if windows:
         return window_layout(grid, side)
-    return sparse_layout(grid, side, "the partition of the block that it runs in")
+    return sparse_layout(grid, side)
 
 
 def read_torchvision_maxvit(call: CallContext) -> Layout:
@@ -162,7 +162,7 @@ def read_torchvision_maxvit(call: CallContext) -> Layout:
     if block.module.partition_type == "window":
         return window_layout(grid, (side, side))
     counts = [size // side for size in grid]
-    return sparse_layout(grid, counts, "the partition of the layer that it runs in")
+    return sparse_layout(grid, counts)
 
 
 def read_nest(call: CallContext) -> Layout:
