@@ -2,12 +2,16 @@
 
 from typing import Any, cast, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, Encoding, compute_parameters
+from convattn.encodings.encoding import (
+    AxisAdditiveEncoding,
+    Encoding,
+    compute_parameters,
+    place_along_axis,
+)
 from convattn.grid import whole_number
 
 
@@ -55,8 +59,8 @@ class Distance(Encoding):
         """Scores displacements."""
         compute_parameters(self.outer)
         weight = self.outer.weight.to(displacement.dtype)
-        scores = functional.linear(self.feature_vectors(displacement), weight)
-        return scores.movedim(-1, 0)
+        features = self.feature_vectors(displacement)
+        return functional.linear(features, weight).movedim(-1, 0)
 
     def feature_vectors(
         self, displacement: Float[Tensor, "*points dims"]
@@ -65,8 +69,8 @@ class Distance(Encoding):
         compute_parameters(self.inner)
         weight = self.inner.weight.to(displacement.dtype)
         bias = self.inner.bias.to(displacement.dtype)
-        logs = displacement.sign() * torch.log1p(displacement.abs())
-        return functional.relu(functional.linear(logs, weight, bias))
+        logs = displacement.sign() * displacement.abs().log1p()
+        return functional.linear(logs, weight, bias).relu()
 
 
 @final
@@ -96,7 +100,9 @@ class AxialDistance(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.hidden = whole_number("hidden", hidden)
-        self.axes = nn.ModuleList(Distance(num_heads, 1, hidden=hidden) for _ in range(dims))
+        self.axes = nn.ModuleList()
+        for _ in range(dims):
+            self.axes.append(Distance(num_heads, 1, hidden=hidden))
 
     @property
     def feature_width(self) -> int:
@@ -114,10 +120,10 @@ class AxialDistance(AxisAdditiveEncoding):
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
         features = self._along(axis).feature_vectors(displacement[..., None])
-        before, after = axis * self.hidden, (self.dims - 1 - axis) * self.hidden
-        return functional.pad(features, (before, after))
+        return place_along_axis(features, axis, self.dims)
 
     def _along(self, axis: int) -> Distance:
         """Returns the network of an axis, with its parameters computed."""
-        compute_parameters(self.axes[axis])
-        return cast(Distance, self.axes[axis])
+        network = self.axes[axis]
+        compute_parameters(network)
+        return cast(Distance, network)

@@ -1,12 +1,13 @@
 """The base class of encodings: a module from real displacements to one score per head."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -23,24 +24,42 @@ def compute_parameters(module: nn.Module) -> None:
     # Call this before reading the parameters of a module that is not called. Parametrisations need nothing.
     for hook in module._forward_pre_hooks.values():
         if not isinstance(hook, _COMPUTING):
-            raise ArgumentError(_refusal(module, "forward pre-hook", hook))
+            _refuse(module, "forward pre-hook", hook)
         hook(module, None)
-    others = {
+    ignored = {
         "forward hook": module._forward_hooks,
         "backward pre-hook": module._backward_pre_hooks,
         "backward hook": module._backward_hooks,
     }
-    for kind, hooks in others.items():
+    for kind, hooks in ignored.items():
         for hook in hooks.values():
-            raise ArgumentError(_refusal(module, kind, hook))
+            _refuse(module, kind, hook)
 
 
-def _refusal(module: nn.Module, kind: str, hook: object) -> str:
+def _refuse(module: nn.Module, kind: str, hook: object) -> NoReturn:
     name = getattr(hook, "__qualname__", type(hook).__name__)
-    return (
+    raise ArgumentError(
         f"the {kind} {name} on {type(module).__name__} would be ignored, because a layer reads this module and does not"
         " call it: put the hook on the layer"
     )
+
+
+def place_along_axis(
+    features: Float[Tensor, "*points width"], axis: int, dims: int
+) -> Float[Tensor, "*points _"]:
+    """Puts the features of one axis at its place among those of all axes, with zeros for the other axes."""
+    width = features.shape[-1]
+    before = axis * width
+    after = (dims - 1 - axis) * width
+    return functional.pad(features, (before, after))
+
+
+def per_head(
+    values: Float[Tensor, " heads"], displacement: Float[Tensor, "*points"]
+) -> Float[Tensor, "heads *ones"]:
+    """Returns one value per head in the dtype of displacements, with an axis of size 1 for each of theirs."""
+    ones = [1] * displacement.ndim
+    return values.to(displacement.dtype).view(-1, *ones)
 
 
 def read_numbers(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
@@ -129,7 +148,7 @@ class Encoding(nn.Module, ABC):
             ArgumentError: A displacement is not finite; EncodingRangeError if the encoding does not hold it.
         """
         self._require_points(displacement)
-        return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
+        return self._checked_score(displacement)
 
     def table(
         self,
@@ -152,9 +171,9 @@ class Encoding(nn.Module, ABC):
             EncodingRangeError: The grid has displacements that the encoding does not hold.
             ArgumentError: The encoding has a hook that would be ignored.
         """
-        grids = torch.meshgrid(*self._displacements(axes, dtype, device), indexing="ij")
-        displacement = torch.stack(grids, dim=-1)
-        return self._fitting(self.score(displacement), displacement.shape[:-1], displacement)
+        along_axes = self._displacements(axes, dtype, device)
+        grids = torch.meshgrid(*along_axes, indexing="ij")
+        return self._checked_score(torch.stack(grids, dim=-1))
 
     def features(
         self, displacement: Float[Tensor, "*points dims"]
@@ -188,8 +207,8 @@ class Encoding(nn.Module, ABC):
         """
         if len(axes) != self.dims:
             raise ShapeError(must_be("len(axes)", str(self.dims), len(axes)))
-        lowest = [float(axis.lowest) for axis in axes]
-        highest = [float(axis.highest) for axis in axes]
+        lowest = [axis.lowest for axis in axes]
+        highest = [axis.highest for axis in axes]
         self.require_span(lowest, highest)
 
     @abstractmethod
@@ -241,7 +260,8 @@ class Encoding(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Returns sizes and options, for printing."""
-        items = {"num_heads": self.num_heads, "dims": self.dims, **self.options()}
+        items = {"num_heads": self.num_heads, "dims": self.dims}
+        items.update(self.options())
         return ", ".join(f"{name}={value}" for name, value in items.items())
 
     def __repr__(self) -> str:
@@ -268,20 +288,25 @@ class Encoding(nn.Module, ABC):
         without_values = displacement.is_meta or torch.compiler.is_compiling()
         if without_values or not displacement.numel():
             return
-        flat = displacement.detach().reshape(-1, self.dims)
-        if not torch.isfinite(flat).all():
+        points = displacement.detach().reshape(-1, self.dims)
+        if not torch.isfinite(points).all():
             raise ArgumentError("displacement must be finite, but holds inf or nan")
-        self.require_span(flat.amin(0).tolist(), flat.amax(0).tolist())
+        self.require_span(points.amin(0).tolist(), points.amax(0).tolist())
 
-    def _fitting(self, scores: Tensor, points: Sequence[int], displacement: Tensor) -> Tensor:
-        """Checks the shape of the scores that a subclass returned, and casts them."""
-        expected = (self.num_heads, *points)
-        shape = getattr(scores, "shape", type(scores).__name__)
-        if shape != expected:
-            came = shape if isinstance(shape, str) else tuple(shape)
-            words = f"of shape (heads, *points) = {expected}"
-            raise ShapeError(must_be(f"the score of {self}", words, came))
+    def _checked_score(self, displacement: Tensor) -> Tensor:
+        scores = self.score(displacement)
+        self._require_scores(scores, displacement.shape[:-1])
         return scores.to(displacement.dtype)
+
+    def _require_scores(self, scores: object, points: Sequence[int]) -> None:
+        """Raises ShapeError unless a subclass returned one score per head and point."""
+        shape = type(scores).__name__
+        if isinstance(scores, Tensor):
+            shape = tuple(scores.shape)
+        expected = (self.num_heads, *points)
+        if shape != expected:
+            words = f"of shape (heads, *points) = {expected}"
+            raise ShapeError(must_be(f"the score of {self}", words, shape))
 
 
 class AxisAdditiveEncoding(Encoding):
@@ -307,11 +332,12 @@ class AxisAdditiveEncoding(Encoding):
         device: torch.device | None = None,
     ) -> list[Float[Tensor, "heads _"]]:
         """Scores displacements along each axis alone, lowest first; arguments and errors are those of `table`."""
-        displacements = enumerate(self._displacements(axes, dtype, device))
-        return [
-            self._fitting(self.axis_score(n, along), along.shape, along)
-            for n, along in displacements
-        ]
+        tables = []
+        for axis, displacement in enumerate(self._displacements(axes, dtype, device)):
+            scores = self.axis_score(axis, displacement)
+            self._require_scores(scores, displacement.shape)
+            tables.append(scores.to(dtype))
+        return tables
 
     def axis_features(
         self,
@@ -324,10 +350,10 @@ class AxisAdditiveEncoding(Encoding):
         Arguments and errors are those of `table`; an encoding without features raises ArgumentError.
         """
         self._require_features()
-        return [
-            self.axis_feature_vectors(n, along)
-            for n, along in enumerate(self._displacements(axes, dtype, device))
-        ]
+        features = []
+        for axis, displacement in enumerate(self._displacements(axes, dtype, device)):
+            features.append(self.axis_feature_vectors(axis, displacement))
+        return features
 
     @abstractmethod
     def axis_score(
@@ -364,12 +390,16 @@ class AxisAdditiveEncoding(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Adds up the scores of the axes."""
-        terms = [self.axis_score(axis, displacement[..., axis]) for axis in range(self.dims)]
-        return sum(terms[1:], terms[0])
+        return _total(self.axis_score, displacement)
 
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
-        terms = [
-            self.axis_feature_vectors(axis, displacement[..., axis]) for axis in range(self.dims)
-        ]
-        return sum(terms[1:], terms[0])
+        return _total(self.axis_feature_vectors, displacement)
+
+
+def _total(of_axis: Callable[[int, Tensor], Tensor], displacement: Tensor) -> Tensor:
+    """Adds up what a function returns for the displacements along each axis."""
+    total = of_axis(0, displacement[..., 0])
+    for axis in range(1, displacement.shape[-1]):
+        total = total + of_axis(axis, displacement[..., axis])
+    return total

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.encoding import AxisAdditiveEncoding, per_head
 from convattn.encodings.quadratic import Quadratic, kernel_taps, quadratic_axis_features
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.grid import is_whole
@@ -81,13 +80,15 @@ class Shift(AxisAdditiveEncoding):
 
     def options(self) -> dict[str, Any]:
         """Returns displacements."""
-        return {"displacements": [list(displacement) for displacement in self.displacements]}
+        return {"displacements": list(map(list, self.displacements))}
 
     def extra_repr(self) -> str:
         """Returns the sizes, and displacements other than the default."""
-        sizes = f"num_heads={self.num_heads}, dims={self.dims}"
-        default = list(self.displacements) == kernel_taps(self.num_heads, self.dims)
-        return sizes if default else f"{sizes}, displacements={list(self.displacements)}"
+        text = f"num_heads={self.num_heads}, dims={self.dims}"
+        displacements = list(self.displacements)
+        if displacements != kernel_taps(self.num_heads, self.dims):
+            text += f", displacements={displacements}"
+        return text
 
     def soften(self, sharpness: float) -> Quadratic:
         """Makes heads of finite sharpness, which can learn, with the same centres.
@@ -101,16 +102,16 @@ class Shift(AxisAdditiveEncoding):
         Raises:
             ArgumentError: The sharpness is not a positive finite number.
         """
-        centres = [[float(value) for value in displacement] for displacement in self.displacements]
-        return Quadratic(self.num_heads, self.dims, centres=centres, sharpness=sharpness)
+        return Quadratic(self.num_heads, self.dims, centres=self.displacements, sharpness=sharpness)
 
     def axis_score(
         self, axis: int, displacement: Float[Tensor, "*points"]
     ) -> Float[Tensor, "heads *points"]:
         """Scores displacements along one axis."""
         along = [shift[axis] for shift in self.displacements]
-        centre = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)
-        return -_ALPHA * (displacement - centre.view(-1, *(1,) * displacement.ndim)) ** 2
+        centres = displacement.new_tensor(along)
+        offset = displacement - per_head(centres, displacement)
+        return -_ALPHA * offset**2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
@@ -125,9 +126,10 @@ def _whole_shifts(
     try:
         shifts = [tuple(displacement) for displacement in displacements]
     except TypeError:
-        raise ShapeError(must_be("displacements", expected, displacements)) from None
-    if len(shifts) != num_heads or any(len(shift) != dims for shift in shifts):
+        shifts = []
+    lengths = set(map(len, shifts))
+    if len(shifts) != num_heads or lengths != {dims}:
         raise ShapeError(must_be("displacements", expected, displacements))
-    if not all(is_whole(size) for size in chain(*shifts)):
+    if not all(map(is_whole, chain(*shifts))):
         raise ArgumentError(must_be("displacements", "integers", displacements))
     return tuple(tuple(map(int, shift)) for shift in shifts)

@@ -51,7 +51,8 @@ class GeneralizedQuadratic(Encoding):
         """
         super().__init__(num_heads, dims)
         self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
-        self.shape = nn.Parameter(torch.eye(dims) + 0.01 * torch.randn(num_heads, dims, dims))
+        noise = torch.randn(num_heads, dims, dims)
+        self.shape = nn.Parameter(torch.eye(dims) + 0.01 * noise)
 
     @property
     def precision(self) -> Float[Tensor, "heads dims dims"]:
@@ -62,13 +63,15 @@ class GeneralizedQuadratic(Encoding):
     def precision(self, value: Any) -> None:
         dtype = self.shape.dtype
         matrices = read_numbers("precision", value, tuple(self.shape.shape))
-        rounding = self.dims * torch.finfo(dtype).eps * matrices.abs().amax((-2, -1), keepdim=True)
-        symmetric = ((matrices - matrices.mT).abs() <= rounding).all()
+        largest = matrices.abs().amax((-2, -1), keepdim=True)
+        rounding = self.dims * torch.finfo(dtype).eps * largest
+        asymmetric = (matrices - matrices.mT).abs() > rounding
         factors, failed = torch.linalg.cholesky_ex((matrices + matrices.mT) / 2)
         shape = factors.mT.to(dtype)
         rounded = shape.mT @ shape  # as it will be read
-        definite = rounded.isfinite().all() and (rounded.diagonal(dim1=-2, dim2=-1) > 0).all()
-        if failed.any() or not (definite and symmetric):
+        positive = rounded.diagonal(dim1=-2, dim2=-1) > 0
+        definite = positive.all() and rounded.isfinite().all()
+        if failed.any() or asymmetric.any() or not definite:
             expected = f"symmetric and positive definite in {dtype}"
             raise ArgumentError(must_be("precision", expected, value))
         write_parameter(self, "shape", shape)
@@ -80,9 +83,10 @@ class GeneralizedQuadratic(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
-        centres = self.centres.view(self.num_heads, *(1,) * (displacement.ndim - 1), self.dims)
-        shape = self.shape.to(displacement.dtype)
+        ones = [1] * (displacement.ndim - 1)
+        centres = self.centres.view(self.num_heads, *ones, self.dims)
         offset = displacement - centres.to(displacement.dtype)
+        shape = self.shape.to(displacement.dtype)
         scaled = einsum(shape, offset, "heads rows dims, heads ... dims -> heads ... rows")
         return -(scaled**2).sum(-1) / 2
 

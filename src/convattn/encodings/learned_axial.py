@@ -6,9 +6,8 @@ from typing import Any, final
 import torch
 from einops import einsum
 from torch import Tensor, nn
-from torch.nn import functional
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters
+from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters, place_along_axis
 from convattn.encodings.learned_table import read_table, require_extent, table_extent
 from convattn.grid import PerAxis, whole_number
 
@@ -58,10 +57,12 @@ class LearnedAxial(AxisAdditiveEncoding):
         self.width = whole_number("width", width)
         self.tables = nn.ParameterList()
         for size in self.extent:
-            self.tables.append(nn.Parameter(torch.randn(2 * size - 1, self.width)))
+            table = torch.randn(2 * size - 1, self.width)
+            self.tables.append(nn.Parameter(table))
         self.head_vectors = None
         if head_vectors:
-            self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, self.width))
+            vectors = torch.randn(dims, num_heads, self.width)
+            self.head_vectors = nn.Parameter(0.02 * vectors)
 
     @property
     def feature_width(self) -> int:
@@ -90,8 +91,7 @@ class LearnedAxial(AxisAdditiveEncoding):
         """Returns the features of displacements along one axis."""
         compute_parameters(self.tables)
         vectors = read_table(self.tables[axis], displacement[..., None])
-        before, after = axis * self.width, (self.dims - 1 - axis) * self.width
-        return functional.pad(vectors, (before, after))
+        return place_along_axis(vectors, axis, self.dims)
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the tables do not hold a box of displacements."""

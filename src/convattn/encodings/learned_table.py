@@ -29,13 +29,16 @@ def read_table(
     lower = below.long() + (sizes - 1) // 2
     upper = (lower + 1).minimum(sizes - 1)
     result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
-    for corner in product((0, 1), repeat=len(sizes)):
-        weights, index = [], []
-        for axis, high in enumerate(corner):
-            weights.append((1 - part, part)[high][..., axis])
-            index.append((lower, upper)[high][..., axis])
+    sides = [(lower, 1 - part), (upper, part)]
+    for corner in product(sides, repeat=len(sizes)):
+        index = []
+        weights = []
+        for axis, (places, shares) in enumerate(corner):
+            index.append(places[..., axis])
+            weights.append(shares[..., axis])
         weight = torch.stack(weights).prod(0)[..., None]
-        result = result + weight * table[tuple(index)].to(displacement.dtype)
+        entries = table[tuple(index)].to(displacement.dtype)
+        result = result + weight * entries
     return result
 
 
@@ -94,7 +97,8 @@ class LearnedTable(Encoding):
         super().__init__(num_heads, dims)
         self.extent = table_extent(extent, dims)
         sizes = [2 * size - 1 for size in self.extent]
-        self.scores = nn.Parameter(0.02 * torch.randn(num_heads, *sizes))
+        scores = torch.randn(num_heads, *sizes)
+        self.scores = nn.Parameter(0.02 * scores)
 
     def options(self) -> dict[str, Any]:
         """Returns extent."""
@@ -102,7 +106,8 @@ class LearnedTable(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
-        return read_table(self.scores.movedim(0, -1), displacement).movedim(-1, 0)
+        table = self.scores.movedim(0, -1)
+        return read_table(table, displacement).movedim(-1, 0)
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the tables do not hold a box of displacements."""

@@ -6,7 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, read_numbers, write_parameter
+from convattn.encodings.encoding import (
+    AxisAdditiveEncoding,
+    per_head,
+    read_numbers,
+    write_parameter,
+)
 from convattn.errors import ArgumentError, must_be
 
 
@@ -50,13 +55,12 @@ class LinearDistance(AxisAdditiveEncoding):
         logs = read_numbers("slope", value, (self.num_heads,)).log()
         dtype = self.log_slope.dtype
         slopes = logs.to(dtype).exp()  # as they will be read
-        if not (torch.isfinite(slopes) & (slopes > 0)).all():
+        if not (slopes.isfinite() & (slopes > 0)).all():
             raise ArgumentError(must_be("slope", f"positive and finite in {dtype}", value))
         write_parameter(self, "log_slope", logs)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
-        shape = (-1,) + (1,) * displacement.ndim
-        centre = self.centres[:, axis].to(displacement.dtype).view(shape)
-        slope = self.log_slope.to(displacement.dtype).exp().view(shape)
+        centre = per_head(self.centres[:, axis], displacement)
+        slope = per_head(self.log_slope, displacement).exp()
         return -slope * (displacement - centre).abs()

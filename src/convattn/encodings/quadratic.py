@@ -9,7 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings.encoding import AxisAdditiveEncoding, read_numbers, write_parameter
+from convattn.encodings.encoding import (
+    AxisAdditiveEncoding,
+    per_head,
+    read_numbers,
+    write_parameter,
+)
 from convattn.errors import ArgumentError, ShapeError, must_be
 
 
@@ -21,15 +26,16 @@ def starting_centres(
     """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
     if centres is None:
         return torch.randn(num_heads, dims) * 2
+    shape = (num_heads, dims)
     try:
-        start = torch.as_tensor(centres, dtype=torch.get_default_dtype()).detach().clone()
+        values = torch.as_tensor(centres, dtype=torch.get_default_dtype())
     except (TypeError, ValueError):
-        raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", centres)) from None
-    if start.shape != (num_heads, dims):
-        raise ShapeError(must_be("centres", f"of shape {(num_heads, dims)}", tuple(start.shape)))
-    if not start.is_meta and not torch.isfinite(start).all():
-        raise ArgumentError(must_be("centres", "finite", start.tolist()))
-    return start
+        raise ShapeError(must_be("centres", f"of shape {shape}", centres)) from None
+    if values.shape != shape:
+        raise ShapeError(must_be("centres", f"of shape {shape}", tuple(values.shape)))
+    if not values.is_meta and not values.isfinite().all():
+        raise ArgumentError(must_be("centres", "finite", values.tolist()))
+    return values.detach().clone()
 
 
 def grid_centres(num_heads: int) -> list[list[float]]:
@@ -38,7 +44,7 @@ def grid_centres(num_heads: int) -> list[list[float]]:
     if taps is None:
         expected = "the square of an odd number for centres on a grid"
         raise ArgumentError(must_be("heads", expected, num_heads))
-    return [[float(row), float(col)] for row, col in taps]
+    return [list(map(float, tap)) for tap in taps]
 
 
 def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
@@ -46,7 +52,8 @@ def kernel_taps(num_heads: int, dims: int) -> list[tuple[int, ...]] | None:
     side = round(max(num_heads, 0) ** (1 / dims))
     if side**dims != num_heads or side % 2 == 0:
         return None
-    return list(product(range(-(side // 2), side // 2 + 1), repeat=dims))
+    reach = side // 2
+    return list(product(range(-reach, reach + 1), repeat=dims))
 
 
 def quadratic_axis_features(
@@ -62,11 +69,12 @@ def quadratic_axis_features(
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
     is_number = isinstance(sharpness, int | float) and not isinstance(sharpness, bool)
-    if not (is_number and 0 < sharpness < math.inf):
+    if not is_number or not 0 < sharpness < math.inf:
         raise ArgumentError(must_be("sharpness", "a positive finite number", sharpness))
     exact = math.sqrt(2) * math.sqrt(sharpness)
-    root = torch.tensor(exact, dtype=torch.float64, device="cpu").to(dtype)
-    if not 0 < (root**2 / 2).item() < math.inf:
+    root = torch.tensor(exact, dtype=dtype, device="cpu")
+    rounded = (root**2 / 2).item()  # as it will be read
+    if not 0 < rounded < math.inf:
         raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
     return root.item()
 
@@ -115,7 +123,8 @@ class Quadratic(AxisAdditiveEncoding):
         if sharpness is None:
             root = 1 + 0.01 * torch.randn(num_heads)
         else:
-            root = torch.full((num_heads,), root_of_sharpness(sharpness, torch.get_default_dtype()))
+            value = root_of_sharpness(sharpness, torch.get_default_dtype())
+            root = torch.full((num_heads,), value)
         self.root_sharpness = nn.Parameter(root)
 
     @property
@@ -125,10 +134,11 @@ class Quadratic(AxisAdditiveEncoding):
 
     @sharpness.setter
     def sharpness(self, value: Any) -> None:
-        numbers = read_numbers("sharpness", value, (self.num_heads,)).tolist()
-        roots = [root_of_sharpness(alpha, self.root_sharpness.dtype) for alpha in numbers]
-        values = torch.tensor(roots, dtype=torch.float64, device="cpu")
-        write_parameter(self, "root_sharpness", values)
+        dtype = self.root_sharpness.dtype
+        roots = read_numbers("sharpness", value, (self.num_heads,)).clone()
+        for head, alpha in enumerate(roots.tolist()):
+            roots[head] = root_of_sharpness(alpha, dtype)
+        write_parameter(self, "root_sharpness", roots)
 
     @property
     def feature_width(self) -> int:
@@ -137,10 +147,10 @@ class Quadratic(AxisAdditiveEncoding):
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
-        shape = (-1,) + (1,) * displacement.ndim
-        centre = self.centres[:, axis].to(displacement.dtype).view(shape)
-        root = self.root_sharpness.to(displacement.dtype).view(shape)
-        return -((root * (displacement - centre)) ** 2) / 2
+        centre = per_head(self.centres[:, axis], displacement)
+        root = per_head(self.root_sharpness, displacement)
+        scaled = root * (displacement - centre)
+        return -(scaled**2) / 2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""

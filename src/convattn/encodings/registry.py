@@ -18,20 +18,18 @@ from convattn.encodings.score_function import ScoreFunction
 from convattn.encodings.sinusoidal import Sinusoidal
 from convattn.errors import ArgumentError, UnknownNameError, UnsupportedModelError, must_be
 
-_OWN: Mapping[str, type[Encoding]] = MappingProxyType(
-    {
-        "quadratic": Quadratic,
-        "generalized_quadratic": GeneralizedQuadratic,
-        "learned_axial": LearnedAxial,
-        "learned_table": LearnedTable,
-        "sinusoidal": Sinusoidal,
-        "distance": Distance,
-        "axial_distance": AxialDistance,
-        "linear_distance": LinearDistance,
-        "shift": Shift,
-    }
-)
-_known = dict(_OWN)
+_known: dict[str, type[Encoding]] = {
+    "quadratic": Quadratic,
+    "generalized_quadratic": GeneralizedQuadratic,
+    "learned_axial": LearnedAxial,
+    "learned_table": LearnedTable,
+    "sinusoidal": Sinusoidal,
+    "distance": Distance,
+    "axial_distance": AxialDistance,
+    "linear_distance": LinearDistance,
+    "shift": Shift,
+}
+_OWN = frozenset(_known)
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 ENCODINGS: Mapping[str, type[Encoding]] = MappingProxyType(_known)
@@ -60,12 +58,15 @@ def register_encoding(name: str, kind: type[Encoding]) -> None:
         >>> create_encoding("near", num_heads=3, dims=2)
         Near(num_heads=3, dims=2)
     """
-    if not (isinstance(kind, type) and issubclass(kind, Encoding)) or inspect.isabstract(kind):
+    is_encoding = isinstance(kind, type) and issubclass(kind, Encoding)
+    if not is_encoding or inspect.isabstract(kind):
         raise ArgumentError(must_be("kind", "a subclass of Encoding that can be built", kind))
-    if not (isinstance(name, str) and name.isidentifier()):
+    if not isinstance(name, str) or not name.isidentifier():
         raise ArgumentError(must_be("name", "a name of letters, digits and underscores", name))
     other = _known.get(name, kind)
-    if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
+    # A class that a notebook's cell defines again is another object of the same name.
+    same_module = other.__module__ == kind.__module__
+    if not same_module or other.__qualname__ != kind.__qualname__:
         raise ArgumentError(
             f"name must be new, but {name!r} is already the name of {other.__qualname__}"
         )
@@ -124,16 +125,16 @@ def describe_encoding(encoding: Encoding) -> dict[str, Any]:
             f"cannot save the encoding {encoding}: a file holds no functions. Write it as a subclass of"
             " convattn.Encoding, and register that by convattn.register_encoding"
         )
-    names = [name for name, known in _known.items() if known is kind]
-    if not names:
+    name = next((name for name, known in _known.items() if known is kind), None)
+    if name is None:
         raise UnsupportedModelError(
             f"cannot save the encoding {kind.__name__}: loading could not build it, because it has no name. Register it"
             f" first: convattn.register_encoding({kind.__name__.lower()!r}, {kind.__name__})"
         )
     options = encoding.options()
-    if names[0] not in _OWN:
+    if name not in _OWN:
         _require_all(kind, options)
-    return {"name": names[0], "options": options}
+    return {"name": name, "options": options}
 
 
 def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
@@ -153,7 +154,7 @@ def _require_all(kind: type[Encoding], options: dict[str, Any]) -> None:
 def _arguments(kind: type[Encoding]) -> list[str]:
     """Lists the names of an encoding's arguments besides the sizes."""
     names = set()
-    for parameter in inspect.signature(kind).parameters.values():
+    for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind not in _UNNAMED:
-            names.add(parameter.name)
+            names.add(name)
     return sorted(names - {"num_heads", "dims"})

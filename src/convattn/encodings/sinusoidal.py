@@ -7,9 +7,8 @@ import torch
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from convattn.encodings.encoding import AxisAdditiveEncoding
+from convattn.encodings.encoding import AxisAdditiveEncoding, place_along_axis
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import whole_number
 
@@ -44,10 +43,11 @@ class Sinusoidal(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.frequencies = whole_number("frequencies", frequencies)
-        if not (math.isfinite(max_period) and max_period > 1):
+        if not 1 < max_period < math.inf:
             raise ArgumentError(must_be("max_period", "a finite number above 1", max_period))
         self.max_period = float(max_period)
-        self.head_vectors = nn.Parameter(0.02 * torch.randn(dims, num_heads, 2 * self.frequencies))
+        vectors = torch.randn(dims, num_heads, 2 * self.frequencies)
+        self.head_vectors = nn.Parameter(0.02 * vectors)
 
     @property
     def feature_width(self) -> int:
@@ -59,17 +59,17 @@ class Sinusoidal(AxisAdditiveEncoding):
         return {"frequencies": self.frequencies, "max_period": self.max_period}
 
     def _waves(self, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points waves"]:
-        steps = torch.arange(self.frequencies, device=displacement.device, dtype=displacement.dtype)
-        phase = displacement[..., None] * self.max_period ** (-steps / self.frequencies)
+        steps = torch.arange(self.frequencies).to(displacement)
+        frequency = self.max_period ** (-steps / self.frequencies)
+        phase = displacement[..., None] * frequency
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""
         vectors = self.head_vectors[axis].to(displacement.dtype)
-        return einsum(vectors, self._waves(displacement), "heads waves, ... waves -> heads ...")
+        waves = self._waves(displacement)
+        return einsum(vectors, waves, "heads waves, ... waves -> heads ...")
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""
-        width = 2 * self.frequencies
-        before, after = axis * width, (self.dims - 1 - axis) * width
-        return functional.pad(self._waves(displacement), (before, after))
+        return place_along_axis(self._waves(displacement), axis, self.dims)

@@ -46,10 +46,13 @@ def start_like_table(
         if isinstance(module, nn.Linear):
             module.reset_parameters()
     table = LearnedAxial(encoding.num_heads, encoding.dims, extent=size, width=width)
-    keys, scores = attended_keys(table, size), _scores(encoding, size)
-    low, high = 0.0, 1.0
+    keys = attended_keys(table, size)
+    scores = _scores(encoding, size)
+    low = 0.0
+    high = 1.0
     while _keys(high * scores) > keys:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if _keys(middle * scores) > keys:
@@ -64,13 +67,15 @@ def start_like_table(
 @torch.no_grad()
 def _scores(encoding: Encoding, size: int) -> Float[Tensor, "heads queries keys"]:
     """Scores every query and key of an image, in float64."""
-    windows = encoding.table([Axis(range(size), size)] * encoding.dims, torch.float64)
-    for axis in range(1, 1 + encoding.dims):
+    axis = Axis(range(size), size)
+    windows = encoding.table([axis] * encoding.dims, torch.float64)
+    for number in range(encoding.dims):
         # each query's displacements, from the last query to the first
-        windows = windows.unfold(axis, size, 1)
+        windows = windows.unfold(1 + number, size, 1)
     return windows.flatten(1 + encoding.dims).flatten(1, -2)
 
 
 def _keys(scores: Float[Tensor, "heads queries keys"]) -> float:
     logs = scores.log_softmax(dim=-1)
-    return math.exp(-(logs.exp() * logs).sum(dim=-1).mean().item())
+    entropy = -(logs.exp() * logs).sum(dim=-1)
+    return math.exp(entropy.mean().item())
