@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from convattn.budget import assert_within_budget, roundings
+from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError
 from convattn.grid import Axis
@@ -70,54 +70,69 @@ class EncodingContract:
         """Draws real displacements within reach."""
         generator = torch.Generator().manual_seed(7)
         uniform = torch.rand(*shape, dims, generator=generator, dtype=torch.float64)
-        return ((2 * uniform - 1) * self.reach).to(dtype)
+        points = (2 * uniform - 1) * self.reach
+        return points.to(dtype)
 
     def axes(self, dims: int) -> list[Axis]:
         """Lays out a small grid, strided along the last axis, within reach."""
-        return [Axis(range(4), 5), Axis(range(1, 3), 3), Axis(range(0, 4, 3), 4)][-dims:]
+        axes = [
+            Axis(range(4), 5),
+            Axis(range(1, 3), 3),
+            Axis(range(0, 4, 3), 4),
+        ]
+        return axes[-dims:]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_the_formula(self, dims: int, dtype: torch.dtype) -> None:
-        self.check_scores(self.drawn(dims), self.points(dims, 31, dtype=dtype))
+        points = self.points(dims, 31, dtype=dtype)
+        self.check_scores(self.drawn(dims), points)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_narrow_parameters_are_scored_in_the_dtype_of_the_displacements(
         self, dtype: torch.dtype
     ) -> None:
         """A half-precision encoding loses nothing beyond the rounding of its parameters."""
-        self.check_scores(self.drawn(2).to(dtype), self.points(2, 31, dtype=torch.float32))
+        encoding = self.drawn(2).to(dtype)
+        points = self.points(2, 31, dtype=torch.float32)
+        self.check_scores(encoding, points)
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_tables_hold_the_scores_of_a_grid(self, dims: int) -> None:
         """The table of a grid lists its scores, and of axis-additive encodings the tables of the axes add up to it."""
-        encoding, axes = self.drawn(dims), self.axes(dims)
+        encoding = self.drawn(dims)
+        axes = self.axes(dims)
         self.check_table(encoding, axes, encoding.table(axes))
         assert encoding.axis_additive == isinstance(encoding, AxisAdditiveEncoding)
         if isinstance(encoding, AxisAdditiveEncoding):
-            self.check_table(encoding, axes, add_tables(encoding.axis_tables(axes)))
+            table = add_tables(encoding.axis_tables(axes))
+            self.check_table(encoding, axes, table)
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
     def test_scores_are_linear_in_the_features(self, dims: int) -> None:
         """Up to a constant per head, which the softmax cancels, scores lie in the span of the features."""
         encoding = self.drawn(dims).double()
-        points = self.points(dims, 4 * max(1, encoding.feature_width) + 1)
-        if not encoding.feature_width:
+        width = encoding.feature_width
+        points = self.points(dims, 4 * max(1, width) + 1)
+        if not width:
             message = "encoding must be one with features shared by all heads"
             with pytest.raises(ArgumentError, match=message):
                 encoding.features(points)
             return
-        features, scores = encoding.features(points).detach(), encoding(points).detach().mT
-        assert features.shape == (len(points), encoding.feature_width)
+        features = encoding.features(points).detach()
+        assert features.shape == (len(points), width)
         formula = self.formula.features
         assert formula is not None
         with torch.no_grad():
             lows = by_formula(formula, encoding, points)
         assert_within_budget(features, lows[0], lows)
-        basis, _ = torch.linalg.qr(torch.cat([features, torch.ones_like(points[:, :1])], dim=1))
-        rest = scores - basis @ (basis.mT @ scores)
+        constant = torch.ones(len(points), 1, dtype=torch.float64)
+        basis, _ = torch.linalg.qr(torch.cat([features, constant], dim=1))
+        scores = encoding(points).detach().mT
+        projected = basis @ (basis.mT @ scores)
         rounding = len(points) * torch.finfo(torch.float64).eps
-        assert rest.abs().max() <= rounding * max(1.0, scores.norm().item())
+        largest = max(1.0, scores.norm().item())
+        assert (scores - projected).abs().max() <= rounding * largest
 
     @pytest.mark.parametrize("dims", [1, 2])
     def test_gradients_are_those_of_finite_differences(self, dims: int) -> None:
@@ -128,38 +143,41 @@ class EncodingContract:
             named = dict(zip(parameters, values, strict=True))
             return functional_call(encoding, named, (displacement,))
 
-        inputs = (self.points(dims, 3), *parameters.values())
-        leaves = [value.detach().requires_grad_() for value in inputs]
+        copies = [parameter.detach().requires_grad_() for parameter in parameters.values()]
+        leaves = [self.points(dims, 3).requires_grad_(), *copies]
         assert torch.autograd.gradcheck(scores, leaves)
 
     def test_rebuilds_from_its_class_and_options(self) -> None:
         """Class, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
-        encoding, points = self.drawn(2), self.points(2, 31, dtype=torch.float32)
+        encoding = self.drawn(2)
+        points = self.points(2, 31, dtype=torch.float32)
         options = json.loads(json.dumps(encoding.options()))
         rebuilt = type(encoding)(encoding.num_heads, encoding.dims, **options)
         rebuilt.load_state_dict(encoding.state_dict())
-        for other in (rebuilt, copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        copied = copy.deepcopy(encoding)
+        unpickled = pickle.loads(pickle.dumps(encoding))
+        for other in (rebuilt, copied, unpickled):
             assert torch.equal(other(points), encoding(points))
             assert repr(other) == repr(encoding)
 
     def test_a_layer_attends_by_the_formula(self) -> None:
         """A layer computes y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], with A the softmax of the formula's scores."""
-        encoding, x = (
-            self.drawn(1),
-            torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5)),
-        )
+        encoding = self.drawn(1)
+        x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5))
         layer = RelativeAttention1d(3, 7, encoding.num_heads, encoding)
 
         def attend(layer: RelativeAttention1d, x: Tensor) -> Tensor:
             places = torch.arange(x.shape[2], dtype=x.dtype)
-            pairs = (places - places[:, None]).flatten()[:, None]
-            scores = self.formula.score(layer.encoding, pairs)
-            weights = scores.view(-1, len(places), len(places)).softmax(-1)
-            y = torch.einsum("hoc,hqk,bck->boq", layer.values.maps(), weights, x)
-            return y + layer.get_parameter("bias")[:, None]
+            displacements = places - places[:, None]
+            scores = self.formula.score(layer.encoding, displacements.reshape(-1, 1))
+            weights = scores.view(-1, *displacements.shape).softmax(-1)
+            maps = layer.values.maps()
+            y = torch.einsum("hoc,hqk,bck->boq", maps, weights, x)
+            bias = layer.get_parameter("bias")
+            return y + bias[:, None]
 
-        hi = attend(copy.deepcopy(layer).double(), x.double())
-        assert_within_budget(layer(x), hi, roundings(attend, layer, x))
+        hi, lows = references(attend, layer, x)
+        assert_within_budget(layer(x), hi, lows)
 
     def check_scores(self, encoding: Encoding, points: Tensor) -> None:
         """Compares the scores of displacements with the formula."""
@@ -174,7 +192,8 @@ class EncodingContract:
         assert table.shape == (encoding.num_heads, *sizes)
         points = grid_points(axes).float()
         lows = by_formula(self.formula.score, encoding, points)
-        hi = self.formula.score(copy.deepcopy(encoding).double(), points.double())
+        precise = copy.deepcopy(encoding).double()
+        hi = self.formula.score(precise, points.double())
         assert_within_budget(table.flatten(1), hi, lows)
 
 
@@ -184,7 +203,8 @@ def by_formula(
     points: Float[Tensor, "points dims"],
 ) -> list[Tensor]:
     """Computes a formula from several last digits of points and parameters, which are those of the points' dtype."""
-    return roundings(formula, copy.deepcopy(encoding).to(points.dtype), points)
+    rounded = copy.deepcopy(encoding).to(points.dtype)
+    return roundings(formula, rounded, points)
 
 
 def grid_points(axes: list[Axis]) -> Tensor:
@@ -197,7 +217,8 @@ def add_tables(tables: Sequence[Float[Tensor, "heads _"]]) -> Float[Tensor, "hea
     """Adds up tables of the axes to one of the grid."""
     total = tables[0]
     for table in tables[1:]:
-        total = total[..., None] + table.view(len(table), *(1,) * (total.ndim - 1), -1)
+        ones = [1] * (total.ndim - 1)
+        total = total[..., None] + table.view(len(table), *ones, -1)
     return total
 
 
@@ -205,5 +226,6 @@ def stir(module: M) -> M:
     """Moves every parameter of a module by random numbers, so that none is zero or the same for all heads."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            noise = torch.randn_like(parameter)
+            parameter.add_(0.3 * noise)
     return module
