@@ -14,7 +14,6 @@ from convattn.cli import main
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.heads.compare import ReportComparison
 from convattn.heads.head_report import Estimate, HeadReport
-from convattn.lab import report_figures as figures
 from convattn.lab.html_pages import write_report
 from convattn.networks.images import Pictures
 
@@ -200,7 +199,7 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(figures, "head_map", interrupt)
+    monkeypatch.setattr("convattn.lab.html_pages.head_map", interrupt)
     assert (
         main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
     )
