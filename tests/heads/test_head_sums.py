@@ -8,7 +8,6 @@ from tests.heads.statistics_cases import EPS, LAYOUTS, added, make_call, whole_m
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
-from convattn.heads import head_sums as sums
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
@@ -102,20 +101,6 @@ def test_batches_add_up(layout):
         hi, found = getattr(whole, name), getattr(parts, name)
         if hi.numel():
             assert (found - hi).abs().max() <= terms * EPS * hi.abs().max()
-
-
-@pytest.mark.parametrize("signed", [False, True], ids=["", "signed"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_heads_and_images_one_by_one_have_the_same_sums(layout, signed, monkeypatch):
-    call = make_call(layout, images=7, signed=signed)
-    together, _ = added(call, [slice(0, 7)], 3)
-    monkeypatch.setattr(sums, "_IN_CACHE", 1)
-    apart, _ = added(call, [slice(0, 7)], 3)
-    terms = call.weights[:, :, 0].numel()
-    for item in fields(together):
-        hi, found = getattr(together, item.name), getattr(apart, item.name)
-        if hi.numel():
-            assert (found - hi).abs().max() <= terms * EPS * max(1.0, hi.abs().max())
 
 
 def test_variance_over_images_is_unbiased_in_small_batches():

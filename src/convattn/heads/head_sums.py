@@ -6,7 +6,7 @@ less a level near 1/keys, because most heads look nearly everywhere alike, and t
 a power of two, so that weights of 0 and 1 stay exact.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import log2
@@ -25,9 +25,6 @@ NO_POSITION = "none of its queries, or none of its keys, has a position"
 """Why a layer has no pairs."""
 
 _TINY = 1e-38
-
-_IN_CACHE = 2**20
-"""Bytes of one head's weights that are summed at once: with what is made of them, less than a core's cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +53,8 @@ class Pairs:
 
     def within(self, radius: int) -> Int64[Tensor, " kernel"]:
         """Returns the numbers of the displacements of at most `radius` along each axis."""
-        return (self.displacements.abs().amax(dim=1) <= radius).nonzero()[:, 0]
+        largest = self.displacements.abs().amax(dim=1)
+        return (largest <= radius).nonzero()[:, 0]
 
     def fits(self, layout: Layout) -> bool:
         """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
@@ -73,7 +71,8 @@ class Pairs:
 
 def has_positions(layout: Layout) -> bool:
     """Says whether any query and any key has a position."""
-    return bool((layout.queries >= 0).any()) and not bool(layout.key_prefix.all())
+    has_query = bool((layout.queries >= 0).any())
+    return has_query and not bool(layout.key_prefix.all())
 
 
 def make_pairs(layout: Layout, name: str) -> Pairs:
@@ -82,12 +81,13 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
         raise UnsupportedModelError(f"{name}: {NO_POSITION}")
     rows = (layout.queries >= 0).any(dim=0).nonzero()[:, 0]
     cols = (~layout.key_prefix).nonzero()[:, 0]
-    valid = (layout.queries[:, rows] >= 0)[:, :, None].expand(-1, -1, len(cols))
+    on_grid = layout.queries[:, rows] >= 0
+    valid = on_grid[:, :, None].expand(-1, -1, len(cols))
     if layout.allowed is not None:
         valid = valid & layout.allowed[:, rows][:, :, cols]
     queries = layout.query_positions()[:, rows].nan_to_num()
-    steps = (layout.keys[:, None, cols] - queries[:, :, None]).double() * _STEPS
-    steps = steps.round().long()
+    cells = layout.keys[:, None, cols] - queries[:, :, None]
+    steps = (cells.double() * _STEPS).round().long()
     first = steps.amin(dim=(0, 1, 2))
     sizes = steps.amax(dim=(0, 1, 2)) - first + 1
     code = torch.zeros(steps.shape[:-1], dtype=torch.int64, device=steps.device)
@@ -96,7 +96,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     codes, numbers = code[valid].unique(return_inverse=True)
     bins = torch.full_like(code, len(codes))
     bins[valid] = numbers
-    displacements = torch.stack(torch.unravel_index(codes, tuple(sizes.tolist())), dim=1) + first
+    places = torch.unravel_index(codes, tuple(sizes.tolist()))
+    displacements = torch.stack(places, dim=1) + first
     return Pairs(
         layout=layout,
         rows=rows,
@@ -130,7 +131,10 @@ class HeadSums:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "HeadSums":
         """Returns the sums with every tensor changed."""
-        return HeadSums(**{item.name: change(getattr(self, item.name)) for item in fields(self)})
+        changed = {}
+        for item in fields(self):
+            changed[item.name] = change(getattr(self, item.name))
+        return HeadSums(**changed)
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
@@ -142,8 +146,10 @@ class HeadSums:
 
 def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
     """Returns the sums of a layer over no image."""
-    heads, keys = call.weights.shape[2], call.weights.shape[4]
-    layout, bins = pairs.layout, len(pairs.counts)
+    heads = call.weights.shape[2]
+    keys = call.weights.shape[4]
+    layout = pairs.layout
+    bins = len(pairs.counts)
     maps = len(_prefix_queries(layout)) if layout.groups == 1 else 0
 
     def zeros(*sizes: int) -> Tensor:
@@ -168,107 +174,88 @@ def sum_heads(
     call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
 ) -> HeadSums:
     """Sums the weights of one batch; `members` says which group of images each image is in."""
-    images, keys = len(call.weights), call.weights.shape[4]
+    images, _, heads, _, keys = call.weights.shape
     sums = empty_sums(call, pairs, groups)
     ones = torch.ones(images, dtype=torch.float64, device=call.weights.device)
     sums.images.index_add_(0, members, ones)
     if images > 1:
         sums.compared.index_add_(0, members, ones)
+    unbiased = images / max(images - 1, 1)
     level = 2.0 ** -round(log2(keys))  # the power of two nearest to 1/keys
-    present, counts = members.unique_consecutive(return_counts=True)
-    for heads, tile in tiles(call, pairs):
-        signed = tile.numel() > 0 and float(tile.amin()) < 0
-        by_group = list(zip(present.tolist(), tile.split(counts.tolist()), strict=True))
-        mean = tile.new_zeros(tile.shape[1:])
-        for group, members_of_group in by_group:
-            total, absolute = torch.zeros_like(mean), torch.zeros_like(mean)
-            for part in members_of_group.split(images_in_cache(tile)):
-                size = part.abs() if signed else part
-                sums.entropies[group, heads] += _total(_entropies(size))
-                if signed:
-                    absolute += size.sum(dim=0)
-                shifted = _shifted(part, level, pairs)
-                total += shifted.sum(dim=0)
-                sums.squares[group, heads] += _total(shifted.square_().sum(dim=4))
-            mean += total / images
-            _add_bins(sums.centred[group, heads], total, pairs)
-            if signed:
-                _add_bins(sums.absolute[group, heads], absolute, pairs)
-        for group, members_of_group in by_group:
-            for part in members_of_group.split(images_in_cache(tile)):
-                apart = _shifted(part, level, pairs).sub_(mean).square_().sum(dim=4)
-                sums.over_images[group, heads] += _total(apart) * images / max(images - 1, 1)
+    for head in range(heads):
+        attention = attention_on_grid(call, pairs, head)
+        size = attention.abs()
+        shifted = attention - level
+        if pairs.valid is not None:
+            shifted *= pairs.valid
+        apart = shifted - shifted.mean(dim=0)
+        _add_bins(sums.absolute[:, head], size, pairs, members)
+        _add_bins(sums.centred[:, head], shifted, pairs, members)
+        sums.entropies[:, head].index_add_(0, members, _total(_entropies(size)))
+        sums.squares[:, head].index_add_(0, members, sum_squares(shifted))
+        sums.over_images[:, head].index_add_(0, members, sum_squares(apart) * unbiased)
     _sum_prefix(sums, call, pairs, members)
     by_displacement = sums.centred + level * sums.images[:, None, None] * pairs.counts
-    signed_heads = (sums.absolute > 0).any(dim=(0, 2))[:, None]
-    absolute = torch.where(signed_heads, sums.absolute, by_displacement)
-    return replace(sums, by_displacement=by_displacement, absolute=absolute)
+    return replace(sums, by_displacement=by_displacement)
 
 
-def tiles(
-    call: AttentionCall, pairs: Pairs
-) -> Iterator[tuple[slice, Float[Tensor, "images groups heads rows cols"]]]:
-    """Yields the weights of the pairs that count, others in between as 0, of a few heads: as many as fit a cache."""
-    count = call.weights.shape[2]
-    step = max(1, _IN_CACHE // (pairs.bins.numel() * 4))
-    for first in range(0, count, step):
-        heads = slice(first, min(first + step, count))
-        weights = call.weights[:, :, heads]
-        if not weights.dtype.is_floating_point or weights.dtype.itemsize < 4:
-            weights = weights.float()
-        tile = _select(_select(weights, pairs.rows, 3), pairs.cols, 4)
-        yield heads, tile if pairs.valid is None else tile * pairs.valid[:, None]
+def attention_on_grid(
+    call: AttentionCall, pairs: Pairs, head: int
+) -> Float[Tensor, "images groups rows cols"]:
+    """Returns the weights of a head for the pairs that count, and 0 for the others."""
+    weights = call.weights[:, :, head]
+    if not weights.dtype.is_floating_point or weights.dtype.itemsize < 4:
+        weights = weights.float()
+    weights = _select(weights, pairs.rows, 2)
+    weights = _select(weights, pairs.cols, 3)
+    return weights if pairs.valid is None else weights * pairs.valid
 
 
-def images_in_cache(tile: Float[Tensor, "images ..."]) -> int:
-    """Returns how many images of a tile are summed at once."""
-    return max(1, _IN_CACHE // max(tile[:1].numel() * tile.itemsize, 1))
+def sum_squares(weights: Float[Tensor, "images groups rows cols"]) -> Float64[Tensor, " images"]:
+    """Returns the sum of the squares of each image; the weights are overwritten."""
+    return _total(weights.square_().sum(dim=3))
 
 
 def _entropies(
-    size: Float[Tensor, "images groups heads rows cols"],
-) -> Float[Tensor, "images groups heads rows"]:
+    size: Float[Tensor, "images groups rows cols"],
+) -> Float[Tensor, "images groups rows"]:
     """Returns m · entropy of each query, m = Σ |A|."""
-    mass = size.sum(dim=4)
-    logs = size.clamp_min(_TINY).log_().mul_(size).sum(dim=4)
+    mass = size.sum(dim=3)
+    logs = size.clamp_min(_TINY).log_().mul_(size).sum(dim=3)
     return mass * mass.clamp_min(_TINY).log() - logs
 
 
-def _total(rows: Float[Tensor, "images groups heads rows"]) -> Float64[Tensor, " heads"]:
+def _total(rows: Float[Tensor, "images groups rows"]) -> Float64[Tensor, " images"]:
     """Sums what was computed for each query."""
-    return rows.double().sum(dim=(0, 1, 3))
-
-
-def _shifted(
-    part: Float[Tensor, "images groups heads rows cols"], level: float, pairs: Pairs
-) -> Float[Tensor, "images groups heads rows cols"]:
-    """Takes the level away from weights of pairs that count."""
-    shifted = part - level
-    return shifted if pairs.valid is None else shifted.mul_(pairs.valid[:, None])
+    return rows.double().sum(dim=(1, 2))
 
 
 def _select(
-    weights: Float[Tensor, "images groups heads queries keys"],
-    places: Int64[Tensor, " places"],
-    axis: int,
-) -> Float[Tensor, "images groups heads rows cols"]:
+    weights: Float[Tensor, "images groups *pairs"], places: Int64[Tensor, " places"], axis: int
+) -> Float[Tensor, "images groups *selected"]:
     """Takes some of the queries or keys, without a copy where they are one stretch."""
-    first, count = int(places[0]), len(places)
+    first = int(places[0])
+    count = len(places)
     if int(places[-1]) - first + 1 == count:
         return weights.narrow(axis, first, count)
     return weights.index_select(axis, places)
 
 
 def _add_bins(
-    total: Float64[Tensor, "heads displacements"],
-    weights: Float[Tensor, "groups heads rows cols"],
+    total: Float64[Tensor, "all_groups displacements"],
+    weights: Float[Tensor, "images groups rows cols"],
     pairs: Pairs,
+    members: Int64[Tensor, " images"],
 ) -> None:
-    """Adds up the weights of each displacement."""
-    bins, size = pairs.bins.flatten(), total.shape[1]
-    for head in range(len(total)):
-        values = weights[:, head].double().flatten()
-        total[head] += torch.bincount(bins, values, minlength=size + 1)[:size]
+    """Adds up the weights of each displacement over the images of each group."""
+    bins = pairs.bins.flatten()
+    displacements = len(pairs.counts)
+    groups, group_of_image = members.unique(return_inverse=True)
+    sums = weights.new_zeros(len(groups), *weights.shape[1:])
+    sums.index_add_(0, group_of_image, weights)
+    for group, values in zip(groups.tolist(), sums.double().flatten(1), strict=True):
+        by_displacement = torch.bincount(bins, values, minlength=displacements + 1)
+        total[group] += by_displacement[:displacements]
 
 
 def _sum_prefix(
@@ -277,11 +264,13 @@ def _sum_prefix(
     """Sums what positions pay to prefix keys, and the maps of prefix queries."""
     layout = pairs.layout
     if sums.prefix.shape[2]:
-        on_prefix = _select(call.weights[..., layout.key_prefix], pairs.rows, 3).double()
+        on_prefix = call.weights[..., layout.key_prefix]
+        on_prefix = _select(on_prefix, pairs.rows, 3).double()
         if pairs.valid is not None:
             on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
         sums.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
-        sums.prefix_size.index_add_(0, members, on_prefix.abs().sum(dim=(1, 3, 4)))
+        size = on_prefix.abs().sum(dim=(1, 3, 4))
+        sums.prefix_size.index_add_(0, members, size)
     if sums.prefix_maps.shape[2]:
         maps = call.weights[:, 0][:, :, _prefix_queries(layout)]
         sums.prefix_maps.index_add_(0, members, maps.double())

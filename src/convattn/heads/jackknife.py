@@ -22,7 +22,9 @@ def jackknife(others: list[float]) -> float:
         return nan
     values = torch.tensor(others, dtype=torch.float64)
     count = len(values)
-    return float(((count - 1) / count * (values - values.mean()).square().sum()).sqrt())
+    squares = (values - values.mean()).square().sum()
+    variance = (count - 1) / count * squares
+    return float(variance.sqrt())
 
 
 def explained(
@@ -35,7 +37,8 @@ def explained(
 
     `totals` are the squared errors of a trivial model. R² is nan unless they are more than `least` an image.
     """
-    error, total = torch.cat([*errors, torch.zeros(0)]), torch.cat([*totals, torch.zeros(0)])
+    error = torch.cat([*errors, torch.zeros(0)])
+    total = torch.cat([*totals, torch.zeros(0)])
     count = len(error)
     if not float(total.sum()) > least * count:
         return Estimate(nan, nan)
@@ -44,5 +47,7 @@ def explained(
     others = []
     for group in range(groups if count > 1 else 0):
         rest = members != group
-        others.append(float(1 - error[rest].sum() / total[rest].sum()))
-    return Estimate(float(1 - error.sum() / total.sum()), jackknife(others))
+        missed = error[rest].sum() / total[rest].sum()
+        others.append(float(1 - missed))
+    value = 1 - error.sum() / total.sum()
+    return Estimate(float(value), jackknife(others))

@@ -3,11 +3,11 @@
 from math import nan
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from convattn.heads.head_report import Estimate
-from convattn.heads.head_sums import HeadSums, Pairs, images_in_cache, tiles
+from convattn.heads.head_sums import HeadSums, Pairs, attention_on_grid, sum_squares
 from convattn.heads.jackknife import explained
 from convattn.heads.layout import AttentionCall
 
@@ -55,15 +55,18 @@ class KernelFit:
             total = fitted.map(lambda part: part.sum(dim=0))
             self.mass = total.by_displacement.sum(dim=1) / (total.images * pairs.queries)
             self.logs, self.settled = fit_logs(total, pairs)
-        uniform = uniform_attention(pairs)[:, None]
-        errors, totals = [], []
-        for heads, tile in tiles(call, pairs):
-            fitted_weights = [shared_out(logs, pairs) for logs in self.logs[heads]]
-            mass = self.mass[heads, None, None]
-            errors.append(_squared_errors(tile, mass * torch.stack(fitted_weights, dim=1)))
-            totals.append(_squared_errors(tile, mass * uniform))
-        self.errors.append(torch.cat(errors))
-        self.totals.append(torch.cat(totals))
+        uniform = uniform_attention(pairs)
+        errors = []
+        totals = []
+        for head, logs in enumerate(self.logs):
+            attention = attention_on_grid(call, pairs, head)
+            by_displacement = self.mass[head] * shared_out(logs, pairs)
+            by_displacement = by_displacement.to(attention.dtype)
+            everywhere_alike = (self.mass[head] * uniform).to(attention.dtype)
+            errors.append(sum_squares(attention - by_displacement))
+            totals.append(sum_squares(attention - everywhere_alike))
+        self.errors.append(torch.stack(errors))
+        self.totals.append(torch.stack(totals))
 
     def estimate(self, head: int, groups: int) -> Estimate:
         """Returns R² of a head on the images scored.
@@ -80,7 +83,8 @@ class KernelFit:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
         if self.logs is None:
             return ()
-        return tuple((self.mass[head] * self.logs[head, inside].exp()).tolist())
+        weights = self.logs[head, inside].exp()
+        return tuple((self.mass[head] * weights).tolist())
 
     @property
     def unsettled(self) -> int:
@@ -88,22 +92,12 @@ class KernelFit:
         return int((~self.settled).sum())
 
 
-def _squared_errors(
-    tile: Float[Tensor, "images groups heads rows cols"],
-    expected: Float64[Tensor, "groups heads rows cols"],
-) -> Float64[Tensor, "heads images"]:
-    """Returns the squared distance of weights to those expected, of every head and image."""
-    expected = expected.to(tile.dtype)
-    parts = tile.split(images_in_cache(tile))
-    squares = [(part - expected).square_().sum(dim=4) for part in parts]
-    return torch.cat(squares).double().sum(dim=(1, 3)).mT
-
-
 def shared_out(
     logs: Float64[Tensor, " displacements"], pairs: Pairs
 ) -> Float64[Tensor, "groups rows cols"]:
     """Returns weights of every pair by displacement, given as logarithms, such that those of a query sum to 1."""
-    scores = torch.cat([logs, logs.new_full((1,), -torch.inf)])[pairs.bins]
+    without_pair = logs.new_full((1,), -torch.inf)
+    scores = torch.cat([logs, without_pair])[pairs.bins]
     nothing = (scores == -torch.inf).all(dim=2, keepdim=True)
     return scores.softmax(dim=2).masked_fill(nothing, 0.0)
 
@@ -116,7 +110,8 @@ def uniform_attention(pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
 def uniform_distance(pairs: Pairs) -> float:
     """Returns the mean attention distance of uniform attention."""
     lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
-    return float((uniform_attention(pairs) * lengths[pairs.bins]).sum() / pairs.queries)
+    distances = uniform_attention(pairs) * lengths[pairs.bins]
+    return float(distances.sum() / pairs.queries)
 
 
 def fit_logs(
@@ -182,8 +177,10 @@ def _by_newton(
     """
 
     def loss_and_shares(logs: Tensor) -> tuple[Tensor, Tensor]:
-        total = torch.logsumexp(log_keys + logs, dim=1, keepdim=True)
-        return total.sum() - (measured * logs).sum(), (log_keys + logs - total).exp()
+        scores = log_keys + logs
+        total = torch.logsumexp(scores, dim=1, keepdim=True)
+        loss = total.sum() - (measured * logs).sum()
+        return loss, (scores - total).exp()
 
     damping = 1.0
     loss, shares = loss_and_shares(logs)
@@ -194,7 +191,9 @@ def _by_newton(
         step = _solve((1 + damping) * fitted + _LEAST, shares, measured - fitted)
         new_loss, new_shares = loss_and_shares(logs + step)
         if bool(new_loss - loss <= _NEWTON_ROUNDING * loss.abs()):
-            logs, loss, shares = logs + step, new_loss, new_shares
+            logs = logs + step
+            loss = new_loss
+            shares = new_shares
             damping = max(damping / 4, _LEAST)
         else:
             damping *= 4
@@ -211,8 +210,10 @@ def _solve(
     if displacements < queries:
         return torch.linalg.solve(diagonal.diag() - shares.mT @ shares, gap)
     scaled = shares / diagonal
-    inner = torch.eye(queries, dtype=shares.dtype, device=shares.device) - scaled @ shares.mT
-    return gap / diagonal + scaled.mT @ torch.linalg.solve(inner, scaled @ gap)
+    identity = torch.eye(queries, dtype=shares.dtype, device=shares.device)
+    inner = identity - scaled @ shares.mT
+    correction = torch.linalg.solve(inner, scaled @ gap)
+    return gap / diagonal + scaled.mT @ correction
 
 
 def _settled(
@@ -220,11 +221,16 @@ def _settled(
     fitted: Float64[Tensor, "*heads displacements"],
 ) -> Tensor:
     """Tells which heads have converged, so that they get what was measured; a head of nan counts as converged."""
-    return ~((measured - fitted).abs().amax(dim=-1) > _SETTLED * measured.amax(dim=-1))
+    error = (measured - fitted).abs().amax(dim=-1)
+    largest = measured.amax(dim=-1)
+    return ~(error > _SETTLED * largest)
 
 
 def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:
     """Returns how many keys each query has at each displacement."""
-    bins, size = pairs.bins.flatten(0, 1), len(pairs.counts)
+    bins = pairs.bins.flatten(0, 1)
+    size = len(pairs.counts)
     counts = torch.zeros(len(bins), size + 1, dtype=torch.float64, device=bins.device)
-    return counts.scatter_add_(1, bins, torch.ones_like(bins, dtype=torch.float64))[:, :size]
+    ones = torch.ones_like(bins, dtype=torch.float64)
+    counts.scatter_add_(1, bins, ones)
+    return counts[:, :size]
