@@ -57,11 +57,11 @@ class Freed(Tokens):
 
 
 class Half(nn.Module):
-    """Attention as an einsum, in another order of letters and with values to the left."""
+    """Attention as an einsum."""
 
     def forward(self, x):
         weights = torch.softmax(torch.einsum("bqc,bkc->bqk", x, x), -1)[:, None]
-        return torch.einsum("bhkc,bhqk->bhqc", x[:, None], weights)[:, 0]
+        return torch.einsum("bhqk,bhkc->bhqc", weights, x[:, None])[:, 0]
 
 
 @pytest.mark.parametrize("fused", [True, False])

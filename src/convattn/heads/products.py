@@ -4,7 +4,7 @@ Along the first axis of every tensor of a product images are outermost.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -58,14 +58,16 @@ class Product:
 
         Weights × values and the module's result have roundings of their own, so each is compared with float64.
         """
-        out, inputs = self.out[:first], [part[:first] for part in self.inputs]
+        out = self.out[:first]
+        inputs = [part[:first] for part in self.inputs]
 
         def low(*parts: Tensor) -> Tensor:
             return self.compute(*(part.to(out.dtype) for part in parts))
 
         exact = self.compute(*(part.double() for part in inputs))
-        made = weights[:first].double() @ inputs[-1].double()
-        return prove(exact, roundings(low, *inputs), made, out)
+        product = weights[:first].double() @ inputs[-1].double()
+        lows = roundings(low, *inputs)
+        return prove(exact, lows, product, out)
 
 
 def fused_product(
@@ -83,9 +85,12 @@ def fused_product(
     """Describes a call of `scaled_dot_product_attention`; its weights are computed from queries and keys."""
     if enable_gqa:
         share = q.shape[-3] // k.shape[-3]
-        k, v = k.repeat_interleave(share, -3), v.repeat_interleave(share, -3)
+        k = k.repeat_interleave(share, -3)
+        v = v.repeat_interleave(share, -3)
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (part.expand(*lead, *part.shape[-2:]) for part in (q, k, v))
+    q = _expand(q, lead)
+    k = _expand(k, lead)
+    v = _expand(v, lead)
     wide = torch.promote_types(q.dtype, torch.float32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
@@ -100,16 +105,24 @@ def fused_product(
             y = functional.scaled_dot_product_attention(q, k, v, **options)
         return y.nan_to_num(0.0)
 
+    def weights() -> Tensor:
+        return weights_of(q.to(wide) * factor, k.to(wide), attn_mask, causal=is_causal)
+
     return Product(
         out=out,
         inputs=(q, k, v),
         compute=compute,
-        weights=lambda: weights_of(q.to(wide) * factor, k.to(wide), attn_mask, causal=is_causal),
+        weights=weights,
         shape=(*lead, q.shape[-2], k.shape[-2]),
         mask=attn_mask,
         causal=is_causal,
         rounding=torch.finfo(wide).eps,
     )
+
+
+def _expand(matrices: Tensor, lead: Sequence[int]) -> Tensor:
+    """Repeats matrices along leading axes."""
+    return matrices.expand(*lead, *matrices.shape[-2:])
 
 
 def weights_of(
@@ -128,9 +141,12 @@ def weights_of(
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     weights = q.new_empty(*lead, q.shape[-2], k.shape[-2])
     if causal:  # torch takes no other mask beside it
-        mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    q, k = q.expand(*lead, *q.shape[-2:]), k.expand(*lead, *k.shape[-2:])
-    mask = None if mask is None else mask.expand(weights.shape)
+        mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=q.device)
+        mask = mask.tril()
+    q = _expand(q, lead)
+    k = _expand(k, lead)
+    if mask is not None:
+        mask = mask.expand(weights.shape)
     size = max(1, _SCORES_AT_ONCE // max(weights[:1].numel(), 1))
     for first in range(0, len(weights), size):
         part = slice(first, first + size)
@@ -146,7 +162,8 @@ def weights_of(
 def plain_product(out: Tensor, weights: Tensor, values: Tensor, mask: Tensor | None) -> Product:
     """Describes a product whose left factor is made of a softmax; `mask` says which pairs are left, if known."""
     lead = torch.broadcast_shapes(weights.shape[:-2], values.shape[:-2])
-    weights, values = (part.expand(*lead, *part.shape[-2:]) for part in (weights, values))
+    weights = _expand(weights, lead)
+    values = _expand(values, lead)
     wide = torch.promote_types(weights.dtype, torch.float32)
     return Product(
         out=out,
@@ -160,23 +177,12 @@ def plain_product(out: Tensor, weights: Tensor, values: Tensor, mask: Tensor | N
     )
 
 
-def factors_of_einsum(
-    args: tuple[Any, ...], is_weights: Callable[[Any], bool]
-) -> tuple[Tensor, Tensor] | None:
-    """Finds the weights (…, queries, keys) and values (…, keys, width) of a product "… q k, … k d -> … q d".
-
-    Returns None for every other product.
-    """
-    if len(args) != 3 or not isinstance(args[0], str) or is_weights(args[1]) == is_weights(args[2]):
-        return None
-    operands, _, out = args[0].replace(" ", "").partition("->")
-    left, _, right = operands.partition(",")
-    weights, values = args[1:]
-    if is_weights(values):
-        weights, values, left, right = values, weights, right, left
-    if re.fullmatch(r"(.*)(\w)(\w),\1\3(\w)->\1\2\4", f"{left},{right}->{out}"):
-        return weights, values
-    return None
+def is_product(args: tuple[Any, ...]) -> bool:
+    """Tells whether an einsum of two tensors is their product "… q k, … k d -> … q d"."""
+    if len(args) != 3 or not isinstance(args[0], str):
+        return False
+    equation = args[0].replace(" ", "")
+    return re.fullmatch(r"(.*)(\w)(\w),\1\3(\w)->\1\2\4", equation) is not None
 
 
 def _without_override(function: Any) -> Any:
@@ -222,7 +228,9 @@ class Operations(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return _TORCH_ATTENTION(*args, **named)
-        factors = self._factors(func, args)
+        factors = None
+        if len(self._masks):
+            factors = self._factors(func, args)
         out = func(*args, **named)
         if func is functional.scaled_dot_product_attention:
             named = {**dict(zip(_FUSED_NAMES, args, strict=False)), **named}
@@ -236,7 +244,8 @@ class Operations(TorchFunctionMode):
                 self._report(plain_product(out, weights, values, self._masks[weights]))
         elif func in _SOFTMAX:
             scores = _tensors((args, named))[0]
-            self._follow(out, scores > EXCLUDED if scores.is_floating_point() else None)
+            allowed = scores > EXCLUDED if scores.is_floating_point() else None
+            self._follow(out, allowed)
         elif len(self._masks):
             sources = [part for part in _tensors((args, named)) if part in self._masks]
             if sources:
@@ -245,27 +254,27 @@ class Operations(TorchFunctionMode):
 
     def _follow(self, out: Any, allowed: Tensor | None, of: Tensor | None = None) -> None:
         """Notes what is made of weights, with the pairs that no mask excludes if it is laid out as `of` is."""
-        for made in _tensors(out):
-            if made.is_floating_point():
-                same = of is None or (made.shape, made.stride()) == (of.shape, of.stride())
-                self._masks[made] = allowed if same else None
+        for tensor in _tensors(out):
+            if not tensor.is_floating_point():
+                continue
+            same = True
+            if of is not None:
+                same = tensor.shape == of.shape and tensor.stride() == of.stride()
+            self._masks[tensor] = allowed if same else None
 
     def _factors(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
         """Returns weights and values of a product, and whether the values stand to the left; None for others."""
-        if not len(self._masks):
+        of_einsum = func is torch.einsum and is_product(args)
+        if not of_einsum and (func not in _PRODUCTS or len(args) < 2):
             return None
-        if func is torch.einsum:
-            factors = factors_of_einsum(args, self._masks.__contains__)
-            return None if factors is None else (*factors, False)
-        if func not in _PRODUCTS or len(args) < 2:
+        left, right = args[1:] if of_einsum else args[:2]
+        left_is_weights = left in self._masks
+        right_is_weights = right in self._masks
+        if left_is_weights == right_is_weights:
             return None
-        left, right = args[:2]
-        weights = [part in self._masks for part in (left, right)]
-        if weights == [True, False]:
+        if left_is_weights:
             return left, right, False
-        if weights == [False, True]:
-            return right, left, True
-        return None
+        return right, left, True
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -141,7 +141,9 @@ def _without_modes(model: nn.Module) -> ExitStack:
     """Enters a context without gradients and autocast, also inside a model that turns them on."""
     settings = ExitStack()
     settings.enter_context(torch.no_grad())
-    for device in {torch.device("cpu"), *(parameter.device for parameter in model.parameters())}:
+    devices = {parameter.device for parameter in model.parameters()}
+    devices.add(torch.device("cpu"))
+    for device in devices:
         settings.enter_context(without_autocast(device))
     return settings
 
@@ -162,7 +164,10 @@ class _Pass:
         strict: bool,
     ) -> None:
         """Prepares to read the layers that have `names`; `strict` refuses attention in modules that are not known."""
-        self._model, self._names, self._callback, self._strict = model, names, callback, strict
+        self._model = model
+        self._names = names
+        self._callback = callback
+        self._strict = strict
         self._images = 0
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
@@ -182,13 +187,13 @@ class _Pass:
         with ExitStack() as watching:
             inside = _read_without_a_call(self._model)
             for module, names in names_by_module(self._model).items():
-                if module not in inside:
-                    enter = self._entering(names[0])
-                    for handle in (
-                        module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
-                        module.register_forward_hook(self._leave),
-                    ):
-                        watching.callback(handle.remove)
+                if module in inside:
+                    continue
+                enter = self._entering(names[0])
+                before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+                watching.callback(before.remove)
+                after = module.register_forward_hook(self._leave)
+                watching.callback(after.remove)
             watching.enter_context(self._operations)
             try:
                 self._model(*arguments.positional, **arguments.named)
@@ -248,8 +253,10 @@ class _Pass:
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
         if self._strict:
-            call = next((call for call in running if list(call.module.children())), running[0])
-            sizes, kind = " × ".join(map(str, product.shape)), full_name(type(call.module))
+            with_parts = [call for call in running if list(call.module.children())]
+            call = [*with_parts, running[0]][0]
+            sizes = " × ".join(map(str, product.shape))
+            kind = full_name(type(call.module))
             self._raised = UnsupportedModelError(
                 f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but where its tokens lie is not"
                 " known; say so by register_attention, or name the layers to read"
@@ -268,24 +275,24 @@ class _Pass:
 
     def _read_foreign(self, call: CallContext, products: list[_Seen], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
-        known, images = attention_class(call.module), self._images
+        images = self._images
         if len(products) != 1:
             count = f"{len(products)} products" if products else "no product"
             raise UnsupportedModelError(
                 f"{count} of weights and values was seen in it, where there must be one"
             )
-        ((product, weights, proof),) = products
+        product, weights, proof = products[0]
+        known = attention_class(call.module)
         assert known is not None
         assert known.layout is not None
-        layout = known.layout(
-            replace(
-                call,
-                images=images,
-                shape=product.shape,
-                mask=product.mask,
-                features=self._features,
-            )
+        context = replace(
+            call,
+            images=images,
+            shape=product.shape,
+            mask=product.mask,
+            features=self._features,
         )
+        layout = known.layout(context)
         if not isinstance(layout, Layout):
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
@@ -294,7 +301,8 @@ class _Pass:
         if known.heads_first:
             weights = weights.transpose(1, 2)
         layout, allowed = _with_mask(product, layout, sizes, heads_first=known.heads_first)
-        inputs = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
+        arguments = [*call.args, *call.kwargs.values()]
+        inputs = [x for x in arguments if isinstance(x, Tensor)]
         return _proved(
             call,
             layout,
@@ -325,11 +333,13 @@ def _sizes(
 
     Images, groups and heads may be one axis, but none of them is cut: of more images, heads would be too many.
     """
-    groups, queries, keys = layout.groups, layout.queries.shape[1], layout.keys.shape[1]
+    groups, queries = layout.queries.shape
+    keys = layout.keys.shape[1]
     heads = prod(shape[:-2]) // max(images * groups, 1)
     lead = (images, heads, groups) if heads_first else (images, groups, heads)
     cuts = set(accumulate(shape[:-2], mul))
-    if (queries, keys) != shape[-2:] or not cuts <= set(accumulate(lead, mul)):
+    cuts_of_lead = set(accumulate(lead, mul))
+    if (queries, keys) != shape[-2:] or not cuts <= cuts_of_lead:
         raise UnsupportedModelError(
             f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"
@@ -398,8 +408,9 @@ def rows_sum_to_one(weights: Tensor, rounding: float) -> bool:
     Two sums of n terms are rounded as well, that by which softmax divided and the one here. Each may be off by n · u,
     u = eps / 2, in any order of summation.
     """
-    off = (weights.sum(-1) - 1).abs().max().item()
-    return off <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
+    off = weights.sum(-1) - 1
+    largest = off.abs().max().item()
+    return largest <= rounding + weights.shape[-1] * torch.finfo(weights.dtype).eps
 
 
 def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
@@ -434,7 +445,8 @@ def _own_layout(axes: list[Axis]) -> Layout:
 def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:
     """Computes the weights of images; without content all images have the same."""
     dims = x.ndim - 2
-    weights = layer.attention(x if layer.content is not None else x.shape[2:])
+    images_or_sizes = x if layer.content is not None else x.shape[2:]
+    weights = layer.attention(images_or_sizes)
     weights = weights.flatten(-dims).flatten(-1 - dims, -2)
     return weights if weights.ndim == 4 else weights.expand(len(x), *weights.shape)
 
@@ -450,15 +462,18 @@ def prove_own(layer: RelativeAttention, x: Tensor, y: Tensor, weights: Tensor) -
     """
 
     def defined(by: RelativeAttention, x: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        keys, maps = pad_keys(x, by.geometry).to(dtype), by.values.maps().to(dtype)
-        made = attend(weights.to(dtype), keys, maps, by.groups).mT
-        return made if by.bias is None else made + by.bias.to(dtype)
+        keys = pad_keys(x, by.geometry).to(dtype)
+        maps = by.values.maps().to(dtype)
+        y = attend(weights.to(dtype), keys, maps, by.groups).mT
+        return y if by.bias is None else y + by.bias.to(dtype)
 
     def low(layer: RelativeAttention, x: Tensor) -> Tensor:
         return defined(layer, x, own_weights(layer, x), y.dtype)
 
     double = copy.deepcopy(layer).double()
-    exact = defined(double, x.double(), own_weights(double, x.double()), torch.float64)
-    made = defined(layer, x, weights, torch.float64)
+    x_double = x.double()
+    exact_weights = own_weights(double, x_double)
+    exact = defined(double, x_double, exact_weights, torch.float64)
+    from_weights = defined(layer, x, weights, torch.float64)
     lows = roundings(low, layer, x, count=_ROUNDINGS)
-    return prove(exact, lows, made, y.flatten(2).mT)
+    return prove(exact, lows, from_weights, y.flatten(2).mT)
