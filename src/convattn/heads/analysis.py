@@ -113,9 +113,11 @@ def analyze(
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
-            network, image = model, partial(_image, images)
+            network = model
+            image = partial(_image, images)
             if name == SHUFFLED:
-                shape, grid = tuple(images[0].shape), runs[MEASURED].grid
+                shape = tuple(images[0].shape)
+                grid = runs[MEASURED].grid
                 if not can_shuffle(shape, grid):
                     notes.append(f"{SHUFFLED}: {shape} is not cut into a grid of {grid}")
                     continue
@@ -230,7 +232,8 @@ class Run:
         self.count = count
         self.layers: dict[str, LayerMeasure] = {}
         self.passed_over: list[str] = []
-        self._names, self._kernel_size = layers, kernel_size
+        self._names = layers
+        self._kernel_size = kernel_size
         self._masked: set[str] = set()  # Layers whose masks differ between batches
 
     @property
@@ -326,8 +329,11 @@ class Run:
         self, name: str, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool
     ) -> None:
         """Adds one call of one layer; a layer whose mask is not that of the calls before is only noted."""
-        tensors = {key: value for key, value in vars(call).items() if isinstance(value, Tensor)}
-        call = replace(call, **{key: value.cpu() for key, value in tensors.items()})
+        on_cpu = {}
+        for key, value in vars(call).items():
+            if isinstance(value, Tensor):
+                on_cpu[key] = value.cpu()
+        call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):
             if (name or ITSELF) not in self.passed_over:
                 self.passed_over.append(name or ITSELF)
@@ -363,7 +369,8 @@ def _layer_report(
 ) -> LayerReport:
     """Makes the report of one layer, with its controls."""
     layer = main.layers[name]
-    pairs, layout = layer.pairs, layer.pairs.layout
+    pairs = layer.pairs
+    layout = layer.pairs.layout
     beside = []
     for control, run in controls.items():
         if name in run.layers:

@@ -208,7 +208,8 @@ def layers_to_read(
 ) -> Mapping[nn.Module, str]:
     """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
     every = attention_layers(model)
-    names, kind = [layer.name for layer in every], "attention layers"
+    names = [layer.name for layer in every]
+    kind = "attention layers"
     wanted = patterns("layers", layers, names, kind)
     unwanted = patterns("without", without, names, kind) or ()
     for pattern in wanted or ():

@@ -203,6 +203,7 @@ def _errors(first: Estimate, second: Estimate) -> float:
     """Returns a difference in units of its standard error, nan if unknown; differences within rounding count as 0."""
     apart = abs(first.value - second.value)
     rounding = _ROUNDING * max(1.0, abs(first.value), abs(second.value))
-    if apart <= _THRESHOLD * rounding or (math.isnan(first.value) and math.isnan(second.value)):
+    both_unknown = math.isnan(first.value) and math.isnan(second.value)
+    if both_unknown or apart <= _THRESHOLD * rounding:
         return 0.0
     return apart / math.hypot(rounding, first.error, second.error)

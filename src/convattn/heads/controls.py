@@ -76,7 +76,8 @@ def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
     for size, cells in zip(channels.shape[1:], grid, strict=True):
         filled.append(slice(size // cells * cells))
     region = channels[:, *filled]
-    pixels, patches = _PIXELS[len(grid)], _PATCHES[len(grid)]
+    pixels = _PIXELS[len(grid)]
+    patches = _PATCHES[len(grid)]
     sizes = dict(zip(_AXES[len(grid)], grid, strict=True))
     cut = rearrange(region, f"{pixels} -> {patches}", **sizes)
     order = torch.randperm(len(cut), generator=generator).to(image.device)

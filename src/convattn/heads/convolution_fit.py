@@ -32,7 +32,8 @@ class ConvolutionFit:
 
     def __init__(self, grid: tuple[int, ...], kernel_size: int) -> None:
         """Starts without images."""
-        self.grid, self.kernel_size = grid, kernel_size
+        self.grid = grid
+        self.kernel_size = kernel_size
         self.fitted = 0  # Number of images fitted to
         self.errors: list[Float64[Tensor, " images"]] = []
         self.totals: list[Float64[Tensor, " images"]] = []
@@ -59,7 +60,8 @@ class ConvolutionFit:
         if self._basis is None:
             taps = self.kernel_size ** len(self.grid)
             self._basis = _principal(_rows(x), max(1, FEATURES // taps))
-        features, target = self._windows(x, self._basis), _rows(y)
+        features = self._windows(x, self._basis)
+        target = _rows(y)
         added = {
             "rows": torch.tensor(len(target)),
             "features": features.sum(dim=0),
@@ -81,11 +83,14 @@ class ConvolutionFit:
         assert self._basis is not None
         if self._weights is None:
             self._weights = _ridge(self._sums)
-        target, features = _rows(y), self._windows(x, self._basis)
+        target = _rows(y)
+        features = self._windows(x, self._basis)
         weights, bias, mean = (part.to(target) for part in self._weights)
         missed = target - torch.addmm(bias, features, weights)
-        for squares, rows in ((self.errors, missed), (self.totals, target - mean)):
-            squares.append(_squares(rows).view(len(x), -1).sum(dim=1))
+        errors = _squares(missed).view(len(x), -1)
+        totals = _squares(target - mean).view(len(x), -1)
+        self.errors.append(errors.sum(dim=1))
+        self.totals.append(totals.sum(dim=1))
 
     def estimate(self, groups: int) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
@@ -103,24 +108,30 @@ class ConvolutionFit:
         padded = functional.pad(reduced, (0, 0, *(before, after) * len(self.grid)))
         parts = []
         for tap in product(range(self.kernel_size), repeat=len(self.grid)):
-            ends = zip(tap, self.grid, strict=True)
-            parts.append(padded[:, *(slice(first, first + size) for first, size in ends)])
-        return torch.cat(parts, dim=-1).reshape(len(x) * prod(self.grid), -1)
+            window = []
+            for first, size in zip(tap, self.grid, strict=True):
+                window.append(slice(first, first + size))
+            parts.append(padded[:, *window])
+        windows = torch.cat(parts, dim=-1)
+        return windows.reshape(len(x) * prod(self.grid), -1)
 
 
 def _ridge(sums: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the weights, the bias and the mean of the output of the ridge regression with the best ridge."""
     rows = sums["rows"]
-    feature_mean, target_mean = sums["features"] / rows, sums["targets"] / rows
+    feature_mean = sums["features"] / rows
+    target_mean = sums["targets"] / rows
     gram = sums["gram"] - rows * feature_mean.outer(feature_mean)
     cross = sums["cross"] - rows * feature_mean.outer(target_mean)
     squares = sums["squares"] - rows * target_mean.square().sum()
     values, vectors = torch.linalg.eigh(gram)
-    values, turned = values.clamp_min(0), vectors.mT @ cross
+    values = values.clamp_min(0)
+    turned = vectors.mT @ cross
     power = turned.square().sum(dim=1)
     ridges = _RIDGES.double() * values.mean().clamp_min(torch.finfo(torch.float64).tiny)
     shrunk = 1 / (values + ridges[:, None])
-    error = squares - (power * (2 * shrunk - values * shrunk.square())).sum(dim=1)
+    share = 2 * shrunk - values * shrunk.square()
+    error = squares - (power * share).sum(dim=1)
     freedom = (values * shrunk).sum(dim=1)
     criterion = error / (rows - freedom).square()
     best = shrunk[criterion.where(freedom < _MOST_FREEDOM * rows, torch.inf).argmin()]

@@ -42,7 +42,8 @@ class KernelMeans(nn.Module):
     def __init__(self, kernel: Float[Tensor, "heads *box"], first: Sequence[int]) -> None:
         """Copies the kernels of the heads, in a box that contains the displacement 0."""
         super().__init__()
-        self.kernel, self.first = nn.Parameter(kernel.clone()), tuple(first)
+        self.kernel = nn.Parameter(kernel.clone())
+        self.first = tuple(first)
 
     @property
     def heads(self) -> int:
@@ -79,8 +80,8 @@ class KernelMeans(nn.Module):
         """Returns the weight of each position for each query; rows sum to 1, or to 0 where no weight is left."""
         # The weight of every displacement on the grid along each axis, in place of those in the box
         pads = []
-        for size, taps, first in zip(sizes[::-1], self.box[::-1], self.first[::-1], strict=True):
-            pads += [size - 1 + first, size - taps - first]
+        for size, taps, first in zip(sizes, self.box, self.first, strict=True):
+            pads = [size - 1 + first, size - taps - first, *pads]
         weights = functional.pad(self.kernel, pads)
         for size in sizes:
             places = torch.arange(size, device=weights.device)
@@ -138,9 +139,13 @@ class OtherHeads(nn.Module):
         """Copies some heads of a layer."""
         super().__init__()
         rows = _head_rows(heads, layer.head_width)
-        self.query, self.key = _some_rows(layer.query, rows), _some_rows(layer.key, rows)
-        self.query_norm, self.key_norm = layer.query_norm, layer.key_norm
-        self.heads, self.dropout, self.scale = len(heads), layer.dropout, layer.scale
+        self.query = _some_rows(layer.query, rows)
+        self.key = _some_rows(layer.key, rows)
+        self.query_norm = layer.query_norm
+        self.key_norm = layer.key_norm
+        self.heads = len(heads)
+        self.dropout = layer.dropout
+        self.scale = layer.scale
         self.gates: nn.Parameter | None = None
         if layer.gates is not None:
             assert layer.position is not None
@@ -177,13 +182,16 @@ def _shifts(side: int, like: Tensor) -> Float[Tensor, "positions positions 3"]:
     """Returns columns, rows and squared length of the displacement from each position of a square to each other."""
     steps = torch.arange(side, dtype=like.dtype, device=like.device)
     row, col = torch.cartesian_prod(steps, steps).unbind(1)
-    down, right = row[None, :] - row[:, None], col[None, :] - col[:, None]
+    down = row[None, :] - row[:, None]
+    right = col[None, :] - col[:, None]
     return torch.stack([right, down, right**2 + down**2], dim=-1)
 
 
 def _head_rows(heads: Sequence[int], width: int) -> Tensor:
     """Returns the rows of some heads in a matrix of queries, keys or values."""
-    return (torch.tensor(list(heads))[:, None] * width + torch.arange(width)).flatten()
+    first = torch.tensor(list(heads)) * width
+    rows = first[:, None] + torch.arange(width)
+    return rows.flatten()
 
 
 def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
@@ -295,8 +303,9 @@ class ConvolvedAttention(nn.Module):
         if not self.prefix:
             return around
         shares = self.prefix_shares.to(values.dtype)
-        rest = (1 - self.prefix_shares.sum(1)).to(values.dtype)
-        around = rest[:, None, None] * around + torch.matmul(shares[:, None], prefix)
+        rest = 1 - self.prefix_shares.sum(1)
+        rest = rest.to(values.dtype)[:, None, None]
+        around = rest * around + torch.matmul(shares[:, None], prefix)
         maps = self.prefix_maps
         if present is not None:
             maps = maps * present[:, None, None]

@@ -165,7 +165,8 @@ class LayerReport:
     @property
     def verdict(self) -> LayerVerdict:
         """What its heads are together."""
-        measured, heads = self.measured, self.heads
+        measured = self.measured
+        heads = self.heads
         scores = {item.name: item.measured.convolution_score.value for item in self.controls}
         return LayerVerdict(
             heads=len(heads),

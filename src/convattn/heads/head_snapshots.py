@@ -70,7 +70,8 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
 def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
     """Makes a snapshot of rows in the order of the heads; ValueError says what is wrong with them."""
     place = f"step {step}, layer {layer}"
-    centres, precisions = [], []
+    centres = []
+    precisions = []
     for row in rows:
         row_col = row["precision_row_col"]
         centres.append([row["centre_row"], row["centre_col"]])

@@ -266,7 +266,8 @@ def _read_layers(
 ) -> tuple[dict[str, TokenAttention], tuple[LeftAlone, ...]]:
     """Reads the attention in the blocks, by name, and lists that outside of them; or raises with all reasons."""
     layers: dict[str, TokenAttention] = {}
-    refused, left = list(network.refused), []
+    refused = list(network.refused)
+    left = []
     for layer in survey(model):
         module = model.get_submodule(layer.name)
         kind = type(module).__name__
@@ -302,8 +303,11 @@ def _add_heads(
 
     def wider(old: nn.Linear) -> nn.Linear:
         rows = _draw_normal(old.weight, (added, old.in_features), generator)
-        bias = None if old.bias is None else torch.cat([old.bias, old.bias.new_zeros(added)])
-        return linear(torch.cat([old.weight, rows]), bias, like=old)
+        weight = torch.cat([old.weight, rows])
+        bias = None
+        if old.bias is not None:
+            bias = torch.cat([old.bias, old.bias.new_zeros(added)])
+        return linear(weight, bias, like=old)
 
     value = wider(layer.value)
     columns = _draw_normal(output.weight, (output.out_features, added), generator)
@@ -352,7 +356,8 @@ def _certify_layers(
     records = []
     for name, attention in attentions.items():
         layer = attention.position_layer()
-        sizes, kernel = grid, layer.geometry.kernel_size
+        sizes = grid
+        kernel = layer.geometry.kernel_size
         if underflows(_sharpness(layer), next(layer.values.parameters()).dtype):
             rows, cols = (min(sizes[axis], kernel[axis] + 2) for axis in (0, 1))
             sizes = (rows, cols)  # all sizes give the same

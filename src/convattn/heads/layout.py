@@ -37,7 +37,9 @@ class Layout:
     @property
     def prefix(self) -> int:
         """Number of queries that are prefix tokens."""
-        return int(((self.queries[0] < 0) & (self.queries[0] != OUTSIDE)).sum())
+        queries = self.queries[0]
+        is_prefix = (queries < 0) & (queries != OUTSIDE)
+        return int(is_prefix.sum())
 
     @property
     def positions(self) -> int:

@@ -56,8 +56,10 @@ class LayerMeasure:
             x is not None and x.shape[1] == prod(grid) for x in (call.inputs, call.outputs)
         )
         self.convolution = ConvolutionFit(grid, kernel_size) if on_grid else None
-        self.normalised, self.masked = True, False
-        self.error, self.budget = call.error, call.budget
+        self.normalised = True
+        self.masked = False
+        self.error = call.error
+        self.budget = call.budget
 
     def add(
         self, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool
@@ -86,7 +88,8 @@ class LayerMeasure:
             take = self.convolution.score if held_out else self.convolution.fit
             take(call.inputs, call.outputs)
         if call.error - call.budget > self.error - self.budget:
-            self.error, self.budget = call.error, call.budget
+            self.error = call.error
+            self.budget = call.budget
         self.normalised &= call.normalised
         mask_before = self.pairs.layout.allowed is not None
         mask_now = call.layout.allowed is not None
@@ -161,16 +164,20 @@ def layer_statistics(
                 **numbers,
             )
         )
-    coverage, hard_coverage = [], []
+    coverage = []
+    hard_coverage = []
     for sample in samples:
         coverage.append(covered(sample["shift"], kernel_size))
         hard_coverage.append(
             covered(hard_shifts[sample["hard_share"] > RULES["hard"].limit], kernel_size)
         )
-    explained, components, images = Estimate(nan, nan), 0, (0, 0)
+    explained = Estimate(nan, nan)
+    components = 0
+    images = (0, 0)
     if convolution is not None:
         explained = convolution.estimate(GROUPS)
-        components, images = convolution.components, convolution.images
+        components = convolution.components
+        images = convolution.images
     # The heads of a layer see the same images, so that their errors do not average out.
     errors = [Estimate(head.non_locality.error, nan) for head in heads]
     return LayerStatistics(
@@ -195,15 +202,18 @@ def _head_numbers(
 
     `hard` is the displacement of each head, `inside` are those of the kernels.
     """
-    size, mass = sums.absolute, sums.absolute.sum(dim=1)
+    size = sums.absolute
+    mass = sums.absolute.sum(dim=1)
     shift = size @ pairs.displacements / mass[:, None]
-    squared = torch.stack([(pairs.displacements - centre).square().sum(dim=1) for centre in shift])
+    around = pairs.displacements - shift[:, None]
+    squared = around.square().sum(dim=2)
     entropy = (sums.entropies / mass).clamp_min(0)
     away = size @ pairs.lengths
     at_hard = sums.by_displacement.gather(1, hard[:, None])[:, 0]
     count = sums.images * pairs.counts.sum()
     variation = sums.squares - sums.centred.sum(dim=1).square() / count
-    by_displacement = (sums.centred.square() / (sums.images * pairs.counts)).sum(dim=1)
+    per_displacement = sums.centred.square() / (sums.images * pairs.counts)
+    by_displacement = per_displacement.sum(dim=1)
     over_images = sums.over_images / sums.compared * sums.images
     level = sums.by_displacement.sum(dim=1) / count
     varies = variation > _FLAT * count * level.square() + _ROUNDING * sums.squares
@@ -262,7 +272,8 @@ def _without_bias(values: list[Tensor]) -> Estimate:
     Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
     a share of about displacements / (pairs × images), which is larger than the standard error.
     """
-    estimate, groups = _estimate(values), len(values) - 1
+    estimate = _estimate(values)
+    groups = len(values) - 1
     if groups < 2:
         return estimate
     mean = float(torch.stack(values[1:]).mean())

@@ -49,7 +49,9 @@ class PatchAttention(nn.Module):
     ) -> None:
         """Wraps a layer that keeps the image's size; `after` is the dropout of the output."""
         super().__init__()
-        self.layer, self.grid, self.prefix = layer, grid, prefix
+        self.layer = layer
+        self.grid = grid
+        self.prefix = prefix
         self.after = nn.Identity() if after is None else after
 
     def forward(
@@ -58,7 +60,8 @@ class PatchAttention(nn.Module):
         """Applies the attention to prefix tokens, then patches row by row; another number of them raises ShapeError."""
         rows, cols = self.grid.require(tokens.shape[1], self.prefix)
         pattern = "batch (rows cols) width -> batch width rows cols"
-        y = self.layer(rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols))
+        image = rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols)
+        y = self.layer(image)
         patches = rearrange(y, "batch width rows cols -> batch (rows cols) width")
         means = patches.mean(1, keepdim=True).expand(-1, self.prefix, -1)
         return self.after(torch.cat([means, patches], dim=1))
@@ -114,11 +117,18 @@ class GatedPatchAttention(nn.Module):
         weight = layer.value.weight
         self.encoding = encoding
         self.gate = nn.Parameter(weight.new_full((layer.heads,), math.atanh(content_share)))
-        self.query, self.key = layer.query, layer.key
-        self.value, self.output = layer.value, layer.output
-        self.query_norm, self.key_norm, self.after = layer.query_norm, layer.key_norm, layer.after
-        self.grid, self.geometry, self.prefix = grid, geometry, prefix
-        self.dropout, self.scale = layer.dropout, layer.scale
+        self.query = layer.query
+        self.key = layer.key
+        self.value = layer.value
+        self.output = layer.output
+        self.query_norm = layer.query_norm
+        self.key_norm = layer.key_norm
+        self.after = layer.after
+        self.grid = grid
+        self.geometry = geometry
+        self.prefix = prefix
+        self.dropout = layer.dropout
+        self.scale = layer.scale
 
     def forward(
         self, tokens: Float[Tensor, "batch tokens width"]
@@ -132,12 +142,15 @@ class GatedPatchAttention(nn.Module):
         content = functional.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, scale=self.scale
         )
-        prefix, patches = content.split([self.prefix, content.shape[2] - self.prefix], dim=2)
+        prefix = content[:, :, : self.prefix]
+        patches = content[:, :, self.prefix :]
         position = self._by_position(value[:, :, self.prefix :], sizes)
         share = self._content_share().to(value.dtype)[:, None, None]
         mixed = torch.cat([prefix, position + share * (patches - position)], dim=2)
         y = rearrange(mixed, "batch heads tokens width -> batch tokens (heads width)")
-        return self.after(self.output(y if self.value.bias is None else y + self.value.bias))
+        if self.value.bias is not None:
+            y = y + self.value.bias
+        return self.after(self.output(y))
 
     def position_layer(self) -> RelativeAttention2d:
         """Copies the attention by position into a layer from image of patches to image of patches, without content.
@@ -152,7 +165,8 @@ class GatedPatchAttention(nn.Module):
 
     def _content_share(self) -> Float[Tensor, " heads"]:
         """Returns t_h, in at least float32."""
-        return torch.tanh(self.gate.to(torch.promote_types(self.gate.dtype, torch.float32)))
+        wide = torch.promote_types(self.gate.dtype, torch.float32)
+        return torch.tanh(self.gate.to(wide))
 
     def _heads(
         self, tokens: Float[Tensor, "batch tokens inner"]
@@ -174,7 +188,8 @@ class GatedPatchAttention(nn.Module):
     def _axis_weights(self, sizes: Sequence[int]) -> list[Float[Tensor, "heads _ _"]]:
         """Returns attention along each axis to the patches; attention to the zeros around them has no effect."""
         axes = self.geometry.axes(sizes)
-        device, kind = self.gate.device, torch.promote_types(self.gate.dtype, torch.float32)
+        device = self.gate.device
+        kind = torch.promote_types(self.gate.dtype, torch.float32)
         weights = []
         with without_autocast(device):
             tables = self.encoding.axis_tables(axes, kind, device)
@@ -202,7 +217,8 @@ def layer_by_position(
     The weights A_h[q] sum to one over patches and the zeros around them, so the bias b_v of the values is a constant.
     The padding of `geometry` is the width of these zeros.
     """
-    heads, weight = encoding.num_heads, output.weight
+    heads = encoding.num_heads
+    weight = output.weight
     layer = RelativeAttention2d(
         value.in_features,
         output.out_features,
@@ -215,7 +231,8 @@ def layer_by_position(
         dtype=weight.dtype,
     )
     layer.encoding.to(dtype=encoding.centres.dtype).load_state_dict(encoding.state_dict())
-    values, bias = layer.values, layer.bias
+    values = layer.values
+    bias = layer.bias
     assert isinstance(values, FactoredValues)
     assert bias is not None
     rows = rearrange(value.weight, "(heads width) inputs -> heads width inputs", heads=heads)

@@ -25,7 +25,9 @@ class PatchGrid:
 
     def __init__(self, sizes: tuple[int, ...], count: PatchCounter, *, fixed: bool = False) -> None:
         """Starts with the sizes for the network's own images."""
-        self.sizes, self.count, self.fixed = sizes, count, fixed
+        self.sizes = sizes
+        self.count = count
+        self.fixed = fixed
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Reads the sizes from an image, as a forward pre-hook; raises ShapeError if they are fixed and others."""

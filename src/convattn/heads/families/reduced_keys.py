@@ -23,7 +23,8 @@ def cell_centres(size: int, cells: int, step: int | None = None) -> Float[Tensor
     number = torch.arange(cells, dtype=torch.float64)
     if step is not None:
         return number * step + (step - 1) / 2
-    first, last = (number * size / cells).floor(), ((number + 1) * size / cells).ceil() - 1
+    first = (number * size / cells).floor()
+    last = ((number + 1) * size / cells).ceil() - 1
     return (first + last) / 2
 
 

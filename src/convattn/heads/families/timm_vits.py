@@ -113,7 +113,8 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
 def gated_matrices(attention: nn.Module) -> TokenAttention:
     """Copies the matrices of ConViT's gated layers, `GPSA`."""
     query, key = split_linear(require_part(attention, "qk"), 2)
-    value, position = require_part(attention, "v"), require_part(attention, "pos_proj")
+    value = require_part(attention, "v")
+    position = require_part(attention, "pos_proj")
     gates: nn.Parameter = attention.gating_param  # type: ignore[assignment]
     return replace(_matrices(attention, query, key, value), gates=gates, position=position)
 

@@ -75,12 +75,11 @@ def torch_matrices(attention: nn.Module) -> TokenAttention:
         raise UnsupportedModelError("it has learned keys and values beside the tokens")
     if not attention.batch_first:
         raise UnsupportedModelError("its batch is the second axis")
-    output, width = (
-        require_part(attention, "out_proj", NonDynamicallyQuantizableLinear),
-        attention.embed_dim,
-    )
+    output = require_part(attention, "out_proj", NonDynamicallyQuantizableLinear)
+    width = attention.embed_dim
     whole = nn.Linear(width, 3 * width, device="meta")
-    whole.weight, whole.bias = attention.in_proj_weight, attention.in_proj_bias
+    whole.weight = attention.in_proj_weight
+    whole.bias = attention.in_proj_bias
     query, key, value = split_linear(whole, 3)
     return TokenAttention(
         heads=attention.num_heads,

@@ -61,7 +61,9 @@ class TransformersAttention(nn.Module):
     def __init__(self, tokens: nn.Module, config: Any, *, takes_padding: bool = False) -> None:
         """Wraps the layer."""
         super().__init__()
-        self.tokens, self.config, self.takes_padding = tokens, config, takes_padding
+        self.tokens = tokens
+        self.config = config
+        self.takes_padding = takes_padding
 
     def forward(
         self,

@@ -35,7 +35,8 @@ def window_layout(
     Returns:
         The layout.
     """
-    rolled, regions = [], []
+    rolled = []
+    regions = []
     for size, side, by in zip(grid, window, shift, strict=True):
         rolled.append(_rolled(size, side, by, roll_first=roll_first))
         regions.append(_regions(len(rolled[-1]), side, by))
@@ -73,7 +74,8 @@ def _cut(
     axes: Sequence[Int[Tensor, " _"]], window: Sequence[int]
 ) -> Int[Tensor, "groups queries 2"]:
     """Cuts the grid of two axes' numbers into windows."""
-    rows, cols = (axis.view(-1, size) for axis, size in zip(axes, window, strict=True))
+    rows = axes[0].view(-1, window[0])
+    cols = axes[1].view(-1, window[1])
     parts = torch.broadcast_tensors(rows[:, None, :, None], cols[None, :, None, :])
     return torch.stack(parts, -1).flatten(2, 3).flatten(0, 1)
 
@@ -90,7 +92,8 @@ def sparse_layout(grid: Sequence[int], counts: Sequence[int]) -> Layout:
 def read_timm_swin(call: CallContext) -> Layout:
     """Reads the windows of a timm block, which is given (images, rows, columns, channels)."""
     block = call.parent("window_size", "shift_size")
-    grid, module = block.args[0].shape[1:3], block.module
+    grid = block.args[0].shape[1:3]
+    module = block.module
     return window_layout(grid, module.window_size, module.shift_size, roll_first=True)  # type: ignore[arg-type]
 
 
@@ -104,7 +107,8 @@ def read_transformers_swin(call: CallContext) -> Layout:
 
 def read_torchvision_swin(call: CallContext) -> Layout:
     """Reads torchvision's windows; nothing is shifted along an axis that one window covers."""
-    grid, module = call.args[0].shape[1:3], call.module
+    grid = call.args[0].shape[1:3]
+    module = call.module
     window: Sequence[int] = module.window_size  # type: ignore[assignment]
     shift = list(module.shift_size)  # type: ignore[arg-type]
     for axis in (0, 1):
@@ -144,7 +148,9 @@ def read_maxvit(call: CallContext) -> Layout:
     """Reads timm's partitions: windows, or grids of as many positions spread over the image."""
     block = call.parent("partition_size")
     module: Any = block.module
-    kind, sizes, side = type(module).__name__, block.args[0].shape, module.partition_size
+    kind = type(module).__name__
+    sizes = block.args[0].shape
+    side = module.partition_size
     grid = sizes[2:] if kind == "PartitionAttention2d" else sizes[1:3]
     if kind == "ParallelPartitionAttention":  # it holds both partitions
         windows = call.module is module.attn_block
