@@ -36,12 +36,10 @@ def layer(encoding: str, channels: int, batch: int, size: int, **options: Any) -
     def build() -> Any:
         import convattn
 
-        kind = convattn.RelativeAttention2d
+        settings = {"encoding": encoding, **options}
         if "gate" in options:
-            content = convattn.Content(position=False, content_bias=False)
-            kind = getattr(convattn, "GatedRelativeAttention2d", kind)  # of older checkouts
-            return kind(channels, channels, 9, encoding=encoding, content=content, **options)
-        return kind(channels, channels, 9, encoding=encoding, **options)
+            settings["content"] = convattn.Content(position=False, content_bias=False)
+        return convattn.RelativeAttention2d(channels, channels, 9, **settings)
 
     words = [f"{size} x {size}", f"{channels} channels", encoding, *options]
     return Case(", ".join(words), build, channels, batch, size, calls=40 if size == 8 else 1)
@@ -67,14 +65,9 @@ def paper() -> Any:
 
 FORWARD = (
     layer("quadratic", 16, 1, 8),
-    layer("generalized_quadratic", 16, 1, 8),
-    layer("learned_axial", 16, 1, 8),
-    layer("distance", 16, 1, 8),
     layer("quadratic", 128, 16, 16),
-    layer("quadratic", 128, 4, 32),
     layer("quadratic", 128, 1, 64),
     layer("learned_axial", 128, 16, 16),
-    layer("learned_axial", 128, 4, 32),
     layer("generalized_quadratic", 128, 8, 16),
     layer("distance", 128, 2, 32),
     layer("quadratic", 64, 4, 16, content=True),

@@ -47,8 +47,6 @@ def run(setting: str, shift: int, further: list[str]) -> dict[str, Any]:
     record = {"setting": setting, "shift": shift, "tests": 0, "skipped": 0, "failed": []}
     start = time.monotonic()
     for tests in (FAST, SLOW):
-        if not (ROOT / tests[-1]).exists():
-            continue
         with TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
             words = [f"--seed-shift={shift}", f"--junitxml={report}", *further, *tests]

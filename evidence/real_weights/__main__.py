@@ -126,7 +126,6 @@ def conversion(
             layer.measured_error / (layer.bound + layer.rounding) for layer in layers
         ),
         "shapes": certificate.shapes,
-        "left_alone": [item.name for item in certificate.left_alone],
         "top1_changed": certificate.top1_changed,
         "returned": returned,
     }

@@ -1,8 +1,11 @@
 """Networks of other homes: diffusers, transformers, MONAI, and a generator of its own, with random weights."""
 
+import json
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,29 +138,6 @@ def _vocoder() -> Built:
     return Built(SpeechT5HifiGan(SpeechT5HifiGanConfig()), (_noise(1, 10, 80),))
 
 
-def _of_transformers(model: str, config: str, *shape: int, **options: Any) -> Callable[[], Built]:
-    """Makes the builder of a network of transformers that takes images."""
-
-    def build() -> Built:
-        import transformers
-
-        made = getattr(transformers, config)(**options)
-        return Built(getattr(transformers, model)(made), {"pixel_values": _noise(*shape)})
-
-    return build
-
-
-def _of_monai(name: str, *shape: int, **options: Any) -> Callable[[], Built]:
-    """Makes the builder of a network of MONAI."""
-
-    def build() -> Built:
-        from monai.networks import nets
-
-        return Built(getattr(nets, name)(**options), (_noise(*shape),))
-
-    return build
-
-
 class Generator(nn.Sequential):
     """The generator of DCGAN (Radford, Metz, Chintala 2016): 100 numbers to an image of 64 × 64."""
 
@@ -182,76 +162,48 @@ def _generator() -> Built:
     return Built(Generator(), (_noise(2, 100, 1, 1),))
 
 
-_UNET = {"spatial_dims": 3, "in_channels": 1, "out_channels": 2}
-
 NETWORKS: dict[str, Callable[[], Built]] = {
     "dcgan (generator)": _generator,
     "diffusers.AutoencoderKL": _autoencoder,
     "diffusers.UNet2DConditionModel": _conditional_unet,
     "diffusers.UNet2DModel": _unet,
     "diffusers.UNet3DConditionModel": _video_unet,
-    "monai.BasicUNet (3-D)": _of_monai("BasicUNet", 1, 1, 48, 48, 48, **_UNET),
-    "monai.DynUNet (3-D)": _of_monai(
-        "DynUNet",
-        1,
-        1,
-        32,
-        32,
-        32,
-        **_UNET,
-        kernel_size=[3, 3, 3],
-        strides=[1, 2, 2],
-        upsample_kernel_size=[2, 2],
-    ),
-    "monai.SegResNet (3-D)": _of_monai("SegResNet", 1, 1, 48, 48, 48, **_UNET),
-    "monai.SwinUNETR (3-D)": _of_monai(
-        "SwinUNETR", 1, 1, 64, 64, 64, in_channels=1, out_channels=2, feature_size=12
-    ),
-    "monai.UNet (3-D)": _of_monai(
-        "UNet",
-        1,
-        1,
-        96,
-        96,
-        96,
-        **_UNET,
-        channels=(16, 32, 64, 128, 256),
-        strides=(2, 2, 2, 2),
-        num_res_units=2,
-    ),
-    "monai.VNet (3-D)": _of_monai("VNet", 1, 1, 32, 32, 32, **_UNET),
-    "transformers.BitModel": _of_transformers(
-        "BitModel", "BitConfig", 1, 3, 224, 224, depths=[1, 1, 1, 1]
-    ),
-    "transformers.ConvNextModel": _of_transformers(
-        "ConvNextModel", "ConvNextConfig", 1, 3, 224, 224
-    ),
     "transformers.DacModel": _dac,
-    "transformers.EfficientNetModel": _of_transformers(
-        "EfficientNetModel", "EfficientNetConfig", 1, 3, 224, 224
-    ),
     "transformers.EncodecModel": _encodec,
     "transformers.MimiModel": _mimi,
-    "transformers.MobileViTModel": _of_transformers(
-        "MobileViTModel", "MobileViTConfig", 1, 3, 256, 256
-    ),
-    "transformers.RegNetModel": _of_transformers(
-        "RegNetModel", "RegNetConfig", 1, 3, 224, 224, depths=[1, 1, 2, 1]
-    ),
-    "transformers.SegformerModel": _of_transformers(
-        "SegformerModel", "SegformerConfig", 1, 3, 256, 256
-    ),
     "transformers.SpeechT5HifiGan": _vocoder,
     "transformers.Wav2Vec2Model": _wav2vec2,
     "transformers.WhisperEncoder": _whisper,
 }
 """What builds each network, by name."""
 
+OF_IMAGES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("other_networks.json").read_text(encoding="utf-8")
+)
+"""Networks that take one image: class, configuration if it has one, the shape and options, by name."""
+
+
+def _of_image(family: str) -> Built:
+    """Builds a network of transformers or MONAI that takes one image."""
+    row = OF_IMAGES[family]
+    image = _noise(*row["shape"])
+    if "config" in row:
+        transformers = import_module("transformers")
+        config = getattr(transformers, row["config"])(**row["options"])
+        return Built(getattr(transformers, row["network"])(config), {"pixel_values": image})
+    network = getattr(import_module("monai.networks.nets"), row["network"])
+    return Built(network(**row["options"]), (image,))
+
+
+def _families() -> list[str]:
+    """Lists the names of all networks."""
+    return sorted([*NETWORKS, *OF_IMAGES])
+
 
 def _subject(family: str) -> Subject:
     """Looks a network up."""
-    return Subject(family, NETWORKS[family])
+    return Subject(family, NETWORKS.get(family) or partial(_of_image, family))
 
 
-HOME = Home("others", ("diffusers", "transformers", "monai"), partial(list, NETWORKS), _subject)
+HOME = Home("others", ("diffusers", "transformers", "monai"), _families, _subject)
 """diffusers, transformers, MONAI, and a generator of images that comes without a library."""
