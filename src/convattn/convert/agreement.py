@@ -19,7 +19,7 @@ from convattn.budget import rounded_differently
 from convattn.convert.bounds import largest
 from convattn.convert.certificate import CLOSE, VerdictRecord, require_share
 from convattn.convert.comparison import compare_networks
-from convattn.convert.runtimes import Load, open_file
+from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import (
     Arguments,
     Images,
@@ -128,7 +128,7 @@ def certify(
     images: Images | None = None,
     *,
     runtime: Literal["onnxruntime", "openvino"] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Options = None,
     tolerance: float | None = CLOSE,
 ) -> AgreementCertificate:
     """Says whether a second network computes the same as a network of torch, and which layer is the first to differ.
@@ -280,11 +280,10 @@ def _summed_one_after_another(source: _Listed) -> _Listed:
     return copied
 
 
-def _open(other: Any, runtime: str | None, options: Mapping[str, Any] | None) -> _Listed:
+def _open(other: Any, runtime: str | None, options: Options) -> _Listed:
     """Finds out what the other is, and how it runs."""
     if isinstance(other, str | os.PathLike):
-        load = open_file(Path(other), runtime, options)
-        session = load([])
+        load, session = open_file(Path(other), runtime, options)
         return _Listed(session, session.words, quantised=session.quantised, load=load)
     if runtime is not None or options is not None or not callable(other):
         expectation = "a module, a function or, with a runtime or options, a file"
@@ -296,11 +295,8 @@ def _open(other: Any, runtime: str | None, options: Mapping[str, Any] | None) ->
         network.eval()
     held = [*network.parameters(), *network.buffers()]
     dtypes = {x.dtype for x in held if x.is_floating_point()}
-    quantised = False
-    for one in (*network.modules(), *held):
-        name = full_name(type(one))
-        if ".quantized." in name or name.startswith("torchao."):
-            quantised = True
+    kinds = [full_name(type(one)) for one in (*network.modules(), *held)]
+    quantised = any(".quantized." in kind or kind.startswith("torchao.") for kind in kinds)
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return _Listed(network, type(other).__name__, dtype=dtype, quantised=quantised)
 
@@ -319,11 +315,14 @@ def _compare_layers(
     exact = copy.deepcopy(source).double()
     high, takers = layer_outputs(exact, images, torch.float64)
     values = _values_of_layers(listed, images, high)
-    finite = {name: x for name, x in high.items() if x.isfinite().all()}
-    shapes = {name: x.shape for name, x in values.items()}
-    matched = {name: x for name, x in finite.items() if shapes.get(name) == x.shape}
+    matched = {}
+    error = {}
+    for name, x in high.items():
+        value = values.get(name)
+        if value is not None and value.shape == x.shape and x.isfinite().all():
+            matched[name] = x
+            error[name] = largest(value.double() - x)
     rounding = _rounding_of_layers(source, rounded, images, matched)
-    error = {name: largest(values[name].double() - x) for name, x in matched.items()}
     within = {name: error[name] <= rounding[name] for name in matched}
     for name in matched:
         parent = name.rpartition(".")[0]

@@ -29,8 +29,12 @@ class AttentionMap:
     @classmethod
     def of(cls, encoding: Encoding, axes: tuple[Axis, ...], device: torch.device) -> "AttentionMap":
         """Computes the attention of an encoding's heads in float64, for given queries and keys."""
-        with torch.no_grad(), without_autocast(device):
-            return cls.of_scores(_scores(encoding, axes, device), axes)
+        with torch.no_grad():
+            (scores, *others), _ = score_tables(encoding, axes, device)
+            for table in others:
+                before = (1,) * (scores.ndim - 1)
+                scores = scores[..., None] + table.view(len(table), *before, -1)
+            return cls.of_scores(scores, axes)
 
     @classmethod
     def of_scores(
@@ -124,13 +128,14 @@ class AttentionMap:
         No side of the box can be moved inwards.
         """
         box = self.weights
-        rest = torch.full((len(box),), mass, dtype=torch.float64, device=box.device)
+        rest = box.new_full((len(box),), mass)
         low = [axis.lowest for axis in self.axes]
         high = [axis.highest for axis in self.axes]
         while True:
             faces = []
             for dim in range(1, box.ndim):
-                for end in (0, -1) if box.shape[dim] > 1 else ():
+                last = box.shape[dim] - 1
+                for end in (0, last) if last else ():
                     face = box.select(dim, end).reshape(len(box), -1).sum(1)
                     if bool((face <= rest).all()):
                         faces.append((face.max().item(), dim, end, face))
@@ -138,12 +143,12 @@ class AttentionMap:
                 return tuple(low), tuple(high)
             _, dim, end, face = min(faces, key=lambda item: item[0])
             rest = rest - face
-            if end == 0:
-                box = box.narrow(dim, 1, box.shape[dim] - 1)
-                low[dim - 1] += 1
-            else:
-                box = box.narrow(dim, 0, box.shape[dim] - 1)
+            start = 0 if end else 1
+            box = box.narrow(dim, start, box.shape[dim] - 1)
+            if end:
                 high[dim - 1] -= 1
+            else:
+                low[dim - 1] += 1
 
     def falls_off(self, mass: float) -> bool:
         """Tells whether half of this grid's displacements hold all but `mass` of each head."""
@@ -153,17 +158,15 @@ class AttentionMap:
         return True
 
 
-def _scores(
-    encoding: Encoding, axes: Sequence[Axis], device: torch.device
-) -> Float[Tensor, "heads *displacements"]:
-    """Scores all displacements; scores that are sums over axes need only one small table per axis."""
-    if not isinstance(encoding, AxisAdditiveEncoding):
-        return encoding.table(axes, torch.float64, device)
-    scores, *others = encoding.axis_tables(axes, torch.float64, device)
-    for table in others:
-        before = (1,) * (scores.ndim - 1)
-        scores = scores[..., None] + table.view(len(table), *before, -1)
-    return scores
+def score_tables(
+    encoding: Encoding, axes: tuple[Axis, ...], device: torch.device
+) -> tuple[list[Tensor], list[tuple[Axis, ...]]]:
+    """Returns scores in float64, one table for each axis if they are sums over axes, and the axes of each table."""
+    with without_autocast(device):
+        if isinstance(encoding, AxisAdditiveEncoding):
+            tables = list(encoding.axis_tables(axes, torch.float64, device))
+            return tables, [(axis,) for axis in axes]
+        return [encoding.table(axes, torch.float64, device)], [axes]
 
 
 def highest(table: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from einops import reduce
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
@@ -69,6 +69,11 @@ def underflows(sharpness: float, dtype: torch.dtype) -> bool:
     """
     kind = torch.promote_types(dtype, torch.float32)
     return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
+
+
+def weight_of(layer: RelativeAttention) -> nn.Parameter:
+    """Returns the first parameter of a layer's values, whose dtype and device are those of the layer."""
+    return next(layer.values.parameters())
 
 
 def lowest_sharpness(layer: RelativeAttention) -> float | None:
@@ -154,7 +159,7 @@ def attention_rounding(
     underflow. So the bound holds for images of any size. Heads of other encodings see `keys` keys along an axis, one
     unless given. A score is subtracted from others; what that rounds moves weights by shares of the largest score.
     """
-    parameter = next(layer.values.parameters())
+    parameter = weight_of(layer)
     if keys is None:
         keys = _keys_of_quadratic_heads(layer, parameter.dtype)
     width = parameter.shape[1]

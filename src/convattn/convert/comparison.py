@@ -195,7 +195,8 @@ def compare_networks(
             torch.float64,
         ).numbers
     reordered = [result.numbers] if to_conv else []
-    narrowest = _narrowest_dtype(plain.numbers)
+    dtypes = [x.dtype for x in plain.numbers]
+    narrowest = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
     if not to_conv or (convolved is not None and narrowest == torch.float64):
         network = other if to_conv else source
         summed = _with_convolutions(network, convolutions, summed_otherwise)
@@ -204,24 +205,24 @@ def compare_networks(
     for seed in range(_ROUNDINGS):
         images = [batch.rounded_differently(seed) for batch in batches]
         moved.append(_run(copy_module(source).eval(), images))
-    of_source = [run.numbers for run in moved]
+    of_source = [run.numbers for run in (plain, *moved)]
     of_source += [_run(network, batches).numbers for network in rounded]
     if high is None or convolved is None:
         reference = str(narrowest).removeprefix("torch.")
         high = [x.double() for x in plain.numbers]
+        exact = high
         convolved = None
-        source_runs = [_Rounded(run, high) for run in of_source]
-        other_runs = [] if to_conv else [_Rounded(run, high) for run in reordered]
+        if to_conv:
+            reordered = []
     else:
         reference = "float64"
-        source_runs = [_Rounded(run, high) for run in (plain.numbers, *of_source)]
-        other_runs = [_Rounded(run, convolved) for run in reordered]
+        exact = convolved
     outputs = compare_outputs(
         result.numbers,
         high,
         convolved,
-        source_runs=source_runs,
-        other_runs=other_runs,
+        source_runs=[_Rounded(run, high) for run in of_source],
+        other_runs=[_Rounded(run, exact) for run in reordered],
         steps=_steps(source, plain.numbers),
         notes=notes,
     )
@@ -275,11 +276,6 @@ def _in_float64(
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
-
-
-def _narrowest_dtype(outputs: Sequence[Tensor]) -> torch.dtype:
-    dtypes = [x.dtype for x in outputs]
-    return min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
 
 
 def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:

@@ -59,7 +59,6 @@ _HARMLESS = frozenset(
     [
         "__init__",
         "__module__",
-        "__qualname__",
         "__doc__",
         "__dict__",
         "__weakref__",
@@ -70,10 +69,6 @@ _HARMLESS = frozenset(
         "__annotate_func__",
         "__annotations_cache__",
         "__constants__",
-        "__orig_bases__",
-        "__parameters__",
-        "__abstractmethods__",
-        "_abc_impl",
         "reset_parameters",
         "extra_repr",
     ]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.convert.bounds import weight_of
 from convattn.convert.windows import box_window, own_window, sized_windows
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.functional import find_shifts
@@ -102,7 +103,7 @@ def find_hard_heads(
     Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
     to no key at these sizes, the attention is examined, and the result holds for these sizes only.
     """
-    weight = next(layer.values.parameters())
+    weight = weight_of(layer)
     heads = fixed_heads(layer.encoding, weight.dtype)
     if heads is None or not heads.seen(axes):
         heads = _heads_at_one_size(layer.encoding, axes, weight)

@@ -9,21 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently, rounding_budget
-from convattn.convert.bounds import RoundingBound, largest, lowest_sharpness
+from convattn.convert.bounds import RoundingBound, largest, lowest_sharpness, weight_of
 from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.taps import SEED, TransposedConvolution
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
 from convattn.sealed import weights_digest
-
-
-def _nothing(_x: Tensor) -> float:
-    return 0.0
-
-
-def _none(_x: Tensor) -> list[Tensor]:
-    return []
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,9 @@ class Promise:
     any_size: bool = True  # Whether it holds for images of any size
     normalised: bool = False  # Whether the convolution is a `NormalisedConv`
     # What rounding of the convolution's weights moves in the outputs of an image
-    stored: Callable[[Tensor], float] = _nothing
+    stored: Callable[[Tensor], float] = lambda _: 0.0
     # The convolution of an image, in further orders of summation
-    in_other_orders: Callable[[Tensor], list[Tensor]] = _none
+    in_other_orders: Callable[[Tensor], list[Tensor]] = lambda _: []
 
 
 def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
@@ -61,13 +53,14 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     """
     conv = promise.conv
     layer = promise.layer
-    x = draw_images(layer, sizes, next(layer.values.parameters()).dtype)
+    x = draw_images(layer, sizes, weight_of(layer).dtype)
     attention = softmax_copy(layer, x.dtype)
     exact_attention = softmax_copy(layer, torch.float64)
     if promise.to_attention and layer.content is not None:
         attention.impl = "reference"
     exact_conv = copy.deepcopy(conv).double()
-    images = with_other_digits(x)
+    moved = [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
+    images = [x, *moved]
     compared_exactly = promise.exact_rounding is not None
     with torch.no_grad(), without_autocast(x.device):
         of_conv = exact_conv(x.double())
@@ -138,12 +131,7 @@ def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dty
     generator = torch.Generator().manual_seed(SEED)
     shape = (2, layer.in_channels, *sizes)
     x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    return x.to(device=next(layer.values.parameters()).device, dtype=dtype)
-
-
-def with_other_digits(x: Tensor) -> list[Tensor]:
-    """Returns images, and as many copies with other last digits as a budget needs beside them."""
-    return [x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1))]
+    return x.to(device=weight_of(layer).device, dtype=dtype)
 
 
 def smallest_image(geometry: Geometry) -> list[int]:

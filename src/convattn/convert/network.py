@@ -8,6 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from convattn.convert.bounds import weight_of
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -41,19 +42,18 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
-from convattn.convert.to_conv import OpenGateError, attention_to_conv, require_borders
+from convattn.convert.to_conv import OpenGateError, attention_to_conv, require_options
 from convattn.convert.tracing import Watch
 from convattn.convert.windows import unit_steps
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
     ConversionError,
-    UnknownNameError,
     UnsupportedModelError,
     must_be,
     must_be_a,
 )
-from convattn.grid import PADDING_MODES, whole_number
+from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.sealed import weights_digest
 
@@ -290,12 +290,9 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     if not isinstance(model, nn.Module):
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     require_share("tolerance", tolerance)
-    require_share("mass", mass)
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
-    if padding_mode is not None and padding_mode not in PADDING_MODES:
-        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
-    require_borders(borders, kernel_size, padding_mode)
+    require_options(kernel_size, mass, padding_mode, borders)
     _require_network(model, images, labels)
     arguments = None if images is None else read_arguments(model, images)
     every = names_by_module(model)
@@ -330,7 +327,10 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
             f"cannot convert {type(model).__name__}: no layer could be converted ({why})"
         )
     result = copy_network(model)
-    result = graft(result, {result.get_submodule(names[0]): conv for names, conv, _ in converted})
+    replaced = {}
+    for names, conv, _ in converted:
+        replaced[result.get_submodule(names[0])] = conv
+    result = graft(result, replaced)
     layers = [_with_path(certificate, model, result, names) for names, _, certificate in converted]
     if arguments is None:
         comparison = None
@@ -406,13 +406,10 @@ def _require_network(model: nn.Module, images: object, labels: object) -> None:
         return
     if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
         raise ArgumentError(must_be("labels", "a tensor of whole numbers, one per image", labels))
-    count = "no images were given"
-    if isinstance(images, Tensor):
-        count = f"there are {len(images)} images"
-    if not isinstance(images, Tensor) or len(images) != len(labels):
-        raise ArgumentError(
-            f"labels must be one per image, but there are {len(labels)} labels and {count}"
-        )
+    count = len(images) if isinstance(images, Tensor) else 0
+    if len(labels) != count:
+        expectation = f"one for each of the {count} images in a tensor"
+        raise ArgumentError(must_be("labels", expectation, len(labels)))
 
 
 def _convert_layer(
@@ -424,7 +421,7 @@ def _convert_layer(
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
     for_all_sizes = True
     if sizes is not None:
-        heads = fixed_heads(layer.encoding, next(layer.values.parameters()).dtype)
+        heads = fixed_heads(layer.encoding, weight_of(layer).dtype)
         for_all_sizes = heads is not None and heads.seen(unit_steps(layer.geometry, sizes))
     conv: Any
     conv, certificate = convert(layer, spatial=None if for_all_sizes else sizes)

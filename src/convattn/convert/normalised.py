@@ -13,23 +13,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.attention_map import AttentionMap, highest, sum_over_keys, with_axes
+from convattn.convert.attention_map import (
+    AttentionMap,
+    highest,
+    score_tables,
+    sum_over_keys,
+    with_axes,
+)
 from convattn.convert.bounds import (
     STEPS,
     RoundingBound,
     attention_rounding,
     largest,
     rounding_bound,
+    weight_of,
 )
 from convattn.convert.certificate import Certificate
 from convattn.convert.measurement import Promise, certify_layer, smallest_image
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import why_not_numbers
 from convattn.convert.windows import unit_steps
-from convattn.encodings import AxisAdditiveEncoding, Encoding, LearnedAxial, LearnedTable
+from convattn.encodings import AxisAdditiveEncoding, LearnedAxial, LearnedTable
 from convattn.encodings.learned_table import table_extent
 from convattn.errors import ConversionError, UnsupportedModelError
-from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, PerAxis, axis_lists
 from convattn.layers import (
     NormalisedConv,
@@ -114,7 +120,9 @@ def _tables(conv: NormalisedConv, extent: Sequence[int]) -> LearnedAxial | Learn
     for table in scores:
         flat = table.flatten(1)
         spread = spread + flat.amax(1) - flat.amin(1)
-    parts = [(axis,) for axis in range(dims)] if conv.separable else [tuple(range(dims))]
+    parts = [tuple(range(dims))]
+    if conv.separable:
+        parts = [(axis,) for axis in range(dims)]
     tables = []
     for table, part in zip(scores, parts, strict=True):
         low = highest(table) - with_axes(spread, len(part)) - _OUTSIDE
@@ -133,7 +141,8 @@ def _tables(conv: NormalisedConv, extent: Sequence[int]) -> LearnedAxial | Learn
         return encoding
     axial = LearnedAxial(heads, dims, extent=extent, width=heads)
     axial.tables = nn.ParameterList(table.T.contiguous() for table in tables)
-    axial.head_vectors = nn.Parameter(torch.eye(heads).to(scores[0]).repeat(dims, 1, 1))
+    one_of_each = torch.eye(heads).to(scores[0])
+    axial.head_vectors = nn.Parameter(one_of_each.repeat(dims, 1, 1))
     return axial
 
 
@@ -217,10 +226,11 @@ def normalise(
     only the tail of a kernel, of which the displacement 0 is the highest part that it sees in any case; numbers that
     are too small there for the dtype raise ConversionError.
     """
-    weight = next(layer.values.parameters())
+    weight = weight_of(layer)
     kind = torch.promote_types(weight.dtype, torch.float32)
     axes = unit_steps(layer.geometry, sizes)
-    tables, parts = _score_tables(layer.encoding, axes, weight.device)
+    tables, parts = score_tables(layer.encoding, axes, weight.device)
+    tables = [table - highest(table) for table in tables]  # 0 at most
     _require_weight_at_home(layer, tables, parts, kind)
     kernels = []
     for table, part in zip(tables, parts, strict=True):
@@ -271,20 +281,6 @@ def _copy_weights(layer: RelativeAttention, conv: NormalisedConv) -> None:
             value.copy_(factor).requires_grad_(own.requires_grad)
         if conv.bias is not None and layer.bias is not None:
             conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
-
-
-def _score_tables(
-    encoding: Encoding, axes: tuple[Axis, ...], device: torch.device
-) -> tuple[list[Tensor], list[tuple[Axis, ...]]]:
-    """Returns scores in float64 with maximum 0 of each head, and the axes of each table."""
-    with without_autocast(device):
-        if isinstance(encoding, AxisAdditiveEncoding):
-            tables = list(encoding.axis_tables(axes, torch.float64, device))
-            parts = [(axis,) for axis in axes]
-        else:
-            tables = [encoding.table(axes, torch.float64, device)]
-            parts = [axes]
-    return [table - highest(table) for table in tables], parts
 
 
 def _require_weight_at_home(

@@ -15,6 +15,8 @@ from convattn.errors import ArgumentError, ConversionError, optional_module
 _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
 
+Options = Mapping[str, Any] | None
+"""Arguments of a runtime beside the file; None computes on the CPU in float32."""
 
 _NO_LAYERS = ("Constant", "Result")
 """Operations of OpenVINO that compute nothing."""
@@ -26,8 +28,8 @@ class Session:
 
     words: str  # The file and its runtime
     quantised: bool  # Whether it is seen to compute with few bits
-    # Dtype of each input, and the length of its first axis; a number if that is fixed
-    inputs: dict[str, tuple[Any, Any]]
+    inputs: dict[str, Any]  # Dtype of each input
+    fixed: int | None  # How many images it takes at once; None: any number
     layers: dict[str, int]  # Places of the outputs of layers among the results
     compute: Callable[[dict[str, Any]], Any]  # From arrays by name to a sequence of arrays
 
@@ -39,10 +41,9 @@ class Session:
             raise ArgumentError(
                 f"images must be the inputs of the model ({', '.join(self.inputs)}), but are {came}"
             )
-        dtypes = {name: dtype for name, (dtype, _) in self.inputs.items()}
-        arrays = {name: np.asarray(x, dtypes[name]) for name, x in values.items()}
+        arrays = {name: np.asarray(x, self.inputs[name]) for name, x in values.items()}
         count = max(len(x) for x in arrays.values() if x.ndim)
-        size = self._fixed_size(count)
+        size = self.fixed or count
         if size == count:
             return list(self.compute(arrays))
         batches = []
@@ -53,20 +54,13 @@ class Session:
             batches.append([y[: count - start] for y in self.compute(batch)])
         return [np.concatenate(several) for several in zip(*batches, strict=True)]
 
-    def _fixed_size(self, count: int) -> int:
-        """Returns how many images the model takes at once, any number unless its file fixes one."""
-        for _, size in self.inputs.values():
-            if isinstance(size, int):
-                return size
-        return count
-
 
 Load = Callable[[Sequence[str]], Session]
 """Loads a file so that the layers of given names are outputs, too."""
 
 
-def open_file(path: Path, runtime: str | None, options: Mapping[str, Any] | None) -> Load:
-    """Returns what loads a file, after it was loaded once.
+def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, Session]:
+    """Loads a file; returns what loads it again, and the model.
 
     Raises ArgumentError if there is no such file or its kind is unknown, and ConversionError if it cannot be loaded.
     """
@@ -83,32 +77,34 @@ def open_file(path: Path, runtime: str | None, options: Mapping[str, Any] | None
         )
     load = partial(kinds[kind], path, options)
     try:
-        load([])
+        return load, load([])
     except ImportError:
         raise
     except Exception as error:  # a runtime may fail in any way
         raise ConversionError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
-    return load
 
 
-def _in_onnxruntime(path: Path, options: Mapping[str, Any] | None, names: Sequence[str]) -> Session:
+def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("onnxruntime", "onnxruntime", "export")
     model = _read_onnx(path, names)
     if options is None:
         options = {"providers": ["CPUExecutionProvider"]}
     session = runtime.InferenceSession(model.source, **options)
-    kinds = {"tensor(float)": "float32", "tensor(double)": "float64"}
     inputs = {}
+    fixed = None
     for one in session.get_inputs():
-        own = one.type.removeprefix("tensor(").removesuffix(")")
-        first = one.shape[0] if one.shape else None
-        inputs[one.name] = (kinds.get(one.type, own), first)
+        dtype = one.type.removeprefix("tensor(").removesuffix(")")
+        if dtype == "float":
+            dtype = "float32"  # numpy's float is float64
+        inputs[one.name] = dtype
+        if one.shape and isinstance(one.shape[0], int):
+            fixed = one.shape[0]
     outputs = [one.name for one in session.get_outputs()]
     layers = {layer: outputs.index(value) for layer, value in model.values.items()}
     words = f"{path.name} in ONNX Runtime {runtime.__version__}"
-    return Session(words, model.quantised, inputs, layers, partial(session.run, None))
+    return Session(words, model.quantised, inputs, fixed, layers, partial(session.run, None))
 
 
 @dataclass
@@ -145,16 +141,14 @@ def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
     return _OnnxModel(source, quantised, values)
 
 
-def _in_openvino(path: Path, options: Mapping[str, Any] | None, names: Sequence[str]) -> Session:
+def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("openvino", "openvino", "export")
-    source = str(path)
-    values = dict[str, str]()
+    file = _OnnxModel(str(path), quantised=False, values={})
     if path.suffix == ".onnx":
-        onnx_model = _read_onnx(path, names)
-        source = onnx_model.source
-        values = onnx_model.values
+        file = _read_onnx(path, names)
+    values = file.values
     core = runtime.Core()
-    model = core.read_model(source)
+    model = core.read_model(file.source)
     operations = [one for one in model.get_ordered_ops() if one.get_type_name() not in _NO_LAYERS]
     outputs = {}
     for one in operations:
@@ -172,16 +166,19 @@ def _in_openvino(path: Path, options: Mapping[str, Any] | None, names: Sequence[
         options = {"INFERENCE_PRECISION_HINT": "f32"}
     compiled = core.compile_model(model, "CPU", {**options})
     inputs = {}
+    fixed = None
     for one in compiled.inputs:
+        inputs[one.get_any_name()] = one.get_element_type().to_dtype()
         first = next(iter(one.get_partial_shape()), None)
-        size = first.get_length() if first is not None and first.is_static else None
-        inputs[one.get_any_name()] = (one.get_element_type().to_dtype(), size)
+        if first is not None and first.is_static:
+            fixed = first.get_length()
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     version = runtime.__version__.partition("-")[0]
     return Session(
         words=f"{path.name} in OpenVINO {version} ({precision})",
         quantised=any(_QUANTISED.search(one.get_type_name()) for one in operations),
         inputs=inputs,
+        fixed=fixed,
         layers={layer: places[value] for layer, value in values.items()},
         compute=lambda arrays: compiled(arrays).to_tuple(),
     )

@@ -138,17 +138,16 @@ def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Mod
 def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
     """Raises if a module's tensors have no values or differ in name or shape from those of a new module."""
     kind = type(layer).__name__
-    found = layer.state_dict()
-    if any(tensor.is_meta for tensor in found.values()):
+    own = layer.state_dict()
+    if any(tensor.is_meta for tensor in own.values()):
         raise UnsupportedModelError(
             f"cannot save {kind}: its tensors are on the meta device and have no values"
         )
     with torch.device("meta"):
         plain = rebuild_layer(json.loads(json.dumps(config))).state_dict()
-    shapes, expected = ({name: x.shape for name, x in state.items()} for state in (found, plain))
-    differing = sorted(
-        name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name)
-    )
+    shapes = {(name, x.shape) for name, x in own.items()}
+    expected = {(name, x.shape) for name, x in plain.items()}
+    differing = sorted({name for name, _ in shapes ^ expected})
     if differing:
         raise UnsupportedModelError(
             f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"

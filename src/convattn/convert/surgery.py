@@ -273,8 +273,11 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
     None takes the size in `network.default_cfg`, or else 3 x 224 x 224. A size that cannot be drawn raises
     ArgumentError.
     """
+    size = shape
     config = getattr(network, "default_cfg", None)
-    size = shape or (config.get("input_size") if isinstance(config, Mapping) else None) or _SIZE
+    if size is None and isinstance(config, Mapping):
+        size = config.get("input_size")
+    size = size or _SIZE
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     generator = torch.Generator().manual_seed(_SEED)
     try:
@@ -335,8 +338,11 @@ def input_shapes(
 
 def parts_of_attention(network: nn.Module) -> set[nn.Module]:
     """Returns the modules inside attention layers, which are read, and not called."""
-    layers = [module for module in network.modules() if isinstance(module, RelativeAttention)]
-    return {part for layer in layers for part in layer.modules() if part is not layer}
+    inner = set[nn.Module]()
+    for module in network.modules():
+        if isinstance(module, RelativeAttention):
+            inner.update(part for part in module.modules() if part is not module)
+    return inner
 
 
 def layer_outputs(

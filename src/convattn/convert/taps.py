@@ -66,8 +66,13 @@ class Taps:
 
 
 def read_taps(conv: nn.Module) -> Taps:
-    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors."""
-    require_supported(conv)
+    """Reads one of `SUPPORTED_CONVOLUTIONS`, not a subclass, as taps with copied tensors.
+
+    Raises UnsupportedModelError for any other module, as `why_unsupported` says.
+    """
+    reason = why_unsupported(conv)
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
     weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
     options = {
@@ -92,18 +97,11 @@ def read_taps(conv: nn.Module) -> Taps:
     return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
 
 
-def require_supported(conv: nn.Module) -> None:
-    """Raises UnsupportedModelError unless a module is an initialised convolution of torch with finite real weights.
-
-    The weights must also fit its arguments, and must not be computed by hooks.
-    """
-    reason = why_unsupported(conv)
-    if reason is not None:
-        raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
-
-
 def why_unsupported(conv: nn.Module) -> str | None:
-    """Returns why `require_supported` refuses a module; None if it does not."""
+    """Returns why `read_taps` refuses a module; None if it does not.
+
+    It takes initialised convolutions of torch with finite real weights that fit their arguments and are parameters.
+    """
     parameters = {name: getattr(conv, name, None) for name in ("weight", "bias")}
     for name, tensor in parameters.items():
         if isinstance(tensor, UninitializedParameter):
@@ -122,21 +120,18 @@ def why_unsupported(conv: nn.Module) -> str | None:
     for name, tensor in parameters.items():
         if name == "bias" and tensor is None:
             continue
-        reason = _why_not_parameter(name, tensor, shapes[name])
+        if not isinstance(tensor, nn.Parameter):
+            return f"its {name} is not a parameter; make it one first (what pruning computes with `prune.remove`)"
+        reason = why_not_numbers(name, tensor)
+        shape = tuple(tensor.shape)
+        if reason is None and not tensor.numel():
+            reason = f"its {name} is empty, {shape}"
+        if reason is None and shape != shapes[name]:
+            fitting = f"{shapes[name]} to fit its arguments"
+            reason = f"its {name} must have shape {fitting}, but has shape {shape}"
         if reason is not None:
             return reason
     return None
-
-
-def _why_not_parameter(name: str, tensor: object, shape: tuple[int, ...]) -> str | None:
-    if not isinstance(tensor, nn.Parameter):
-        return f"its {name} is not a parameter; make it one first (what pruning computes with `prune.remove`)"
-    reason = why_not_numbers(name, tensor)
-    if reason is None and not tensor.numel():
-        return f"its {name} is empty, {tuple(tensor.shape)}"
-    if reason is None and tensor.shape != shape:
-        return f"its {name} must have shape {shape} to fit its arguments, but has shape {tuple(tensor.shape)}"
-    return reason
 
 
 def why_not_numbers(name: str, tensor: Tensor) -> str | None:

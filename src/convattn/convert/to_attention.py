@@ -14,6 +14,7 @@ from convattn.convert.bounds import (
     lowest_sharpness,
     off_centre_mass,
     underflows,
+    weight_of,
 )
 from convattn.convert.certificate import Certificate
 from convattn.convert.measurement import (
@@ -31,7 +32,7 @@ from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, t
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, must_be
-from convattn.grid import Geometry, PerAxis, whole_number
+from convattn.grid import Geometry, PerAxis
 from convattn.layers import (
     Content,
     FactoredValues,
@@ -90,10 +91,6 @@ def conv_to_attention(
         >>> certificate.exact, certificate.passed, layer.num_heads
         (True, True, 9)
     """
-    if head_width is not None:
-        whole_number("head_width", head_width)
-    if not isinstance(content, bool | Content):
-        raise ArgumentError(must_be("content", "True, False or a Content", content))
     if is_normalised(conv):
         options = {"sharpness": sharpness, "head_width": head_width, "content": content}
         if any(value not in (None, False) for value in options.values()):
@@ -143,7 +140,7 @@ def certify_attention(
 def _leak(layer: RelativeAttention) -> float:
     """Bounds the share of attention that a head gives to pixels off its tap."""
     alpha = lowest_sharpness(layer)
-    if alpha is None or underflows(alpha, next(layer.values.parameters()).dtype):
+    if alpha is None or underflows(alpha, weight_of(layer).dtype):
         return 0.0
     return min(1.0, off_centre_mass(alpha, layer.dims))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.attention_map import AttentionMap
-from convattn.convert.bounds import kernel_rounding, largest
+from convattn.convert.bounds import kernel_rounding, largest, weight_of
 from convattn.convert.certificate import Certificate, require_share
 from convattn.convert.hard_heads import find_hard_heads, fixed_heads
 from convattn.convert.measurement import (
@@ -120,10 +120,9 @@ def attention_to_conv(
     if kernel_size is not None:
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
         _require_small(taps, layer)
-    require_share("mass", mass)
+    require_options(kernel_size, mass, padding_mode, borders)
     if mass is None:
-        mass = torch.finfo(next(layer.values.parameters()).dtype).eps
-    require_borders(borders, kernel_size, padding_mode)
+        mass = torch.finfo(weight_of(layer).dtype).eps
     modes = padding_modes(layer.geometry, padding_mode)
     sizes = choose_sizes(layer, mass, spatial)
     try:
@@ -157,8 +156,13 @@ def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
         raise ArgumentError(must_be("kernel_size", expectation, taps))
 
 
-def require_borders(borders: str, kernel_size: PerAxis | None, padding_mode: str | None) -> None:
-    """Raises unless `borders` is known, and leaves the window and the padding to choose."""
+def require_options(
+    kernel_size: PerAxis | None, mass: float | None, padding_mode: str | None, borders: str
+) -> None:
+    """Raises unless options are known and in range, and `borders` leaves the window and the padding to choose."""
+    require_share("mass", mass)
+    if padding_mode is not None and padding_mode not in PADDING_MODES:
+        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     if borders not in _BORDERS:
         raise UnknownNameError("borders", borders, _BORDERS)
     is_free = kernel_size is None and padding_mode is None
@@ -220,7 +224,7 @@ def _closed_gate(layer: RelativeAttention) -> float:
         closing = 40
         shares = torch.sigmoid(-gate)
     share, head = shares.max(0)
-    allowed = torch.finfo(next(layer.values.parameters()).dtype).eps
+    allowed = torch.finfo(weight_of(layer).dtype).eps
     if share.item() > allowed:
         raise OpenGateError(
             f"cannot convert {type(layer).__name__}: its gate is open: head {head.item()} gives"
@@ -246,7 +250,7 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         return sizes
     if isinstance(layer.encoding, LearnedAxial | LearnedTable):
         return _sizes_of_table(geometry, layer.encoding.extent)
-    weight = next(layer.values.parameters())
+    weight = weight_of(layer)
     heads = fixed_heads(layer.encoding, weight.dtype)
     least = smallest_image(geometry)
     extra = 4
@@ -262,7 +266,8 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
             enough = heads.seen(axes)
         else:
             attention = AttentionMap.of(layer.encoding, axes, weight.device)
-            enough = _in_window(attention, geometry, mass) or attention.falls_off(mass)
+            own = _sufficient_window(attention, geometry, mass)
+            enough = own is not None or attention.falls_off(mass)
         if enough:
             return sizes
         extra += extra // 2
@@ -277,16 +282,16 @@ def _sizes_of_table(geometry: Geometry, extent: Sequence[int]) -> tuple[int, ...
     return tuple(sizes)
 
 
-def _in_window(attention: AttentionMap, geometry: Geometry, mass: float) -> bool:
-    """Tells whether the layer's own window holds all but `mass` of each head."""
+def _sufficient_window(attention: AttentionMap, geometry: Geometry, mass: float) -> Window | None:
+    """Returns the layer's own window if it holds all but `mass` of each head, else None."""
     own = own_window(geometry)
-    return own is not None and attention.left_out(own) <= mass
+    if own is None or attention.left_out(own) <= mass:
+        return own
+    return None
 
 
 def padding_modes(geometry: Geometry, mode: str | None) -> tuple[str, ...]:
     """Returns the padding modes to try, one if it is given; a layer that pads has only its own."""
-    if mode is not None and mode not in PADDING_MODES:
-        raise UnknownNameError("padding_mode", mode, PADDING_MODES)
     if not geometry.keeps_grid:
         if mode not in (None, geometry.padding_mode):
             expectation = f"None or the layer's own {geometry.padding_mode!r}"
@@ -365,10 +370,9 @@ def _window_of_heads(
             expectation = f"one with which a torch convolution gives {size}"
             raise ArgumentError(must_be("kernel_size", expectation, taps))
         return min(windows, key=attention.left_out)
-    own = own_window(geometry)
-    if own is not None and attention.left_out(own) <= mass:
-        return own
-    window = box_window(geometry, *attention.trimmed(mass))
+    window = _sufficient_window(attention, geometry, mass)
+    if window is None:
+        window = box_window(geometry, *attention.trimmed(mass))
     if window is None:
         raise ConversionError(f"cannot convert: no torch convolution has this geometry: {geometry}")
     return window
@@ -395,7 +399,7 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     """Makes the convolution with a chosen kernel."""
     window = choice.window
     weight = choice.kernel
-    parameter = next(layer.values.parameters())
+    parameter = weight_of(layer)
     options = {
         "kernel_size": window.taps,
         "padding": window.padding,
@@ -470,6 +474,6 @@ def _plain_is_exact(
         return False
     with suppress(ConversionError):
         choice = choose_kernel(layer, sizes, maps, None, mass, modes[0])
-        eps = torch.finfo(next(layer.values.parameters()).dtype).eps
+        eps = torch.finfo(weight_of(layer).dtype).eps
         return choice.errors.max().item() <= eps
     return False

@@ -256,11 +256,11 @@ def test_numbers_that_are_not_finite_do_not_pass():
         ({"images": torch.zeros(0, 3, 5, 5)}, "images must be a batch of at least one"),
         (
             {"labels": torch.zeros(2, dtype=torch.long)},
-            "labels must be one per image, but there are 2 labels and no",
+            "labels must be one for each of the 0 images in a tensor, but is 2",
         ),
         (
             {"labels": torch.zeros(2, dtype=torch.long), "images": torch.zeros(1, 3, 5, 5)},
-            "there are 2 labels and there are 1 images",
+            "labels must be one for each of the 1 images in a tensor, but is 2",
         ),
         (
             {"images": torch.zeros(1, 3, 5, 5, device="meta")},
