@@ -4,6 +4,7 @@ Source: `docs/explanation/theory.md` §8.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -48,8 +49,12 @@ def rounding_budget(
     if not hi.numel():
         return 0.0
     exact = hi.cpu()
-    spread = max((lo.double().cpu() - exact).abs().max().item() for lo in lows)
-    return 2 * (spread + torch.finfo(lows[0].dtype).eps * exact.abs().max().item())
+    spread = 0.0
+    for low in lows:
+        errors = (low.double().cpu() - exact).abs()
+        spread = max(spread, errors.max().item())
+    last_digit = torch.finfo(lows[0].dtype).eps * exact.abs().max().item()
+    return 2 * (spread + last_digit)
 
 
 def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
@@ -70,8 +75,9 @@ def rounded_differently(item: Tensor | nn.Module, seed: int) -> Any:
 
 
 def _moved(x: Tensor, seed: int) -> Tensor:
-    steps = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)).round()
-    return x * (1 + torch.finfo(x.dtype).eps * steps.to(device=x.device, dtype=x.dtype))
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.rand(x.shape, generator=generator).round().to(x)
+    return x * (1 + torch.finfo(x.dtype).eps * steps)
 
 
 def roundings(
@@ -94,8 +100,8 @@ def roundings(
     """
     results = [compute(*inputs)]
     for number in range(count):
-        first = number * len(inputs)
-        moved = [rounded_differently(item, first + place) for place, item in enumerate(inputs)]
+        seeds = itertools.count(number * len(inputs))
+        moved = map(rounded_differently, inputs, seeds)
         results.append(compute(*moved))
     return results
 
@@ -171,18 +177,21 @@ def assert_within_budget(
         >>> assert_within_budget(x.float().exp(), x.exp(), roundings(torch.exp, x.float()))
     """
     for low in lows:
-        shapes = tuple(actual.shape), tuple(hi.shape), tuple(low.shape)
+        shapes = [tuple(tensor.shape) for tensor in (actual, hi, low)]
         if len(set(shapes)) > 1:
-            raise AssertionError(f"{what}: shapes differ: {', '.join(map(str, shapes))}")
+            listed = ", ".join(map(str, shapes))
+            raise AssertionError(f"{what}: shapes differ: {listed}")
         if actual.dtype != low.dtype:
             raise AssertionError(f"{what}: dtypes differ: {actual.dtype} against {low.dtype}")
     allowed = torch.full(hi.shape, budget(hi, lows), dtype=torch.float64)
     if sums is not None:
-        allowed = torch.maximum(allowed, sums.floor(actual.dtype).expand(hi.shape))
+        floor = sums.floor(actual.dtype).expand(hi.shape)
+        allowed = torch.maximum(allowed, floor)
     errors = (actual.double().cpu() - hi.cpu()).abs()
     wrong = ~(errors <= allowed)
     if wrong.any():
-        error, limit = errors[wrong].max().item(), allowed[wrong].min().item()
+        error = errors[wrong].max().item()
+        limit = allowed[wrong].min().item()
         largest = hi.abs().max().item()
         raise AssertionError(
             f"{what}: error {error:.3g} is above the budget {limit:.3g} (max|hi| {largest:.3g})"
