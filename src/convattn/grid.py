@@ -56,7 +56,8 @@ class Axis:
     @property
     def mirrored(self) -> "Axis":
         """The same axis counted from its other end, so that displacements change sign."""
-        first, last = self.keys - 1 - self.queries[-1], self.keys - 1 - self.queries[0]
+        first = self.keys - 1 - self.queries[-1]
+        last = self.keys - 1 - self.queries[0]
         return Axis(range(first, last + 1, self.queries.step), self.keys)
 
     def displacements(self, device: torch.device | None = None) -> Int[Tensor, " displacements"]:
@@ -65,9 +66,8 @@ class Axis:
 
     def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
         """Returns the index of the displacement of each query and key in `displacements()`."""
-        queries = torch.arange(
-            self.queries.start, self.queries.stop, self.queries.step, device=device
-        )
+        positions = self.queries
+        queries = torch.arange(positions.start, positions.stop, positions.step, device=device)
         keys = torch.arange(self.keys, device=device)
         return keys[None, :] - queries[:, None] - self.lowest
 
@@ -84,15 +84,15 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
         >>> axis_lists("stride", 2, 3, least=1)
         (2, 2, 2)
     """
-    values = (value,) * dims if isinstance(value, Integral) else value
-    if (
-        not isinstance(values, Sequence)
-        or len(values) != dims
-        or not all(is_whole(v) and v >= least for v in values)
-    ):
-        raise ArgumentError(
-            must_be(name, f"an integer of at least {least}, or {dims} of them", value)
-        )
+    values = value
+    if isinstance(value, Integral):
+        values = (value,) * dims
+    refusal = must_be(name, f"an integer of at least {least}, or {dims} of them", value)
+    if not isinstance(values, Sequence) or len(values) != dims:
+        raise ArgumentError(refusal)
+    for number in values:
+        if not is_whole(number) or number < least:
+            raise ArgumentError(refusal)
     return tuple(map(int, values))
 
 
@@ -154,9 +154,10 @@ class Geometry:
     @property
     def anchor(self) -> tuple[int, ...]:
         """Pixels from the window's first tap to the query: the middle tap, left of the centre for even windows."""
-        return tuple(
-            d * ((k - 1) // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True)
-        )
+        pixels = []
+        for size, step in zip(self.kernel_size, self.dilation, strict=True):
+            pixels.append(step * ((size - 1) // 2))
+        return tuple(pixels)
 
     @property
     def spreads(self) -> bool:
@@ -188,10 +189,8 @@ class Geometry:
 
     def require_padding(self, number: int, pixels: int) -> None:
         """Raises ShapeError if `pixels`, the size of the dilated image along an axis, is less than padding repeats."""
-        most, slack = (
-            max(self.padding[number]),
-            {"reflect": 1, "circular": 0}.get(self.padding_mode),
-        )
+        most = max(self.padding[number])
+        slack = {"reflect": 1, "circular": 0}.get(self.padding_mode)
         if slack is not None and most > max(0, pixels - slack):
             needed = f"x must have at least {most + slack} pixels along axis {number}"
             raise ShapeError(
@@ -203,22 +202,27 @@ class Geometry:
         keys = dilated + sum(self.padding[number])
         window = self.dilation[number] * (self.kernel_size[number] - 1) + 1
         if size < 1 or keys < window:
-            padded = f" ({keys} after padding)" if keys != size else ""
+            padded = ""
+            if keys != size:
+                padded = f" ({keys} after padding)"
             raise ShapeError(
                 f"x must have at least {window} padded pixels along axis {number}, but has {size}{padded}"
             )
         self.require_padding(number, dilated)
         count = (keys - window) // self.stride[number] + 1
-        first, step = self.anchor[number], self.stride[number]
-        return Axis(range(first, first + step * (count - 1) + 1, step), keys)
+        first = self.anchor[number]
+        step = self.stride[number]
+        last = first + step * (count - 1)
+        return Axis(range(first, last + 1, step), keys)
 
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yields each tap of the window as (index, displacement from the query in pixels), in row-major order."""
-        for index in product(*(range(size) for size in self.kernel_size)):
-            yield (
-                index,
-                tuple(i * d - a for i, d, a in zip(index, self.dilation, self.anchor, strict=True)),
-            )
+        anchor = self.anchor
+        for index in product(*map(range, self.kernel_size)):
+            displacement = []
+            for place, step, middle in zip(index, self.dilation, anchor, strict=True):
+                displacement.append(place * step - middle)
+            yield index, tuple(displacement)
 
 
 @dataclass(frozen=True)
@@ -275,14 +279,18 @@ class Window:
                 return None
         elif geometry.spreads:
             return None
-        padding, extra = [], []
+        padding = []
+        extra = []
         for number, (low, count, step) in enumerate(zip(first, taps, steps, strict=True)):
-            high, start = low + (count - 1) * step, geometry.first_pixel(number)
+            high = low + (count - 1) * step
+            start = geometry.first_pixel(number)
             more = low + high - geometry.sum_of_ends(number)
             if transposed:
-                pad, fits = high - start, 0 <= more < max(geometry.input_dilation[number], step)
+                pad = high - start
+                fits = 0 <= more < max(geometry.input_dilation[number], step)
             else:
-                pad, fits = start - low, more == 0
+                pad = start - low
+                fits = more == 0
                 if axes is not None:
                     room = axes[number].keys - 1
                     room -= geometry.dilation[number] * (geometry.kernel_size[number] - 1)
@@ -292,7 +300,10 @@ class Window:
                 return None
             padding.append(pad)
             extra.append(more)
-        return cls(first, taps, steps, tuple(padding), tuple(extra) if transposed else None)
+        output_padding = None
+        if transposed:
+            output_padding = tuple(extra)
+        return cls(first, taps, steps, tuple(padding), output_padding)
 
     @property
     def last(self) -> tuple[int, ...]:
@@ -317,10 +328,11 @@ def _padding_pairs(
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise UnknownNameError("padding", padding, ("same", "valid"))
-        totals = [
-            d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilation, strict=True)
-        ]
-        yield from ((total // 2, total - total // 2) for total in totals)
+        for size, step in zip(kernel, dilation, strict=True):
+            total = 0
+            if padding == "same":
+                total = step * (size - 1)
+            yield total // 2, total - total // 2
     elif (
         isinstance(padding, Sequence) and padding and all(isinstance(p, Sequence) for p in padding)
     ):
