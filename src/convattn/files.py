@@ -194,9 +194,8 @@ def _locked(file: Path, *, wait: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # where an open file cannot be removed, releasing the lock removes it
+        # where an open file cannot be removed, releasing the lock removes it
+        with suppress(OSError):
             file.unlink()
         lock.release()
 

@@ -113,14 +113,12 @@ class Geometry:
 
     kernel_size: tuple[int, ...]  # Size of the window, in taps per axis
     stride: tuple[int, ...]  # Step from one query to the next, in pixels per axis
-    padding: tuple[
-        tuple[int, int], ...
-    ]  # Pixels added (before, after) per axis; negative ones are cut off
+    # Pixels added (before, after) per axis; negative ones are cut off
+    padding: tuple[tuple[int, int], ...]
     padding_mode: str  # One of `PADDING_MODES`
     dilation: tuple[int, ...]  # Step from one tap of the window to the next, in pixels per axis
-    input_dilation: tuple[
-        int, ...
-    ]  # Step between input pixels on the key grid; the gaps hold zeros
+    # Step between input pixels on the key grid; the gaps hold zeros
+    input_dilation: tuple[int, ...]
 
     @classmethod
     def parse(

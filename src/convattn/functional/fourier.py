@@ -211,9 +211,8 @@ class Filters(NamedTuple):
     """The scores as the Fourier path needs them; independent of the images."""
 
     scores: Float[Tensor, "heads *displacements"]
-    kernels: Float[
-        Tensor, "heads *lengths"
-    ]  # g_h in float64, displacement δ at index δ modulo the length
+    # g_h in float64, displacement δ at index δ modulo the length
+    kernels: Float[Tensor, "heads *lengths"]
     reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
     weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 

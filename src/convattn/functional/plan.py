@@ -153,14 +153,12 @@ class Work:
 class Path(ABC):
     """A way to compute a layer on images of one size, with everything that does not depend on the images."""
 
-    name: (
-        str  # "separable", "dense", "fourier" or "shift"; of a layer also "content" or "reference"
-    )
+    # "separable", "dense", "fourier" or "shift"; of a layer also "content" or "reference"
+    name: str
     reason: str
     work: Work  # the call that it was made for; the number of images may differ
-    order: str = (
-        "weights"  # "weights" if pixels are mixed before W_h, "values" if after W_h, or after W_val
-    )
+    # "weights" if pixels are mixed before W_h, "values" if after W_h, or after W_val
+    order: str = "weights"
     leak: float = 0.0  # largest share of attention that is left out
 
     @abstractmethod
@@ -192,9 +190,8 @@ class ShiftPath(Path):
     """A convolution: every head looks at one pixel."""
 
     shifts: Shifts
-    unmoved: tuple[
-        Tensor, ...
-    ] = ()  # scores of heads that learn: their gradient is zero, not missing
+    # scores of heads that learn: their gradient is zero, not missing
+    unmoved: tuple[Tensor, ...] = ()
 
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""
@@ -271,9 +268,8 @@ def explicit_flops(work: Work, order: str, *, by_axis: bool) -> int:
 
 def explicit_order(work: Work, *, by_axis: bool) -> str:
     """Returns which order is estimated to be faster: "weights" or "values" first."""
-    if not isinstance(
-        work.batch, int
-    ):  # a symbol of an export, which must not be pinned to a number
+    # a symbol of an export, which must not be pinned to a number
+    if not isinstance(work.batch, int):
         work = replace(work, batch=1)
     values = explicit_flops(work, "values", by_axis=by_axis) * SLOWNESS["own channels"]
     return "values" if values < explicit_flops(work, "weights", by_axis=by_axis) else "weights"

@@ -50,9 +50,8 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     # A graph that is being compiled consists of torch's own operations anyway.
     if torch.compiler.is_compiling():
         return False
-    if (
-        torch._C._are_functorch_transforms_active()
-    ):  # what torch.autograd.Function.apply itself asks
+    # what torch.autograd.Function.apply itself asks
+    if torch._C._are_functorch_transforms_active():
         return True
     return any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
 
@@ -66,9 +65,8 @@ def backward_to_differentiate(
     """Computes gradients through `compute`, None if not wanted, that can be differentiated again to any order."""
     further = torch.is_grad_enabled()
     with torch.enable_grad():
-        apart = [
-            tensor.view_as(tensor) for tensor in inputs
-        ]  # if one is made of another, no gradient goes that way
+        # if one is made of another, no gradient goes that way
+        apart = [tensor.view_as(tensor) for tensor in inputs]
         y = compute(*apart)
         chosen = [tensor for tensor, want in zip(apart, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(y, chosen, upstream, create_graph=further))

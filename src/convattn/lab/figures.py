@@ -156,9 +156,8 @@ def _sheet(
         axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
         yield list(axes.flat[:count])
         _set_axes(axes, _axis_limit([snapshot.centres for snapshot in snapshots]))
-        for number in range(
-            count, axes.size
-        ):  # the panels above empty ones get the labels of the bottom row
+        # the panels above empty ones get the labels of the bottom row
+        for number in range(count, axes.size):
             axes.flat[number].set_visible(False)
             above = axes.flat[number - across]
             above.set_xlabel("column shift (pixels)")

@@ -32,9 +32,8 @@ def model_card(record: RunRecord) -> str:
     images = record.data.counts[measured]
     right = f"{round(accuracy * images)} of {images} images"
     scale = "" if record.recipe["scale"] == "paper" else f" at scale {record.recipe['scale']}"
-    dataset = record.data.name.partition(" (")[
-        0
-    ]  # images given in Python are not those that the recipe names
+    # images given in Python are not those that the recipe names
+    dataset = record.data.name.partition(" (")[0]
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")
     data = hub.ModelCardData(
         library_name="convattn",

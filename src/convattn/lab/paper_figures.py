@@ -289,9 +289,8 @@ class QueryMaps:
 
     title: str
     query: tuple[int, int]  # row and column of the query pixel
-    layers: Sequence[
-        Float[np.ndarray, "_ rows cols"]
-    ]  # weights over the keys, by head; layers may differ in heads
+    # weights over the keys, by head; layers may differ in heads
+    layers: Sequence[Float[np.ndarray, "_ rows cols"]]
 
 
 def make_attention(

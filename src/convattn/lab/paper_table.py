@@ -28,12 +28,10 @@ class PublishedRow:
     # The paper's test accuracy on CIFAR-10, one run, in [0, 1]; None where the paper has none
     accuracy: float | None = None
     parameters: str | None = None  # The paper's number of parameters, as printed
-    flops: str | None = (
-        None  # The paper's number of operations, as printed; of the linear maps only
-    )
-    replication: float | None = (
-        None  # Test accuracy of the replication, in [0, 1]; None where it has none
-    )
+    # The paper's number of operations, as printed; of the linear maps only
+    flops: str | None = None
+    # Test accuracy of the replication, in [0, 1]; None where it has none
+    replication: float | None = None
 
 
 TABLE1 = (

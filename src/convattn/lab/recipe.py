@@ -49,9 +49,8 @@ class EncodingRecipe(Section):
 
     hidden: Count | None = None  # Hidden units of "distance", or of each axis of "axial_distance"
     frequencies: Count | None = None  # Waves per axis of "sinusoidal"
-    max_period: Annotated[float, Range(1, without_low=True)] | None = (
-        None  # Its fastest to its slowest frequency
-    )
+    # Its fastest to its slowest frequency
+    max_period: Annotated[float, Range(1, without_low=True)] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,18 +116,14 @@ class DataRecipe(Section):
 
     name: Literal["digits", "cifar10"] = "cifar10"
     folder: str | None = None  # Folder with the files of CIFAR-10; None fetches them from the Hub
-    crop_padding: Annotated[int, Range(0)] = (
-        4  # Border in pixels around an image that is then cropped; 0 for none
-    )
-    crop_border: Literal["black", "reflect"] = (
-        "black"  # "reflect" mirrors the image at its outermost pixels
-    )
-    flip: bool = (
-        True  # Whether each training image is mirrored left to right with probability one half
-    )
-    alternate_flip: bool = (
-        False  # Whether to mirror each image in every second epoch instead; needs `flip`
-    )
+    # Border in pixels around an image that is then cropped; 0 for none
+    crop_padding: Annotated[int, Range(0)] = 4
+    # "reflect" mirrors the image at its outermost pixels
+    crop_border: Literal["black", "reflect"] = "black"
+    # Whether each training image is mirrored left to right with probability one half
+    flip: bool = True
+    # Whether to mirror each image in every second epoch instead; needs `flip`
+    alternate_flip: bool = False
     # Training images, drawn with a fixed seed, that are not trained on, and measured in place of the test images; None
     # trains on all and measures the test images
     held_out: Count | None = None
@@ -152,9 +147,8 @@ class OptimRecipe(Section):
     learning_rate: Annotated[float, Range(0, without_low=True)] = 0.1  # Highest learning rate
     momentum: Share = 0.9  # Momentum of SGD; β₁ of AdamW
     nesterov: bool = False  # Whether SGD uses Nesterov momentum; must be false with AdamW
-    weight_decay: Annotated[float, Range(0)] = (
-        1e-4  # Centres and shapes of quadratic encodings are never decayed
-    )
+    # Centres and shapes of quadratic encodings are never decayed
+    weight_decay: Annotated[float, Range(0)] = 1e-4
     # Learning rates of centres and of sharpness or shapes of quadratic encodings, as multiples of the others'
     centre_rate: Annotated[float, Range(0, without_low=True)] = 1.0
     sharpness_rate: Annotated[float, Range(0, without_low=True)] = 1.0
@@ -225,32 +219,27 @@ class TrainingRecipe(Section):
     """Epochs, batch size, precision, and what else a step does."""
 
     epochs: Count = 300  # Number of passes over the training images
-    batch_size: Count = (
-        100  # Images per step, over all processes; images that do not fill a batch are left out
-    )
+    # Images per step, over all processes; images that do not fill a batch are left out
+    batch_size: Count = 100
     # Largest number of images that a process computes at once, to save memory: the gradients of such portions are
     # added. The step is the same where batch normalisation does not take each portion by itself. None computes all.
     micro_batch: Count | None = None
-    precision: Literal["no", "bf16", "fp16"] = (
-        "no"  # "no" for float32, or mixed with "bf16" or "fp16"
-    )
+    # "no" for float32, or mixed with "bf16" or "fp16"
+    precision: Literal["no", "bf16", "fp16"] = "no"
     compile: bool = False  # Whether `torch.compile` compiles the network
     label_smoothing: Share = 0.0  # Share of each label that is spread over all classes
-    stem_epochs: Count | None = (
-        None  # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
-    )
-    test_views: Views = (
-        "none"  # Views of each test image whose mean scores are tested too after the last epoch
-    )
+    # Epochs in which the bias of a `SpeedNet`'s stem learns; None for all
+    stem_epochs: Count | None = None
+    # Views of each test image whose mean scores are tested too after the last epoch
+    test_views: Views = "none"
 
 
 @dataclass(frozen=True)
 class StartRecipe(Section):
     """Where the weights come from."""
 
-    recipe: str | None = (
-        None  # Name of the recipe whose trained network is the start; None starts with random weights
-    )
+    # Name of the recipe whose trained network is the start; None starts with random weights
+    recipe: str | None = None
     folder: str | None = None  # That run's folder
     prune: bool = False  # Whether the degenerate heads of that network are removed
 
@@ -271,9 +260,8 @@ class ConvertRecipe(Section):
     include: tuple[str, ...] = ("*",)  # Patterns of names of the convolutions to convert
     # α of every head in 1/pixel²; None makes hard heads, whose displacements are fixed
     sharpness: Annotated[float, Range(0, without_low=True)] | None = None
-    content: bool = (
-        False  # Whether heads get scores that depend on the input, behind gates that start closed
-    )
+    # Whether heads get scores that depend on the input, behind gates that start closed
+    content: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,28 +275,24 @@ class Recipe(Section):
     """
 
     name: str  # Name of the recipe
-    claim: (
-        str  # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
-    )
+    # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
+    claim: str
     # "paper" for the recipe's own sizes; the others for those of `scales.toml`
     scale: Literal["paper", "medium", "small", "tiny"] = "paper"
-    seed: Annotated[int, Range(0, 2**32 - 1)] = (
-        0  # Seed of the weights, the order of the images and the augmentation
-    )
+    # Seed of the weights, the order of the images and the augmentation
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     model: NetworkRecipe = field(default_factory=AttentionNetRecipe)  # The network
     start: StartRecipe = field(default_factory=StartRecipe)  # Where its weights come from
-    convert: ConvertRecipe | None = (
-        None  # Which of its convolutions become attention; None for none
-    )
+    # Which of its convolutions become attention; None for none
+    convert: ConvertRecipe | None = None
     data: DataRecipe = field(default_factory=DataRecipe)  # The images
     optim: OptimRecipe = field(default_factory=OptimRecipe)  # The optimizer
     # The learning rate over time
     schedule: CosineRecipe | StepsRecipe | TriangleRecipe = field(default_factory=CosineRecipe)
     # Epochs, batch size, precision and what else a step does
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
-    lookahead: LookaheadRecipe | None = (
-        None  # The average to which the weights return; None for none
-    )
+    # The average to which the weights return; None for none
+    lookahead: LookaheadRecipe | None = None
 
     @property
     def is_small(self) -> bool:

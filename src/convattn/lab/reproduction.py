@@ -50,9 +50,8 @@ class TargetResult:
     files: tuple[str, ...]  # Names of the files made; none where it could not be made
     runs: tuple[str, ...]  # Folders of the runs that it shows
     missing: tuple[str, ...]  # Recipes without a finished run
-    problem: str | None = (
-        None  # Why it could not be made although the runs exist; None if nothing went wrong
-    )
+    # Why it could not be made although the runs exist; None if nothing went wrong
+    problem: str | None = None
     notes: tuple[str, ...] = ()  # What to know when reading it
 
     @property
@@ -81,9 +80,8 @@ class Reproduction(Record):
     unfinished: tuple[str, ...]  # Folders of runs that have no record
     unreadable: tuple[str, ...]  # Folders whose record cannot be read, each with the reason
     targets: tuple[TargetResult, ...]  # The tables and figures
-    notes: tuple[
-        str, ...
-    ]  # Runs whose settings are not their recipe's own, and runs not shown, with the reason
+    # Runs whose settings are not their recipe's own, and runs not shown, with the reason
+    notes: tuple[str, ...]
     missing: tuple[MissingRun, ...]  # Missing runs, in an order in which they can be made
 
     @property

@@ -76,9 +76,8 @@ class RunListing:
 
     finished: tuple[Run, ...]  # Runs with a record, by folder
     unfinished: tuple[Path, ...]  # Folders of runs without one
-    unreadable: tuple[
-        tuple[Path, str], ...
-    ]  # Folders whose record cannot be read, each with the reason
+    # Folders whose record cannot be read, each with the reason
+    unreadable: tuple[tuple[Path, str], ...]
 
 
 def find_runs(folder: str | os.PathLike[str]) -> RunListing:

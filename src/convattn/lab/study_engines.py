@@ -45,9 +45,8 @@ class Engine(ABC):
     workers: int | None = None  # Runs at a time
     threads: int | None = None  # Threads of each run
     command: CommandBuilder = train_command  # Makes the command of a run
-    tell: Callable[[str], None] = lambda _: (
-        None
-    )  # Called with a line of text when a run starts or ends
+    # Called with a line of text when a run starts or ends
+    tell: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -249,9 +248,8 @@ def sigterm_raises() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        if (
-            received
-        ):  # compiled code that was interrupted, such as Ray's, raises with a code of its own
+        # compiled code that was interrupted, such as Ray's, raises with a code of its own
+        if received:
             raise SystemExit(128 + received[0]) from None
         raise
     finally:

@@ -44,9 +44,8 @@ class StudyDifference:
     values: tuple[float, ...]  # The differences, in the order of the seeds
     mean: float  # Their mean
     deviation: float | None  # Their standard deviation, with n − 1; None for a single one
-    low: (
-        float | None
-    )  # Lower end of the 95 % t interval of the mean; None for fewer than three differences
+    # Lower end of the 95 % t interval of the mean; None for fewer than three differences
+    low: float | None
     high: float | None  # Upper end
 
 
@@ -84,18 +83,15 @@ class StudyRecord(Record):
     command: str  # Command that repeats the study; with the study's folder as ``-o`` it continues the study
     seeds: tuple[int, ...]  # Seeds that each recipe is run with
     baseline: str  # The recipe with which the others are compared
-    groups: tuple[
-        StudyGroup, ...
-    ]  # Each recipe over its finished runs; recipes without finished runs are left out
-    differences: tuple[
-        StudyDifference, ...
-    ]  # Paired differences of each other recipe to the baseline
+    # Each recipe over its finished runs; recipes without finished runs are left out
+    groups: tuple[StudyGroup, ...]
+    # Paired differences of each other recipe to the baseline
+    differences: tuple[StudyDifference, ...]
     runs: tuple[StudyRun, ...]  # Every finished run
     failures: tuple[StudyFailure, ...]  # Every run that did not finish
     data: DataRecord | None  # Which data all runs saw; None where none has finished
-    warnings: tuple[str, ...] = field(
-        default=()
-    )  # Different code revisions, versions or hardware of the runs
+    # Different code revisions, versions or hardware of the runs
+    warnings: tuple[str, ...] = field(default=())
     not_covered: tuple[str, ...] = field(default=())  # What the study says nothing about
 
     @property

@@ -32,9 +32,8 @@ class ImageSplit:
         DataError: The split is empty, or the numbers of images and labels differ.
     """
 
-    images: UInt8[
-        Tensor, "images channels rows cols"
-    ]  # Pixel values 0 to 255, (images, channels, rows, cols)
+    # Pixel values 0 to 255, (images, channels, rows, cols)
+    images: UInt8[Tensor, "images channels rows cols"]
     labels: Int64[Tensor, " labels"]  # Class of each image, from 0
 
     def __post_init__(self) -> None:
@@ -69,9 +68,8 @@ class ImageDataset:
     train: ImageSplit  # Images to learn from
     test: ImageSplit  # Images to measure on: of the test split, or held-out training images
     num_classes: int  # Number of classes; labels are below it
-    mean: tuple[
-        float, ...
-    ]  # Mean of each channel that normalises, in units of the full range [0, 1]
+    # Mean of each channel that normalises, in units of the full range [0, 1]
+    mean: tuple[float, ...]
     std: tuple[float, ...]  # Standard deviation of each channel, in the same units
     record: DataRecord  # Name, source, hashes, counts and how the splits were made
 

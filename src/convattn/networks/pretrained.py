@@ -30,19 +30,16 @@ class PretrainedCard(Record):
     dtype: str  # Dtype in which they are loaded
     bytes: int  # Size of model.safetensors
     accuracy: float  # Share of the test images that the network in the file classifies correctly, in [0, 1]
-    views_accuracy: (
-        float | None
-    )  # The same from several views of each image; None where the run took one view
+    # The same from several views of each image; None where the run took one view
+    views_accuracy: float | None
     tested: int  # Number of test images
-    sample_classes: tuple[
-        int, ...
-    ]  # Class that it gives to each embedded CIFAR-10 image; empty for other data
+    # Class that it gives to each embedded CIFAR-10 image; empty for other data
+    sample_classes: tuple[int, ...]
     command: str  # Command that made the folder from that of the run
     revision: str | None  # Revision of the code that made the folder
     run: RunRecord  # The training run
-    settings: (
-        str | None
-    )  # How its settings were chosen, and on which images; None if that is not known
+    # How its settings were chosen, and on which images; None if that is not known
+    settings: str | None
 
     def summary(self) -> str:
         """Returns the task, the accuracy and the size in one line of plain text."""

@@ -34,9 +34,8 @@ def write_page(scene: Scene, path: str | os.PathLike[str]) -> Path:
 
 def page_html(scene: Scene) -> str:
     """Returns the HTML of the page."""
-    title = (
-        scene.header["title"].encode(errors="replace").decode()
-    )  # a folder's name may be no text
+    # a folder's name may be no text
+    title = scene.header["title"].encode(errors="replace").decode()
     parts = {
         "title": html.escape(title),
         "style": "\n".join(_static(f"css/{name}.css") for name in STYLES),
