@@ -128,20 +128,24 @@ def _ridge(sums: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     values = values.clamp_min(0)
     turned = vectors.mT @ cross
     power = turned.square().sum(dim=1)
-    ridges = _RIDGES.double() * values.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    tiny = torch.finfo(torch.float64).tiny
+    ridges = _RIDGES.double() * values.mean().clamp_min(tiny)
     shrunk = 1 / (values + ridges[:, None])
     share = 2 * shrunk - values * shrunk.square()
     error = squares - (power * share).sum(dim=1)
     freedom = (values * shrunk).sum(dim=1)
     criterion = error / (rows - freedom).square()
-    best = shrunk[criterion.where(freedom < _MOST_FREEDOM * rows, torch.inf).argmin()]
+    criterion = criterion.where(freedom < _MOST_FREEDOM * rows, torch.inf)
+    best = shrunk[criterion.argmin()]
     weights = vectors @ (best[:, None] * turned)
-    return weights, target_mean - feature_mean @ weights, target_mean
+    bias = target_mean - feature_mean @ weights
+    return weights, bias, target_mean
 
 
 def _rows(values: Float[Tensor, "images positions channels"]) -> Float[Tensor, "rows channels"]:
     """Puts all positions of all images below one another, in at least float32."""
-    return values.flatten(0, 1).to(torch.promote_types(values.dtype, torch.float32))
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return values.flatten(0, 1).to(wide)
 
 
 def _squares(rows: Float[Tensor, "rows channels"]) -> Float64[Tensor, " rows"]:

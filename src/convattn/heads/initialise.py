@@ -311,11 +311,12 @@ def _add_heads(
 
     value = wider(layer.value)
     columns = _draw_normal(output.weight, (output.out_features, added), generator)
+    weight = torch.cat([output.weight, columns], dim=1)
     return replace(
         layer,
         heads=layer.heads + missing,
         value=value,
-        output=linear(torch.cat([output.weight, columns], dim=1), output.bias, like=output),
+        output=linear(weight, output.bias, like=output),
         query=wider(layer.query),
         key=wider(layer.key),
     )
@@ -325,7 +326,8 @@ def _draw_normal(like: Tensor, shape: tuple[int, ...], generator: torch.Generato
     """Draws normal numbers with the deviation of others."""
     device = torch.device("cpu") if generator is None else generator.device
     drawn = torch.randn(shape, generator=generator, device=device)
-    return drawn.to(device=like.device, dtype=like.dtype) * like.detach().std()
+    drawn = drawn.to(device=like.device, dtype=like.dtype)
+    return drawn * like.detach().std()
 
 
 @torch.no_grad()
@@ -359,7 +361,8 @@ def _certify_layers(
         sizes = grid
         kernel = layer.geometry.kernel_size
         if underflows(_sharpness(layer), next(layer.values.parameters()).dtype):
-            rows, cols = (min(sizes[axis], kernel[axis] + 2) for axis in (0, 1))
+            rows = min(sizes[0], kernel[0] + 2)
+            cols = min(sizes[1], kernel[1] + 2)
             sizes = (rows, cols)  # all sizes give the same
         try:
             _, certificate = attention_to_conv(layer, kernel_size=kernel, spatial=sizes)

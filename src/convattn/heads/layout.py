@@ -117,7 +117,8 @@ def global_layout(
         pattern = "sequence" if len(grid) == 1 else "global"
     before = prefix if key_prefix is None else key_prefix
     places = cells(grid) if keys is None else keys.double()
-    queries = torch.cat([-1 - torch.arange(prefix), torch.arange(prod(grid))])
+    prefix_queries = -1 - torch.arange(prefix)
+    queries = torch.cat([prefix_queries, torch.arange(prod(grid))])
     return Layout(
         pattern=pattern,
         grid=grid,
@@ -153,7 +154,8 @@ def grouped_layout(
         >>> grouped_layout((2, 2), places, pattern="windows").queries.tolist()
         [[0, 1], [2, 3]]
     """
-    inside = ((places >= 0) & (places < torch.tensor(grid))).all(-1)
+    on_both_axes = (places >= 0) & (places < torch.tensor(grid))
+    inside = on_both_axes.all(-1)
     steps = torch.tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
     positions = places.double() if keys is None else keys.double()
     layout = Layout(

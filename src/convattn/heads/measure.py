@@ -52,10 +52,11 @@ class LayerMeasure:
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
         self.sums = empty_sums(call, self.pairs, GROUPS)
         self.kernels = KernelFit()
-        on_grid = all(
-            x is not None and x.shape[1] == prod(grid) for x in (call.inputs, call.outputs)
-        )
-        self.convolution = ConvolutionFit(grid, kernel_size) if on_grid else None
+        self.convolution = None
+        if call.inputs is not None and call.outputs is not None:
+            positions = prod(grid)
+            if call.inputs.shape[1] == call.outputs.shape[1] == positions:
+                self.convolution = ConvolutionFit(grid, kernel_size)
         self.normalised = True
         self.masked = False
         self.error = call.error

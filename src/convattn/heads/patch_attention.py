@@ -63,7 +63,8 @@ class PatchAttention(nn.Module):
         image = rearrange(tokens[:, self.prefix :], pattern, rows=rows, cols=cols)
         y = self.layer(image)
         patches = rearrange(y, "batch width rows cols -> batch (rows cols) width")
-        means = patches.mean(1, keepdim=True).expand(-1, self.prefix, -1)
+        means = patches.mean(1, keepdim=True)
+        means = means.expand(-1, self.prefix, -1)
         return self.after(torch.cat([means, patches], dim=1))
 
     def position_layer(self) -> RelativeAttention2d:
@@ -116,7 +117,8 @@ class GatedPatchAttention(nn.Module):
         assert layer.output is not None
         weight = layer.value.weight
         self.encoding = encoding
-        self.gate = nn.Parameter(weight.new_full((layer.heads,), math.atanh(content_share)))
+        gate = weight.new_full((layer.heads,), math.atanh(content_share))
+        self.gate = nn.Parameter(gate)
         self.query = layer.query
         self.key = layer.key
         self.value = layer.value

@@ -62,14 +62,18 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
     """
     if not isinstance(report, HeadReport):
         raise ArgumentError(must_be_a("report", "a HeadReport", report))
-    every = [(layer.name, head.head) for layer in report.layers for head in layer.heads]
+    every = []
+    for layer in report.layers:
+        every += [(layer.name, head.head) for head in layer.heads]
     if not is_whole(count) or not 0 <= count <= len(every):
         counts = f"from 0 to {len(every)}, the heads of the report"
         raise ArgumentError(must_be("count", counts, count))
     if not is_whole(seed) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))[:count]
-    return tuple(every[index] for index in sorted(order.tolist()))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(every), generator=generator)
+    drawn = sorted(order[:count].tolist())
+    return tuple(every[index] for index in drawn)
 
 
 def why_not(

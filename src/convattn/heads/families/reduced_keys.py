@@ -24,7 +24,8 @@ def cell_centres(size: int, cells: int, step: int | None = None) -> Float[Tensor
     if step is not None:
         return number * step + (step - 1) / 2
     first = (number * size / cells).floor()
-    last = ((number + 1) * size / cells).ceil() - 1
+    end = ((number + 1) * size / cells).ceil()
+    last = end - 1
     return (first + last) / 2
 
 

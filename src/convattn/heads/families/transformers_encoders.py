@@ -210,4 +210,6 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
 def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
     patch: Any = embed.patch_size
-    return int(image[0]) // int(patch[0]), int(image[1]) // int(patch[1])
+    rows = int(image[0]) // int(patch[0])
+    cols = int(image[1]) // int(patch[1])
+    return rows, cols
