@@ -19,14 +19,14 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 8_500,
-    "encodings": 7_200,
-    "functional": 24_500,
+    ROOT: 9_500,
+    "encodings": 7_300,
+    "functional": 23_500,
     "layers": 8_500,
-    "convert": 31_000,
-    "models": 5_000,
-    "networks": 6_500,
-    "heads": 36_000,
+    "convert": 31_500,
+    "models": 3_000,
+    "networks": 10_000,
+    "heads": 37_000,
     "viewer": 11_000,
     "cli": 6_500,
     "testing": 2_000,
