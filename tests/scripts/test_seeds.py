@@ -15,7 +15,7 @@ def script(monkeypatch):
     names = runpy.run_path(str(SCRIPT))
     variables = names["run"].__globals__
     monkeypatch.setitem(variables, "FAST", ["tests/test_seed_shift.py"])
-    monkeypatch.setitem(variables, "SLOW", ["-k", "nothing there", "tests/test_seed_shift.py"])
+    monkeypatch.setitem(variables, "SLOW", ["-k", "nothing_there", "tests/test_seed_shift.py"])
     return names
 
 
