@@ -200,6 +200,7 @@ def test_unfinished_checkpoint_is_removed_when_the_next_begins(tmp_path):
     checkpoints, left = Checkpoints(tmp_path), tmp_path / ".step-00000003.01234567.convattn"
     left.mkdir()
     (left / "model.safetensors").write_text("half")
+    left.with_name(left.name + ".lock").touch()  # a killed process leaves it unlocked
     with checkpoints._new(5, processes=1) as place:
         assert place.name.startswith(".step-00000005.")
         assert not left.exists()

@@ -178,6 +178,7 @@ with sole_use(Path("run")):
         other.kill()
         other.wait()
     (tmp_path / "run" / ".model.01234567.convattn").mkdir()  # as a killed process leaves it
+    (tmp_path / "run" / ".model.01234567.convattn.lock").touch()
     resume(tmp_path / "run")
     assert timeless(tmp_path / "run") == timeless(whole)
     assert not [file.name for file in (tmp_path / "run").iterdir() if file.name.startswith(".")]
