@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from convattn.data import ImageDataset, ImageSplit, load_samples, normalise
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.files import new_folder, write_atomically
+from convattn.heads.head_snapshots import HEAD_COLUMNS, HEADS
 from convattn.lab.augment import views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.model_card import model_card
 from convattn.lab.run_setup import load_data_of
-from convattn.lab.tables import markdown_table
+from convattn.lab.tables import markdown_table, write_parquet
 from convattn.networks import load_network
 from convattn.networks.pretrained import CARD, PretrainedCard
 from convattn.provenance import RunRecord, find_revision, portable_path
@@ -38,7 +39,6 @@ ROOT = Path(__file__).parents[1]
 PLACES = {True: ROOT / "src" / "convattn" / "pretrained", False: ROOT / "pretrained"}
 """Where folders stand: those that come with the package, and the others."""
 STORED, LOADED = torch.float16, torch.float32
-HEADS = "heads.parquet"
 TASKS = {
     "cifar10": "CIFAR-10, 32 × 32 colour images of ten classes",
     "digits": "digits, 8 × 8 grey images",
@@ -102,7 +102,8 @@ def store(
         write_sealed(folder, config, rounded(tensors))
         network = load_network(folder)
         if (run / HEADS).is_file():
-            ends_of(run / HEADS, network).save(folder / HEADS)
+            trace = ends_of(run / HEADS, network)
+            write_parquet(folder / HEADS, trace.rows, HEAD_COLUMNS)
         card = PretrainedCard(
             name=target.name,
             task=TASKS[record.recipe["data"]["name"]],

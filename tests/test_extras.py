@@ -54,6 +54,10 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0]
 
 
+BY_NAME = ("import_module", "optional_module")
+"""Functions that import a package by its name."""
+
+
 def source_files(*folders: Path) -> dict[Path, str]:
     """Reads Python files: path → text."""
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
@@ -68,8 +72,9 @@ def imported_modules(nodes) -> set[str]:
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules.add(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "optional_module":
-            modules.add(ast.literal_eval(node.args[0]))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            name = node.args[0]
+            modules.add(name.value if isinstance(name, ast.Constant) else "")
     return {module.partition(".")[0] for module in modules}
 
 
