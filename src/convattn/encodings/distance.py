@@ -26,6 +26,7 @@ class Distance(Encoding):
         outer: Linear map from the hidden units to the heads, without bias.
 
     Example:
+        >>> import torch
         >>> Distance(9, 2)(torch.zeros(5, 2)).shape
         torch.Size([9, 5])
     """
@@ -83,6 +84,7 @@ class AxialDistance(AxisAdditiveEncoding):
         axes: The network of each axis.
 
     Example:
+        >>> import torch
         >>> AxialDistance(9, 2)(torch.zeros(5, 2)).shape
         torch.Size([9, 5])
     """

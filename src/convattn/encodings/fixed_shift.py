@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -109,7 +110,7 @@ class Shift(AxisAdditiveEncoding):
     ) -> Float[Tensor, "heads *points"]:
         """Scores displacements along one axis."""
         along = [shift[axis] for shift in self.displacements]
-        centres = displacement.new_tensor(along)
+        centres = torch.tensor(along, dtype=displacement.dtype, device=displacement.device)
         offset = displacement - per_head(centres, displacement)
         return -_ALPHA * offset**2
 

@@ -38,7 +38,7 @@ class HeadReplacement(Record):
     """What `replace_convolutional_heads` has made of a network.
 
     Example:
-        >>> import timm
+        >>> import timm, torch
         >>> from convattn import analyze, replace_convolutional_heads
         >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=48, depth=1).eval()
         >>> report = analyze(vit, torch.randn(4, 3, 48, 48), controls=(), progress=False)
