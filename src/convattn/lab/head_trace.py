@@ -11,8 +11,8 @@ from convattn.encodings import GeneralizedQuadratic, Quadratic
 
 def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
     """Returns the quadratic encodings of a network's layers, first to last."""
-    kinds = Quadratic | GeneralizedQuadratic
-    return [module for module in network.modules() if isinstance(module, kinds)]
+    modules = network.modules()
+    return [module for module in modules if isinstance(module, Quadratic | GeneralizedQuadratic)]
 
 
 @final

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -150,7 +150,7 @@ def _start_accelerator(
     from accelerate import Accelerator
 
     place = None if folder is None else folder.path
-    names = list(trackers) or None
+    names: list[Any] | None = list(trackers) or None
     try:
         return Accelerator(mixed_precision=precision, log_with=names, project_dir=place)
     except ValueError as error:

@@ -72,7 +72,13 @@ def study(
     overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
     reference = _find_baseline(baseline, runs)
-    words = ["convattn", "study", *map(os.fspath, recipes), "--seeds", ",".join(map(str, seeds))]
+    words = [
+        "convattn",
+        "study",
+        *[str(recipe) for recipe in recipes],
+        "--seeds",
+        ",".join(map(str, seeds)),
+    ]
     words += option_words(scale, overrides)
     for key, values in grid.items():
         words += ["--grid", f"{key}={','.join(values)}"]

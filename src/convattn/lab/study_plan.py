@@ -86,7 +86,7 @@ def plan_runs(
     place = Path(output).absolute()
     runs = []
     for recipe, *values, seed in itertools.product(recipes, *grid.values(), seeds):
-        source = os.fspath(recipe)
+        source = str(recipe)
         if source.endswith(".toml"):
             source = str(Path(source).absolute())
         variant = dict(zip(grid, values, strict=True))

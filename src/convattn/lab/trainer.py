@@ -393,7 +393,7 @@ def make_average(
         return None
 
     @torch.no_grad()
-    def average(averages: list[Tensor], weights: list[Tensor], number: Tensor) -> None:
+    def average(averages: Any, weights: Any, number: Tensor | int) -> None:
         step = min(recipe.steps * (int(number) + 1), total)
         decay = recipe.decay**recipe.steps * (step / total) ** 3
         for mean, weight in zip(averages, weights, strict=True):
