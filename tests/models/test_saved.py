@@ -78,6 +78,14 @@ def test_configuration_that_does_not_name_a_network(tmp_path, text, message):
         load_network(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["absent", "weights.pt"])
+def test_a_source_that_is_no_folder_is_told_what_it_can_be(tmp_path, name):
+    (tmp_path / "weights.pt").touch()
+    message = "source must be a folder that exists, .*convattn:NAME.* or a repository .*owner/name"
+    with pytest.raises(CheckpointError, match=message):
+        load_network(tmp_path / name)
+
+
 OPTIONS = {
     "argument": ({"kernel_size": 3}, r"cannot be built: .*kernel_size"),
     "value": ({"width": 0}, "cannot be built: width must be an integer of at least 1, but is 0"),

@@ -45,7 +45,9 @@ overwrite_kills.main(Path(sys.argv[1]))
 
 
 def test_a_folder_that_is_not_put_back_would_be_found(tmp_path):
-    assert "holds no saved network" in run("-c", FORGETFUL, str(tmp_path / "made")).stderr
+    assert (
+        "source must be a folder that exists" in run("-c", FORGETFUL, str(tmp_path / "made")).stderr
+    )
 
 
 def test_a_saved_network_is_replaced_if_that_is_asked(tmp_path):

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from convattn.errors import CheckpointError, UnknownNameError, optional_module
+from convattn.errors import CheckpointError, UnknownNameError, must_be, optional_module
 from convattn.files import as_path
 from convattn.provenance import RunRecord
 from convattn.record import Record
@@ -93,8 +93,11 @@ def fetch(
     Arguments and errors are those of `load_network`.
     """
     folder = network_folder(source, "source")
-    if folder.is_dir() or not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
+    if folder.is_dir():
         return folder
+    if not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
+        expected = 'a folder that exists, "convattn:NAME" or a repository "owner/name" of the Hub'
+        raise CheckpointError(must_be("source", expected, str(source)))
     cache = None if cache_dir is None else str(as_path(cache_dir, "cache_dir"))
     hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
     try:
