@@ -39,7 +39,7 @@ def layer(encoding: str, channels: int, batch: int, size: int, **options: Any) -
         settings = {"encoding": encoding, **options}
         if "gate" in options:
             settings["content"] = convattn.Content(position=False, content_bias=False)
-        return convattn.RelativeAttention2d(channels, channels, 9, **settings)
+        return convattn.RelativeAttention2d(channels, channels, num_heads=9, **settings)
 
     words = [f"{size} x {size}", f"{channels} channels", encoding, *options]
     return Case(", ".join(words), build, channels, batch, size, calls=40 if size == 8 else 1)

@@ -111,7 +111,9 @@ def take(walk: Callable[[], object]) -> Walk:
 
 def image(encoding: str, *, training: bool) -> Callable[[], object]:
     """Makes the walk of one image through a layer of nine heads, with gradients where it is in training."""
-    layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3, padding=1).train(training)
+    layer = RelativeAttention2d(
+        3, 5, num_heads=9, encoding=encoding, kernel_size=3, padding=1
+    ).train(training)
     x = torch.randn(1, 3, 17, 13)
 
     def walk() -> None:

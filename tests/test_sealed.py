@@ -319,7 +319,7 @@ HUGE = {
         "width must be at most 16384 with these tensors, but",
     ),
     "heads": (
-        lambda: RelativeAttention1d(3, 4, 2, "sinusoidal"),
+        lambda: RelativeAttention1d(3, 4, num_heads=2, encoding="sinusoidal"),
         "options.num_heads",
         "do not fit together",
     ),
@@ -329,7 +329,7 @@ HUGE = {
         "do not fit together",
     ),
     "extent": (
-        lambda: RelativeAttention1d(3, 4, 2, "learned_axial", content=True),
+        lambda: RelativeAttention1d(3, 4, num_heads=2, encoding="learned_axial", content=True),
         "encoding.options.extent",
         "do not fit together",
     ),
@@ -371,7 +371,9 @@ def refuse_large(draw):
 
 def test_the_window_of_a_layer_is_not_listed_where_heads_are_not_its_taps():
     """A window of 10⁶ × 10⁶ pixels would take more than all memory."""
-    assert RelativeAttention2d(3, 4, 2, "quadratic", kernel_size=10**6).kernel_size == (
+    assert RelativeAttention2d(
+        3, 4, num_heads=2, encoding="quadratic", kernel_size=10**6
+    ).kernel_size == (
         10**6,
         10**6,
     )

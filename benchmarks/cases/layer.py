@@ -123,7 +123,9 @@ def build_layer(case: LayerCase) -> RelativeAttention:
     with seeded(case.seed):
         if case.kind == "content":
             return _content_mixer(case)
-        return RelativeAttention2d(case.channels, case.channels, case.heads, case.kind)
+        return RelativeAttention2d(
+            case.channels, case.channels, num_heads=case.heads, encoding=case.kind
+        )
 
 
 def _content_mixer(case: LayerCase) -> RelativeAttention:

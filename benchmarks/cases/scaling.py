@@ -106,11 +106,15 @@ def _hard(case: ScalingCase) -> RelativeAttention:
 def _taps(case: ScalingCase, sharpness: float) -> RelativeAttention:
     centres = [[float(tap - case.heads // 2)] for tap in range(case.heads)]
     encoding = Quadratic(case.heads, 1, centres=centres, sharpness=sharpness)
-    return RelativeAttention1d(case.channels, case.channels, case.heads, encoding)
+    return RelativeAttention1d(
+        case.channels, case.channels, num_heads=case.heads, encoding=encoding
+    )
 
 
 def _encoded(case: ScalingCase, encoding: str, impl: str) -> RelativeAttention:
-    return RelativeAttention2d(case.channels, case.channels, case.heads, encoding, impl=impl)
+    return RelativeAttention2d(
+        case.channels, case.channels, num_heads=case.heads, encoding=encoding, impl=impl
+    )
 
 
 MODULES: Mapping[str, Callable[[ScalingCase], nn.Module]] = MappingProxyType(

@@ -20,18 +20,29 @@ def images(*shape):
 
 
 LAYERS = {
-    "hard": lambda: RelativeAttention2d(4, 6, 9, "shift", padding=1, groups=2),
+    "hard": lambda: RelativeAttention2d(
+        4, 6, num_heads=9, encoding="shift", kernel_size=1, padding=1, groups=2
+    ),
     "reflected": lambda: RelativeAttention2d(
-        4, 6, 9, "shift", kernel_size=3, padding=1, padding_mode="reflect", stride=2
+        4,
+        6,
+        num_heads=9,
+        encoding="shift",
+        kernel_size=3,
+        padding=1,
+        padding_mode="reflect",
+        stride=2,
     ),
     "transposed": lambda: conv_to_attention(nn.ConvTranspose2d(4, 6, 3, stride=2))[0],
     "grid": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), sharpness=1.0)[0],
     "grid, hard": lambda: conv_to_attention(nn.Conv2d(4, 6, 3, padding=1), impl="separable")[0],
-    "separable": lambda: RelativeAttention2d(4, 6, 5, "quadratic"),
-    "narrow": lambda: RelativeAttention2d(4, 6, 5, "quadratic", head_width=2),
-    "dense": lambda: RelativeAttention2d(4, 6, 2, "distance"),
-    "fourier": lambda: RelativeAttention2d(4, 6, 2, "generalized_quadratic", impl="fourier"),
-    "dropout": lambda: RelativeAttention2d(4, 6, 2, "sinusoidal", dropout=0.3),
+    "separable": lambda: RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"),
+    "narrow": lambda: RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic", head_width=2),
+    "dense": lambda: RelativeAttention2d(4, 6, num_heads=2, encoding="distance"),
+    "fourier": lambda: RelativeAttention2d(
+        4, 6, num_heads=2, encoding="generalized_quadratic", impl="fourier"
+    ),
+    "dropout": lambda: RelativeAttention2d(4, 6, num_heads=2, encoding="sinusoidal", dropout=0.3),
 }
 
 
@@ -100,7 +111,7 @@ def test_fixed_heads_at_the_taps_of_the_window_become_the_convolution_that_they_
     encoding = Shift(
         15, 2, displacements=[(row, col) for row in (-1, 0, 1) for col in (-4, -2, 0, 2, 4)]
     )
-    layer = RelativeAttention2d(4, 6, 15, encoding, **options)
+    layer = RelativeAttention2d(4, 6, num_heads=15, encoding=encoding, **options)
     if not stored:
         layer.values = MergedValues(15, 4, 6, groups=2)
     frozen = freeze(layer, images(1, 4, 9, 11))
@@ -147,8 +158,8 @@ def test_a_network_is_frozen_with_every_size_that_its_layers_meet():
 def test_layers_that_look_at_content_stay_as_they_are():
     torch.manual_seed(0)
     network = nn.Sequential(
-        RelativeAttention2d(3, 4, 2, "quadratic"),
-        RelativeAttention2d(4, 4, 2, "quadratic", content=True),
+        RelativeAttention2d(3, 4, num_heads=2, encoding="quadratic"),
+        RelativeAttention2d(4, 4, num_heads=2, encoding="quadratic", content=True),
     )
     frozen = freeze(network, images(1, 3, 5, 7))
     assert [type(layer) for layer in frozen] == [FrozenAttention, RelativeAttention2d]
@@ -159,7 +170,7 @@ def test_layers_that_look_at_content_stay_as_they_are():
 
 
 def test_what_a_frozen_layer_cannot_do_is_refused():
-    frozen = freeze(RelativeAttention1d(3, 5, 2, "quadratic"), images(1, 3, 11))
+    frozen = freeze(RelativeAttention1d(3, 5, num_heads=2, encoding="quadratic"), images(1, 3, 11))
     with pytest.raises(
         ShapeError,
         match="x must have a size for which this layer was frozen, 11, but has 12: freeze",
@@ -182,16 +193,18 @@ def test_what_a_frozen_layer_cannot_do_is_refused():
 
 def test_wrong_arguments_are_named(without_type_checks):
     with pytest.raises(ArgumentError, match="x must be a tensor, but is of type list"):
-        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 3, 5, 7))([1])
+        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 3, 5, 7))(
+            [1]
+        )
     with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
         freeze(3, images(1, 3, 5, 7))
     with pytest.raises(
         ArgumentError,
         match="images must be a tensor, a tuple of arguments or a mapping of them, but is",
     ):
-        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), None)
+        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), None)
     with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
-        freeze(RelativeAttention2d(3, 5, 2, "quadratic"), images(1, 4, 5, 7))
+        freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 4, 5, 7))
 
 
 def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convolution():
@@ -200,7 +213,9 @@ def test_a_frozen_layer_prints_its_sizes_and_paths_and_has_the_weight_of_a_convo
     assert frozen.extra_repr() == "4, 6, num_heads=15, paths={'11 x 13': 'separable'}"
     assert torch.equal(frozen.weight, conv.weight)
     assert (frozen.kernel_size, frozen.stride, frozen.dilation) == ((3, 5), (1, 1), (1, 1))
-    other = FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic"), [(7, 5), (11, 13)])
+    other = FrozenAttention(
+        RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [(7, 5), (11, 13)]
+    )
     assert other.sizes == ((7, 5), (11, 13))
     with pytest.raises(AttributeError, match=r"has no attribute 'weight'$"):
         _ = other.weight
@@ -210,8 +225,10 @@ def test_layers_that_need_the_images_and_no_sizes_are_refused():
     with pytest.raises(
         ArgumentError, match="layer must be one whose scores do not depend on content, but is 'Rel"
     ):
-        FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic", content=True), [(7, 5)])
+        FrozenAttention(
+            RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic", content=True), [(7, 5)]
+        )
     with pytest.raises(
         ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"
     ):
-        FrozenAttention(RelativeAttention2d(4, 6, 5, "quadratic"), [])
+        FrozenAttention(RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [])

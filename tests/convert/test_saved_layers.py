@@ -128,11 +128,11 @@ UNSAVABLE = [
     ),
     (lambda: Wider(2, 3, 3), "cannot save Wider as a layer"),
     (
-        lambda: type("Sub", (RelativeAttention2d,), {})(2, 3, 2, "quadratic"),
+        lambda: type("Sub", (RelativeAttention2d,), {})(2, 3, num_heads=2),
         "cannot save Sub as a layer",
     ),
     (
-        lambda: RelativeAttention1d(2, 3, 2, Mine(2, 1)),
+        lambda: RelativeAttention1d(2, 3, num_heads=2, encoding=Mine(2, 1)),
         r"cannot save the encoding Mine: .*_encoding\('mine', Mine\)",
     ),
     (
@@ -230,7 +230,9 @@ def test_damaged_and_missing_files_are_refused(damage, message, tmp_path, withou
     ids=str,
 )
 def test_damaged_attention_is_refused(changes, tmp_path, without_type_checks):
-    folder = save_layer(RelativeAttention2d(2, 3, 2, "quadratic"), tmp_path / "layer")
+    folder = save_layer(
+        RelativeAttention2d(2, 3, num_heads=2, encoding="quadratic"), tmp_path / "layer"
+    )
     write_config(folder, **changes)
     with pytest.raises(CheckpointError, match="do not fit together"):
         load_layer(folder, verify=False)

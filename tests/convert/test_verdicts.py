@@ -34,7 +34,9 @@ def network(kind="scores"):
 def soft_layer(sharpness, padding=0, seed=0):
     """A layer whose heads look one pixel away at most."""
     torch.manual_seed(seed)
-    layer = RelativeAttention2d(3, 5, 4, Quadratic(4, 2), padding=padding)
+    layer = RelativeAttention2d(
+        3, 5, num_heads=4, encoding=Quadratic(4, 2), kernel_size=1, padding=padding
+    )
     with torch.no_grad():
         layer.encoding.centres.clamp_(-1, 1)
         layer.encoding.root_sharpness.fill_(sharpness**0.5)

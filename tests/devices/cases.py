@@ -105,26 +105,39 @@ def cases():
     """Yields a name, what makes the module, what is computed of it, and the images."""
     for name in ENCODINGS:
         for window in ({}, {"padding": 1, "stride": 2, "kernel_size": 3}):
-            made = partial(RelativeAttention2d, 4, 6, 9, name, **window)
+            made = partial(RelativeAttention2d, 4, 6, num_heads=9, encoding=name, **window)
             yield f"{name}, {'window' if window else 'whole image'}", made, gradients, IMAGES
     content = Content(key_width=8)
     apart = Content(key_width=8, position=False)
     yield (
         "content",
-        partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=content),
+        partial(RelativeAttention2d, 4, 6, num_heads=4, encoding="quadratic", content=content),
         gradients,
         IMAGES,
     )
     yield (
         "gate",
-        partial(RelativeAttention2d, 4, 6, 4, "quadratic", content=apart, gate="sigmoid"),
+        partial(
+            RelativeAttention2d,
+            4,
+            6,
+            num_heads=4,
+            encoding="quadratic",
+            content=apart,
+            gate="sigmoid",
+        ),
         gradients,
         IMAGES,
     )
-    yield "sequence", partial(RelativeAttention1d, 4, 6, 4, "quadratic"), gradients, IMAGES[:, :, 0]
+    yield (
+        "sequence",
+        partial(RelativeAttention1d, 4, 6, num_heads=4, encoding="quadratic"),
+        gradients,
+        IMAGES[:, :, 0],
+    )
     yield (
         "volume",
-        partial(RelativeAttention3d, 4, 6, 4, "quadratic"),
+        partial(RelativeAttention3d, 4, 6, num_heads=4, encoding="quadratic"),
         gradients,
         IMAGES.unflatten(3, (3, 4)),
     )
@@ -134,7 +147,7 @@ def cases():
         lambda m, x: conv_to_attention(m)[0](x),
         IMAGES,
     )
-    layer = partial(RelativeAttention2d, 4, 6, 4, "quadratic")
+    layer = partial(RelativeAttention2d, 4, 6, num_heads=4, encoding="quadratic")
     yield "to a convolution", layer, lambda m, x: attention_to_conv(m, spatial=12)[0](x), IMAGES
     exact = partial(attention_to_conv, borders="exact", spatial=12)
     yield "to a convolution, exact", layer, lambda m, x: exact(m)[0](x), IMAGES

@@ -52,11 +52,14 @@ def test_assigning_them_writes_the_parameter_that_is_there(case):
 
 
 def test_a_layer_uses_what_was_assigned():
-    layer, x = RelativeAttention2d(3, 5, 2, Quadratic(2, 2, sharpness=0.5)), torch.randn(1, 3, 7, 5)
+    layer, x = (
+        RelativeAttention2d(3, 5, num_heads=2, encoding=Quadratic(2, 2, sharpness=0.5)),
+        torch.randn(1, 3, 7, 5),
+    )
     before = layer(x)
     layer.encoding.sharpness = 2.0
     fresh = RelativeAttention2d(
-        3, 5, 2, Quadratic(2, 2, centres=layer.encoding.centres, sharpness=2.0)
+        3, 5, num_heads=2, encoding=Quadratic(2, 2, centres=layer.encoding.centres, sharpness=2.0)
     )
     fresh.load_state_dict(layer.state_dict())
     assert not torch.equal(layer(x), before)

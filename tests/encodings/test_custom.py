@@ -82,7 +82,9 @@ class TestLayerWithRing(AttentionContract):
     formula = Formula(ring)
 
     def create(self, in_channels, out_channels, **options):
-        return RelativeAttention2d(in_channels, out_channels, 2, Ring(2, 2), **options)
+        return RelativeAttention2d(
+            in_channels, out_channels, num_heads=2, encoding=Ring(2, 2), **options
+        )
 
 
 def near(displacement):
@@ -91,7 +93,10 @@ def near(displacement):
 
 @pytest.mark.parametrize("impl", ["auto", "dense", "fourier", "reference"])
 def test_a_function_is_an_encoding(impl):
-    layer, x = RelativeAttention2d(3, 5, 2, near, impl=impl), torch.randn(2, 3, 7, 5)
+    layer, x = (
+        RelativeAttention2d(3, 5, num_heads=2, encoding=near, impl=impl),
+        torch.randn(2, 3, 7, 5),
+    )
     formula = Formula(lambda _, displacement: near(displacement))
     hi = dense_attention(as_dtype(layer, torch.float64), x.double(), formula)
     assert_within_budget(
@@ -109,7 +114,7 @@ def test_a_module_is_trained_with_the_layer():
         def forward(self, displacement):
             return self.inner(displacement).movedim(-1, 0)
 
-    layer = RelativeAttention2d(3, 5, 4, Net())
+    layer = RelativeAttention2d(3, 5, num_heads=4, encoding=Net())
     assert "encoding.function.inner.weight" in dict(layer.named_parameters())
     layer(torch.randn(2, 3, 7, 5)).square().sum().backward()
     assert layer.encoding.function.inner.weight.grad.abs().sum() > 0
@@ -126,7 +131,7 @@ def test_a_module_is_trained_with_the_layer():
 def test_scores_of_another_shape_are_refused(function, came, without_type_checks):
     message = rf"the score of ScoreFunction\(.*\) must be of shape \(heads, \*points\) = \(3, 13, 9\), but is {came}"
     with pytest.raises(ShapeError, match=message):
-        RelativeAttention2d(3, 5, 3, function)(torch.zeros(1, 3, 7, 5))
+        RelativeAttention2d(3, 5, num_heads=3, encoding=function)(torch.zeros(1, 3, 7, 5))
 
 
 def test_scores_along_an_axis_of_another_shape_are_refused():
@@ -135,7 +140,7 @@ def test_scores_along_an_axis_of_another_shape_are_refused():
             return displacement
 
     with pytest.raises(ShapeError, match=r"the score of Wrong\(.*= \(3, 13\), but is \(13,\)"):
-        RelativeAttention2d(3, 5, 3, Wrong(3, 2))(torch.zeros(1, 3, 7, 5))
+        RelativeAttention2d(3, 5, num_heads=3, encoding=Wrong(3, 2))(torch.zeros(1, 3, 7, 5))
 
 
 @pytest.mark.parametrize("function", [Quadratic, 3, None])
@@ -170,7 +175,7 @@ def registered(encodings_forgotten):
 
 def test_a_registered_encoding_is_built_by_name(registered):
     assert (
-        repr(RelativeAttention2d(3, 5, 2, "slope").encoding)
+        repr(RelativeAttention2d(3, 5, num_heads=2, encoding="slope").encoding)
         == "Slope(num_heads=2, dims=2, period=4.0)"
     )
     assert create_encoding("slope", 2, 1, period=3.0).period == 3.0
@@ -184,14 +189,17 @@ def test_a_registered_encoding_is_built_by_name(registered):
 
 def test_layers_come_back_bit_by_bit(registered, tmp_path):
     for number, encoding in enumerate((Ring(2, 2), Slope(2, 2, period=3.0))):
-        layer, x = RelativeAttention2d(3, 5, 2, encoding).eval(), torch.randn(2, 3, 7, 5)
+        layer, x = (
+            RelativeAttention2d(3, 5, num_heads=2, encoding=encoding).eval(),
+            torch.randn(2, 3, 7, 5),
+        )
         loaded = load_layer(save_layer(layer, tmp_path / str(number))).eval()
         assert torch.equal(loaded(x), layer(x))
         assert repr(loaded) == repr(layer)
 
 
 def test_loading_without_registering_says_what_to_do(registered, tmp_path):
-    layer = RelativeAttention1d(3, 5, 2, "ring")
+    layer = RelativeAttention1d(3, 5, num_heads=2, encoding="ring")
     folder, whole = (
         save_layer(layer, tmp_path / "layer"),
         save_network(nn.Sequential(layer), tmp_path / "network"),
@@ -231,7 +239,7 @@ def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
         ): r"cannot save the encoding Odd: its options\(\) must be JSON types, but are \{'period': tensor",
     }
     for encoding, message in cases.items():
-        layer = RelativeAttention2d(3, 5, 2, encoding)
+        layer = RelativeAttention2d(3, 5, num_heads=2, encoding=encoding)
         with pytest.raises(UnsupportedModelError, match=message):
             save_layer(layer, tmp_path / "layer")
         with pytest.raises(UnsupportedModelError, match=message):

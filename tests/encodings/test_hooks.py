@@ -75,7 +75,7 @@ def test_every_encoding_has_been_tried():
 
 @pytest.mark.parametrize("impl", ["auto", "dense", "fourier", "reference", "separable"])
 def test_pruning_takes_effect_in_a_layer(impl):
-    layer = RelativeAttention2d(3, 5, 4, "quadratic", impl=impl).eval()
+    layer = RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic", impl=impl).eval()
     x = torch.randn(1, 3, 7, 5)
     layer(x)
     prune.l1_unstructured(layer.encoding, "centres", amount=3)
@@ -110,7 +110,10 @@ def double(*_):
 )
 def test_other_hooks_are_refused_by_name(kind, name, place):
     encoding = small_encoding(name, 3, 2)
-    layer, module = RelativeAttention2d(3, 5, 3, encoding), encoding.get_submodule(place)
+    layer, module = (
+        RelativeAttention2d(3, 5, num_heads=3, encoding=encoding),
+        encoding.get_submodule(place),
+    )
     handle = REFUSED[kind](module, double)
     message = f"the {kind} double on {type(module).__name__} would be ignored, .*: put the hook on the layer"
     for ask in (

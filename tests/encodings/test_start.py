@@ -16,7 +16,7 @@ HEADS, SIZE, WIDTH = 5, 7, 13
 
 def keys_of_layer(encoding, dtype):
     """The same number from the attention of a layer."""
-    layer = RelativeAttention2d(2, 3, HEADS, copy.deepcopy(encoding)).to(dtype)
+    layer = RelativeAttention2d(2, 3, num_heads=HEADS, encoding=copy.deepcopy(encoding)).to(dtype)
     weights = layer.attention((SIZE, SIZE)).detach().flatten(3).flatten(1, 2)
     return torch.special.entr(weights).sum(-1).mean().exp()
 

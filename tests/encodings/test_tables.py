@@ -52,7 +52,7 @@ def test_grids_outside_the_table_are_refused(kind, ask):
     [(RelativeAttention1d, 512, 8), (RelativeAttention2d, 32, 8), (RelativeAttention3d, 16, 4)],
 )
 def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
-    layer = kind(1, 1, 1, name, kernel_size=2 * padding + 1, padding=padding)
+    layer = kind(1, 1, num_heads=1, encoding=name, kernel_size=2 * padding + 1, padding=padding)
     layer.encoding.require_axes(layer.geometry.axes([size] * kind.dims))
     with pytest.raises(EncodingRangeError):
         layer.encoding.require_axes(layer.geometry.axes([size + 1] * kind.dims))
@@ -60,14 +60,14 @@ def test_tables_by_name_hold_common_sizes(kind, name, size, padding):
 
 @pytest.mark.parametrize("name", ["learned_axial", "learned_table"])
 def test_the_error_says_what_to_build(name):
-    layer = RelativeAttention2d(1, 1, 2, name, kernel_size=3, padding=1)
+    layer = RelativeAttention2d(1, 1, num_heads=2, encoding=name, kernel_size=3, padding=1)
     with pytest.raises(
         EncodingRangeError, match=r"as in encoding=\w+\(2, 2, extent=57\)"
     ) as caught:
         layer(torch.zeros(1, 1, 41, 56))
     line = str(caught.value).rpartition("encoding=")[2]
     encoding = eval(line, {"LearnedAxial": LearnedAxial, "LearnedTable": LearnedTable})
-    layer = RelativeAttention2d(1, 1, 2, encoding, kernel_size=3, padding=1)
+    layer = RelativeAttention2d(1, 1, num_heads=2, encoding=encoding, kernel_size=3, padding=1)
     layer.encoding.require_axes(layer.geometry.axes((41, 56)))
 
 

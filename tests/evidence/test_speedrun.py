@@ -19,7 +19,7 @@ from evidence.speedrun.__main__ import (
 
 def test_share_on_the_taps_is_that_of_the_layer():
     encoding = Quadratic(9, 2, centres=torch.randn(9, 2).tolist(), sharpness=0.7)
-    layer = RelativeAttention2d(1, 1, 9, encoding).double()
+    layer = RelativeAttention2d(1, 1, num_heads=9, encoding=encoding).double()
     with torch.no_grad():
         expected = layer.attention((7, 7))[:, 3, 3, 2:5, 2:5].sum((1, 2)).numpy()
         centres, sharpness = encoding.centres.numpy(), encoding.sharpness.numpy()

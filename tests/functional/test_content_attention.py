@@ -26,7 +26,9 @@ NARROW = Content(key_width=3)
 def made(impl, content=NARROW, **options):
     torch.manual_seed(0)
     encoding = LearnedAxial(2, 2, extent=16, width=3)
-    return RelativeAttention2d(4, 5, 2, encoding, content=content, impl=impl, **options)
+    return RelativeAttention2d(
+        4, 5, num_heads=2, encoding=encoding, content=content, impl=impl, **options
+    )
 
 
 def results(layer, x):
@@ -107,7 +109,7 @@ def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
     layers = {}
     for impl in ("content", "reference"):
         torch.manual_seed(0)
-        layers[impl] = kind(4, 6, 2, encoding, **given, impl=impl)
+        layers[impl] = kind(4, 6, num_heads=2, encoding=encoding, **given, impl=impl)
     x = torch.randn(3, 4, *spatial)
     expected = expected_of(layers["reference"], x)
     for budget in (1, 3000):
@@ -143,7 +145,7 @@ def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(
 ):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
     layer, x = (
-        kind(4, 5, 2, encoding, content=NARROW, gate=gate),
+        kind(4, 5, num_heads=2, encoding=encoding, content=NARROW, gate=gate),
         torch.randn(1, 4, *spatial, requires_grad=gradients),
     )
     whole = 2 * 256 * 256 * 4

@@ -18,7 +18,9 @@ def gated(share, sharpness=6.0):
     """Three heads that look with a known share at a fixed displacement, and otherwise at what the pixels are."""
     torch.manual_seed(0)
     encoding = Shift(3, 2, displacements=[(0, 1), (-1, 0), (1, 1)])
-    network = RelativeAttention2d(6, 5, 3, encoding, gate="sigmoid", kernel_size=3, padding=1)
+    network = RelativeAttention2d(
+        6, 5, num_heads=3, encoding=encoding, gate="sigmoid", kernel_size=3, padding=1
+    )
     with torch.no_grad():
         network.gate.copy_(torch.logit(torch.tensor(share, dtype=torch.float64)))
         network.content.query.weight.mul_(sharpness)

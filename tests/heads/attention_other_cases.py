@@ -331,18 +331,30 @@ AUDIO = {
 }
 OWN: dict[str, tuple[Any, tuple[int, ...]]] = {
     "quadratic": (
-        own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1),
+        own(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", kernel_size=3, padding=1),
         (3, 5, 7),
     ),
     "content": (
-        own(RelativeAttention2d, 3, 5, 4, "quadratic", content=True, kernel_size=3, padding=1),
+        own(
+            RelativeAttention2d,
+            3,
+            5,
+            num_heads=4,
+            encoding="quadratic",
+            content=True,
+            kernel_size=3,
+            padding=1,
+        ),
         (3, 5, 7),
     ),
     "strided": (
-        own(RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, stride=2),
+        own(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", kernel_size=3, stride=2),
         (3, 7, 11),
     ),
-    "gated": (own(RelativeAttention2d, 3, 5, 4, "quadratic", gate="sigmoid"), (3, 5, 7)),
-    "sequence": (own(RelativeAttention1d, 3, 5, 4, "distance"), (3, 11)),
+    "gated": (
+        own(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", gate="sigmoid"),
+        (3, 5, 7),
+    ),
+    "sequence": (own(RelativeAttention1d, 3, 5, num_heads=4, encoding="distance"), (3, 11)),
     "the paper's network": (own(AttentionNet, width=18, depth=2, ffn=16), (3, 10, 14)),
 }

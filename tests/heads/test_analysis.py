@@ -147,7 +147,8 @@ def test_a_report_prints_its_answer_in_the_first_line():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, 4, "quadratic")]
+    "make",
+    [lambda: gated(0.3), lambda: RelativeAttention2d(6, 5, num_heads=4, encoding="quadratic")],
 )
 def test_what_one_image_does_not_tell_is_nan(make):
     layer = analyze(make(), noise(1, 6, 5, 6), progress=False).layers[0]
@@ -206,7 +207,9 @@ def test_only_what_has_a_patch_for_each_position_can_be_shuffled(shape, grid, ca
 
 
 def test_images_that_cannot_be_shuffled_are_told():
-    network = nn.Sequential(nn.Flatten(2), RelativeAttention1d(3, 5, 2, "distance"))
+    network = nn.Sequential(
+        nn.Flatten(2), RelativeAttention1d(3, 5, num_heads=2, encoding="distance")
+    )
     report = analyze(network, noise(4, 3, 5, 7), progress=False)
     assert [control.name for control in report.layers[0].controls] == ["untrained weights"]
     assert "shuffled images: (3, 5, 7) is not cut into a grid of (35,)" in report.not_covered

@@ -82,7 +82,8 @@ def test_modes_are_put_back_on_any_device(device):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_scripted_modules_are_refused():
     scripted = nn.Sequential(
-        torch.jit.script(nn.Identity()), RelativeAttention2d(3, 3, 2, "quadratic")
+        torch.jit.script(nn.Identity()),
+        RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic"),
     )
     with pytest.raises(
         UnsupportedModelError, match=r"^0 is scripted, and what it computes is not seen$"

@@ -15,7 +15,9 @@ from convattn.layers import RelativeAttention1d
 
 
 def hard(displacements):
-    network = RelativeAttention2d(6, 5, 3, encoding=Shift(3, 2, displacements=displacements))
+    network = RelativeAttention2d(
+        6, 5, num_heads=3, encoding=Shift(3, 2, displacements=displacements)
+    )
     return analyze(network.eval(), noise(4, 6, 5, 7), controls=(), progress=False)
 
 
@@ -139,7 +141,10 @@ def test_layers_and_heads_without_a_partner_are_told(mixed):
 def test_shifts_along_other_axes_are_not_compared(mixed):
     torch.manual_seed(0)
     sequence = analyze(
-        RelativeAttention1d(6, 5, 3, "distance"), noise(20, 6, 11), controls=(), progress=False
+        RelativeAttention1d(6, 5, num_heads=3, encoding="distance"),
+        noise(20, 6, 11),
+        controls=(),
+        progress=False,
     )
     found = compare_reports(mixed, replace(sequence, radius=mixed.radius))
     assert found.not_covered == ("grids differ: lengths are in cells of each network's own grid",)

@@ -263,7 +263,7 @@ def test_a_shift_half_way_between_two_taps_covers_one():
 @pytest.mark.parametrize("size", [3, 6, 7, 14, 20])
 def test_what_rounding_hides_is_not_determined(size):
     """Weights that are nearly alike vary by less than the rounding of the sum of their squares."""
-    network = RelativeAttention2d(3, 3, 1, "quadratic")
+    network = RelativeAttention2d(3, 3, num_heads=1, encoding="quadratic")
     images = torch.randn(4, 3, size, size)
     found = {}
     barely = 0.15 / size  # weights differ by some thousandths

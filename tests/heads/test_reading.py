@@ -279,7 +279,9 @@ REFUSED = {
         r"\(First\): weights of 1 × 2 × 13 × 13 for 2 images are not",
     ),
     "an unknown class": (
-        lambda: nn.Sequential(Tokens(), RelativeAttention2d(3, 3, 2, "quadratic")),
+        lambda: nn.Sequential(
+            Tokens(), RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
+        ),
         None,
         r"^0 \(.*\.Tokens\) attends with weights of 2 × 2 × 13 × 13, but where its tokens lie is not known; say so by",
     ),
@@ -424,12 +426,14 @@ def test_models_that_cannot_run_or_be_seen(without_type_checks):
         match=r"^callback must be a function of an AttentionCall, but is of type int$",
     ):
         watch(TIMM["class token"].build(), images, 3)
-    lazy = nn.Sequential(nn.LazyLinear(3), RelativeAttention2d(3, 3, 2, "quadratic"))
+    lazy = nn.Sequential(
+        nn.LazyLinear(3), RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
+    )
     with pytest.raises(
         UnsupportedModelError, match=r"^0\.weight has no size yet: run the model once$"
     ):
         seen_by(lazy, images)
-    compiled = RelativeAttention2d(3, 3, 2, "quadratic")
+    compiled = RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
     compiled._compiled_call_impl = (
         compiled._call_impl
     )  # as `compiled.compile()` does, without its imports
@@ -481,7 +485,9 @@ def test_layers_are_chosen_by_name():
 
 def test_an_unknown_module_is_passed_over_if_others_are_named():
     network = nn.Sequential(
-        Tokens(), nn.Unflatten(2, (2, 3)), RelativeAttention2d(13, 3, 2, "quadratic")
+        Tokens(),
+        nn.Unflatten(2, (2, 3)),
+        RelativeAttention2d(13, 3, num_heads=2, encoding="quadratic"),
     )
     assert [call.name for call in seen_by(network, drawn(13, 6), layers="2")] == ["2"]
 

@@ -95,7 +95,7 @@ def test_fresh_heads_are_not_degenerate():
 )
 def test_head_at_the_bound_covers_as_much_of_the_papers_grid_as_is_said(centre, least):
     layer = RelativeAttention2d(
-        1, 1, 1, Quadratic(1, 2, centres=[centre], sharpness=1 / 512)
+        1, 1, num_heads=1, encoding=Quadratic(1, 2, centres=[centre], sharpness=1 / 512)
     ).double()
     weights = layer.attention((16, 16)).detach()[0].flatten(2)
     covered = (-(weights * weights.log()).sum(-1)).exp()

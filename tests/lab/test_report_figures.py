@@ -26,7 +26,9 @@ def image():
 @pytest.fixture(scope="module")
 def sequence():
     torch.manual_seed(0)
-    return analyze(RelativeAttention1d(6, 5, 3, "distance"), noise(4, 6, 11), progress=False)
+    return analyze(
+        RelativeAttention1d(6, 5, num_heads=3, encoding="distance"), noise(4, 6, 11), progress=False
+    )
 
 
 @pytest.fixture

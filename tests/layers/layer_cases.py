@@ -46,7 +46,14 @@ class LayerCase:
             self.encoding, self.heads, self.kind.dims, **self.encoding_options
         )
         return self.settle(
-            self.kind(in_channels, out_channels, self.heads, encoding, **self.options, **options)
+            self.kind(
+                in_channels,
+                out_channels,
+                num_heads=self.heads,
+                encoding=encoding,
+                **self.options,
+                **options,
+            )
         )
 
     def settle(self, layer):
@@ -251,7 +258,7 @@ def hard_layer(**options):
     torch.manual_seed(0)
     centres = [[row, col] for row in (-1, 0, 1) for col in (-1, 0, 1)]
     encoding = Quadratic(9, 2, centres=centres, sharpness=options.pop("sharpness", 128.0))
-    return RelativeAttention2d(3, 5, 9, encoding, **options)
+    return RelativeAttention2d(3, 5, num_heads=9, encoding=encoding, **options)
 
 
 def images(*sizes, batch=2, channels=3, dtype=torch.float32):

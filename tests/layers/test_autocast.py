@@ -18,13 +18,33 @@ def layers():
     for sharpness in (0.5, 40.0):
         for impl in ("auto", "reference", "separable", "dense", "fourier"):
             encoding = Quadratic(4, 2, centres=CENTRES, sharpness=sharpness)
-            yield RelativeAttention2d(3, 5, 4, encoding, impl=impl, dtype=torch.float64), image
-    yield RelativeAttention2d(3, 5, 4, Shift(4, 2, displacements=HARD), dtype=torch.float64), image
-    yield RelativeAttention2d(3, 5, 4, "learned_axial", content=True, dtype=torch.float64), image
-    yield RelativeAttention2d(3, 5, 4, "quadratic", dtype=torch.float64, gate="sigmoid"), image
+            yield (
+                RelativeAttention2d(
+                    3, 5, num_heads=4, encoding=encoding, impl=impl, dtype=torch.float64
+                ),
+                image,
+            )
+    yield (
+        RelativeAttention2d(
+            3, 5, num_heads=4, encoding=Shift(4, 2, displacements=HARD), dtype=torch.float64
+        ),
+        image,
+    )
+    yield (
+        RelativeAttention2d(
+            3, 5, num_heads=4, encoding="learned_axial", content=True, dtype=torch.float64
+        ),
+        image,
+    )
+    yield (
+        RelativeAttention2d(
+            3, 5, num_heads=4, encoding="quadratic", dtype=torch.float64, gate="sigmoid"
+        ),
+        image,
+    )
     long = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=0.02)
     yield (
-        RelativeAttention1d(4, 3, 2, long, dtype=torch.float64),
+        RelativeAttention1d(4, 3, num_heads=2, encoding=long, dtype=torch.float64),
         torch.randn(1, 4, 4096, dtype=torch.float64),
     )
 

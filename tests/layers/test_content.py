@@ -22,7 +22,9 @@ def test_scores_are_the_four_terms_of_transformer_xl():
     torch.manual_seed(0)
     heads, width, size = 2, 3, 5
     encoding = small_encoding("learned_axial", heads, 1).double()
-    layer = RelativeAttention1d(4, 7, heads, encoding, content=Content(key_width=width)).double()
+    layer = RelativeAttention1d(
+        4, 7, num_heads=heads, encoding=encoding, content=Content(key_width=width)
+    ).double()
     with torch.no_grad():
         layer.content.content_bias.normal_()
     x = torch.randn(2, 4, size, dtype=torch.float64)
@@ -68,26 +70,28 @@ def test_scores_are_the_four_terms_of_transformer_xl():
     ids=lambda value: str(value) if isinstance(value, Content) else "",
 )
 def test_terms_have_the_parameters_they_need(content, parameters):
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=content)
+    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=content)
     assert {name for name, _ in layer.content.named_parameters()} == parameters
 
 
 def test_position_is_left_out_where_the_encoding_has_no_features():
-    layer = RelativeAttention2d(4, 6, 2, "linear_distance", content=True)
+    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="linear_distance", content=True)
     assert layer.content.position is None
     assert not layer.content.uses_position
 
 
 def test_key_width_is_the_channels_of_a_head_and_at_least_one():
     for channels, heads, width in ((8, 2, 4), (2, 3, 1)):
-        layer = RelativeAttention2d(channels, 6, heads, "quadratic", content=True)
+        layer = RelativeAttention2d(
+            channels, 6, num_heads=heads, encoding="quadratic", content=True
+        )
         assert layer.content.query.out_features == heads * width
 
 
 def test_raw_positions_are_the_same_for_all_heads():
     encoding = LearnedAxial(2, 2, extent=5, width=3, head_vectors=False)
     layer = RelativeAttention2d(
-        4, 6, 2, encoding, content=Content(key_width=6, project_position=False)
+        4, 6, num_heads=2, encoding=encoding, content=Content(key_width=6, project_position=False)
     )
     with torch.no_grad():
         layer.content.query.weight[6:] = layer.content.query.weight[:6]
@@ -98,7 +102,9 @@ def test_raw_positions_are_the_same_for_all_heads():
 
 def test_a_bias_of_the_keys_changes_nothing():
     torch.manual_seed(0)
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=Content(key_bias=True)).double()
+    layer = RelativeAttention2d(
+        4, 6, num_heads=2, encoding="quadratic", content=Content(key_bias=True)
+    ).double()
     x = torch.randn(1, 4, 3, 5, dtype=torch.float64)
     before = layer.attention(x)
     with torch.no_grad():
@@ -112,7 +118,7 @@ def test_a_bias_of_the_keys_changes_nothing():
 def test_pruning_takes_effect(place, name):
     torch.manual_seed(0)
     layer, x = (
-        RelativeAttention2d(4, 6, 2, "quadratic", content=True).eval(),
+        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True).eval(),
         torch.randn(2, 4, 3, 5),
     )
     module = layer.content.get_submodule(place)
@@ -126,7 +132,10 @@ def test_pruning_takes_effect(place, name):
 
 @pytest.mark.parametrize("place", ["", "query", "key"])
 def test_hooks_that_would_be_ignored_are_refused(place):
-    layer, x = RelativeAttention2d(4, 6, 2, "quadratic", content=True), torch.randn(2, 4, 3, 5)
+    layer, x = (
+        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        torch.randn(2, 4, 3, 5),
+    )
     layer.content.get_submodule(place).register_forward_hook(lambda _, __, y: 2 * y)
     with pytest.raises(ArgumentError, match=r"the forward hook .* would be ignored"):
         layer(x)
@@ -139,7 +148,9 @@ def test_hooks_that_would_be_ignored_are_refused(place):
 def test_content_scores_beyond_the_range_of_float16_stay_finite(dtype, gate):
     torch.manual_seed(0)
     content = Content(key_width=4)
-    layer = RelativeAttention2d(4, 6, 2, Quadratic(2, 2), content=content, gate=gate).to(dtype)
+    layer = RelativeAttention2d(
+        4, 6, num_heads=2, encoding=Quadratic(2, 2), content=content, gate=gate
+    ).to(dtype)
     x = (300 * torch.randn(1, 4, 3, 5)).to(dtype).requires_grad_()
     with torch.no_grad():
         for linear in (layer.content.query, layer.content.key):
@@ -164,7 +175,7 @@ def test_a_closed_or_open_gate_leaves_one_distribution(gate, part):
 
 
 def test_gate_starts_at_one_and_learns():
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", gate="sigmoid")
+    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", gate="sigmoid")
     assert torch.equal(layer.gate, torch.ones(2))
     layer(torch.randn(1, 4, 3, 5)).square().sum().backward()
     assert (layer.gate.grad != 0).all()
@@ -172,9 +183,13 @@ def test_gate_starts_at_one_and_learns():
 
 @pytest.mark.parametrize("content", [False, True])
 def test_a_gate_mixes_content_alone_with_position_unless_told_otherwise(content):
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", content=content, gate="sigmoid")
+    layer = RelativeAttention2d(
+        4, 6, num_heads=2, encoding="quadratic", content=content, gate="sigmoid"
+    )
     assert layer.content_terms == Content(position=False, content_bias=False)
-    own = RelativeAttention2d(4, 6, 2, "quadratic", content=Content(key_width=3), gate="sigmoid")
+    own = RelativeAttention2d(
+        4, 6, num_heads=2, encoding="quadratic", content=Content(key_width=3), gate="sigmoid"
+    )
     assert own.content_terms == Content(key_width=3)
 
 

@@ -82,11 +82,14 @@ def layer_and_images(case):
     torch.manual_seed(0)
     geometry = {
         "groups": 2,
+        "kernel_size": 1,
         "padding": [(1, 0)] * case.kind.dims,
         "stride": (2, *(1,) * (case.kind.dims - 1)),
     }
     encoding = small_encoding(case.encoding, case.heads, case.kind.dims, **case.encoding_options)
-    layer = case.settle(stir(case.kind(4, 2, case.heads, encoding, **geometry, **case.options)))
+    layer = case.settle(
+        stir(case.kind(4, 2, num_heads=case.heads, encoding=encoding, **geometry, **case.options))
+    )
     return layer.double(), torch.randn(2, 4, *SIZES[case.kind.dims], dtype=torch.float64)
 
 

@@ -64,7 +64,7 @@ def test_soft_heads_are_no_convolution(change):
 @pytest.mark.parametrize("rows", [1, 7])
 def test_hard_heads_are_found_whatever_the_default_device_is(rows):
     encoding = Quadratic(2, 2, centres=[[0.0, 0.0], [1.0, -1.0]], sharpness=800.0)
-    layer, x = RelativeAttention2d(3, 5, 2, encoding), torch.randn(2, 3, rows, 5)
+    layer, x = RelativeAttention2d(3, 5, num_heads=2, encoding=encoding), torch.randn(2, 3, rows, 5)
     expected = layer(x)
     with torch.device("meta"):
         assert torch.equal(layer(x), expected)
@@ -75,7 +75,7 @@ def test_hard_heads_are_found_whatever_the_default_device_is(rows):
 )  # torch's own forward mode
 def test_scores_of_hard_heads_may_have_tangents():
     encoding = Quadratic(2, 1, centres=[[0.0], [1.0]], sharpness=800.0)
-    layer, x = RelativeAttention1d(3, 5, 2, encoding), torch.randn(2, 3, 7)
+    layer, x = RelativeAttention1d(3, 5, num_heads=2, encoding=encoding), torch.randn(2, 3, 7)
     assert layer.plan(x.shape).path == "shift"
     numbers = dict(layer.named_parameters())
     with forward_ad.dual_level():
@@ -87,14 +87,17 @@ def test_scores_of_hard_heads_may_have_tangents():
 
 def test_heads_far_apart_are_not_one_kernel():
     layer = RelativeAttention1d(
-        3, 5, 2, Quadratic(2, 1, centres=[[-20.0], [21.0]], sharpness=128.0)
+        3, 5, num_heads=2, encoding=Quadratic(2, 1, centres=[[-20.0], [21.0]], sharpness=128.0)
     )
     assert layer.plan((1, 3, 61)).path == "shift"  # two taps, 41 pixels apart
     with torch.no_grad():
         layer.encoding.centres[0] = 0
     assert layer.plan((1, 3, 61)).path == "shift"
     far = RelativeAttention1d(
-        3, 5, 3, Quadratic(3, 1, centres=[[-20.0], [0.0], [21.0]], sharpness=128.0)
+        3,
+        5,
+        num_heads=3,
+        encoding=Quadratic(3, 1, centres=[[-20.0], [0.0], [21.0]], sharpness=128.0),
     )
     assert far.plan((1, 3, 61)).path == "separable"
 
@@ -127,7 +130,7 @@ def test_a_gradient_alone_is_the_one_among_all(path, wanted):
 
 
 def test_large_images_are_transformed_and_float64_is_not():
-    layer = RelativeAttention2d(3, 5, 2, "generalized_quadratic")
+    layer = RelativeAttention2d(3, 5, num_heads=2, encoding="generalized_quadratic")
     assert layer.plan((1, 3, 8, 8)).path == "dense"
     assert layer.plan((1, 3, 64, 64)).path == "fourier"
     plan = layer.double().plan((1, 3, 64, 64))
@@ -142,7 +145,10 @@ def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
     """A head that looks far out of the image; without the guard the quotient is wrong."""
     torch.manual_seed(0)
     encoding = Quadratic(2, 2, centres=[[0.0, 0.0], [9.0, 0.0]], sharpness=0.5)
-    layer, x = RelativeAttention2d(3, 5, 2, encoding, impl="fourier"), images(17, 19)
+    layer, x = (
+        RelativeAttention2d(3, 5, num_heads=2, encoding=encoding, impl="fourier"),
+        images(17, 19),
+    )
     plan = layer.plan(x.shape)
     assert plan.path == "fourier"
     assert "would lose digits are computed exactly" in plan.reason
@@ -155,9 +161,15 @@ def test_queries_that_would_lose_digits_are_computed_exactly(monkeypatch):
 
 def test_narrow_heads_take_values_first():
     torch.manual_seed(0)
-    layer, x = RelativeAttention2d(64, 64, 8, "quadratic", head_width=2), images(5, 7, channels=64)
+    layer, x = (
+        RelativeAttention2d(64, 64, num_heads=8, encoding="quadratic", head_width=2),
+        images(5, 7, channels=64),
+    )
     assert layer.plan(x.shape).order == "values"
-    assert RelativeAttention2d(64, 64, 8, "quadratic").plan(x.shape).order == "weights"
+    assert (
+        RelativeAttention2d(64, 64, num_heads=8, encoding="quadratic").plan(x.shape).order
+        == "weights"
+    )
     assert_within_budget(layer(x), *by_reference(layer, x))
 
 
@@ -183,7 +195,7 @@ import sys, torch
 from convattn.layers import RelativeAttention2d
 
 torch.manual_seed(0)
-layer = RelativeAttention2d(3, 5, 2, sys.argv[1], content=sys.argv[2] == "content")
+layer = RelativeAttention2d(3, 5, num_heads=2, encoding=sys.argv[1], content=sys.argv[2] == "content")
 compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=sys.argv[3])
 worst = 0.0
 for sizes in ((5, 7), (6, 9), (8, 4)):
@@ -228,7 +240,9 @@ def test_spread_images_of_hard_heads(options):
     encoding = Quadratic(
         9, 2, centres=[[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)], sharpness=128.0
     )
-    layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3, **options).eval()
+    layer = RelativeAttention2d(
+        3, 5, num_heads=9, encoding=encoding, kernel_size=3, **options
+    ).eval()
     x = images(5, 7)
     assert layer.plan(x.shape).path == "shift"
     with torch.no_grad():
@@ -238,7 +252,13 @@ def test_spread_images_of_hard_heads(options):
 @pytest.mark.parametrize("displacement", [-1000, -7, 6, 7, 1000])
 def test_heads_that_look_far_beyond_the_image_look_at_the_nearest_key(displacement):
     layer = RelativeAttention1d(
-        2, 3, 1, Shift(1, 1, displacements=[[displacement]]), stride=2, padding=1
+        2,
+        3,
+        num_heads=1,
+        encoding=Shift(1, 1, displacements=[[displacement]]),
+        kernel_size=1,
+        stride=2,
+        padding=1,
     )
     x = images(7)[:, :2]
     assert layer.plan(x.shape).path == "shift"

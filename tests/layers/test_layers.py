@@ -17,7 +17,7 @@ class TestEveryLayer(CaseContract):
             assert torch.equal(layer(input=x[0]), layer(x[:1])[0])
 
     def test_device_meta_gives_shapes_and_gradients_without_numbers(self):
-        layer, x = self.made(stride=2, padding=1), self.images()
+        layer, x = self.made(kernel_size=1, stride=2, padding=1), self.images()
         expected, x = layer(x).shape, x.to("meta").requires_grad_()
         y = layer.to("meta")(x)
         y.sum().backward()

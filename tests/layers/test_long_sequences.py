@@ -17,7 +17,7 @@ def layer(*centres, sharpness=1.0, **options):
     encoding = Quadratic(
         len(centres), 1, centres=[[float(centre)] for centre in centres], sharpness=sharpness
     )
-    return RelativeAttention1d(3, 5, len(centres), encoding, **options)
+    return RelativeAttention1d(3, 5, num_heads=len(centres), encoding=encoding, **options)
 
 
 @pytest.mark.parametrize("impl", ["auto", "separable"])
@@ -87,7 +87,7 @@ def test_hard_heads_that_lead_out_may_be_requested_as_a_convolution():
 def test_wide_heads_are_transformed_and_any_encoding_is_one_axis():
     assert layer(0, 1, sharpness=1e-6).plan((1, 3, 4096)).path == "fourier"
     torch.manual_seed(0)
-    other = RelativeAttention1d(3, 5, 2, "generalized_quadratic")
+    other = RelativeAttention1d(3, 5, num_heads=2, encoding="generalized_quadratic")
     assert "one axis, in bands of" in other.plan((1, 3, 1024)).reason
 
 
@@ -102,7 +102,9 @@ def test_images_of_one_row_or_column_are_sequences(axis, encoding):
         centres[:, axis] = torch.tensor([-2.0, 0.3, 5.0])
         encoding = Quadratic(3, 2, centres=centres.tolist(), sharpness=2.0)
     torch.manual_seed(0)
-    line = RelativeAttention2d(3, 5, 3, encoding, stride=[1 + 2 * (axis == 0), 1 + 2 * (axis == 1)])
+    line = RelativeAttention2d(
+        3, 5, num_heads=3, encoding=encoding, stride=[1 + 2 * (axis == 0), 1 + 2 * (axis == 1)]
+    )
     x = torch.randn(2, 3, *sizes, requires_grad=True)
     assert "in bands of" in line.plan(x.shape).reason
     assert_within_budget(line(x), *by_reference(line, x))

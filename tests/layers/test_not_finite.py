@@ -14,7 +14,7 @@ every_mode = pytest.mark.parametrize("gradients", [False, True], ids=["inference
 def made(impl, sharpness=0.5, **options):
     torch.manual_seed(0)
     encoding = Quadratic(3, 2, centres=CENTRES, sharpness=sharpness)
-    return RelativeAttention2d(4, 4, 3, encoding, groups=2, impl=impl, **options)
+    return RelativeAttention2d(4, 4, num_heads=3, encoding=encoding, groups=2, impl=impl, **options)
 
 
 def reached(layer, bad, *, gradients):

@@ -91,7 +91,7 @@ def test_wrong_arguments_are_refused(options, error, message, without_type_check
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("rank", [0, 1, -1])
 def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
-    layer = LAYERS[dims](3, 5, 2, "quadratic")
+    layer = LAYERS[dims](3, 5, num_heads=2, encoding="quadratic")
     shape = (1, 3, 7, 5, 11, 13)[: dims + 2 + rank] if rank else (1, 2, 7, 5, 11)[: dims + 2]
     with pytest.raises(
         ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "
@@ -105,14 +105,14 @@ def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
 
 @pytest.mark.parametrize("encoding", ["quadratic", "shift"])
 def test_arrays_are_refused(encoding, without_type_checks):
-    layer = RelativeAttention2d(3, 5, 9, encoding, kernel_size=3)
+    layer = RelativeAttention2d(3, 5, num_heads=9, encoding=encoding, kernel_size=3)
     with pytest.raises(ArgumentError, match="x must be a tensor, but is of type ndarray"):
         layer(torch.zeros(1, 3, 5, 7).numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
-    layer = RelativeAttention2d(3, 5, 2, "quadratic")
+    layer = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic")
     with pytest.raises(
         ArgumentError, match=f"x must be of the weights' dtype torch.float32, but is {dtype}"
     ):
@@ -121,7 +121,7 @@ def test_images_of_another_dtype_are_refused(dtype, without_type_checks):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64], ids=str)
 def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
-    layer, x = RelativeAttention2d(3, 5, 2, "quadratic"), torch.zeros(1, 3, 5, 7)
+    layer, x = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), torch.zeros(1, 3, 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x.bfloat16()).dtype == layer(x).dtype == torch.bfloat16
         assert layer.plan(x.shape, torch.bfloat16).path == layer.plan(x.shape).path
@@ -147,12 +147,12 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
         ),
         ({"input_dilation": 3}, 0, "at least 1 padded pixels along axis 0, but has 0"),
         (
-            {"padding": 3, "padding_mode": "reflect"},
+            {"kernel_size": 1, "padding": 3, "padding_mode": "reflect"},
             3,
             "x must have at least 4 pixels along axis 0 for reflect padding of 3",
         ),
         (
-            {"padding": 4, "padding_mode": "circular"},
+            {"kernel_size": 1, "padding": 4, "padding_mode": "circular"},
             3,
             "x must have at least 4 pixels along axis 0 for circular padding",
         ),
@@ -160,7 +160,7 @@ def test_autocast_takes_only_what_it_can_cast(dtype, without_type_checks):
     ids=str,
 )
 def test_images_that_are_too_small_are_refused(options, size, message):
-    layer = RelativeAttention1d(3, 5, 2, "quadratic", **options)
+    layer = RelativeAttention1d(3, 5, num_heads=2, encoding="quadratic", **options)
     x = torch.zeros(1, 3, size)
     for ask in (layer, layer.attention, lambda x: layer.plan(x.shape)):
         with pytest.raises(ShapeError, match=message):
@@ -168,7 +168,9 @@ def test_images_that_are_too_small_are_refused(options, size, message):
 
 
 def test_images_larger_than_the_table_are_refused():
-    layer = RelativeAttention2d(3, 5, 2, LearnedAxial(2, 2, extent=(5, 7), width=3))
+    layer = RelativeAttention2d(
+        3, 5, num_heads=2, encoding=LearnedAxial(2, 2, extent=(5, 7), width=3)
+    )
     assert layer(torch.zeros(1, 3, 5, 7)).shape == (1, 5, 5, 7)
     for ask in (layer, layer.attention):
         with pytest.raises(
@@ -179,7 +181,9 @@ def test_images_larger_than_the_table_are_refused():
 
 
 def test_attention_of_sizes():
-    layer = RelativeAttention2d(3, 5, 2, "quadratic", kernel_size=3, stride=2, padding=(0, 1))
+    layer = RelativeAttention2d(
+        3, 5, num_heads=2, encoding="quadratic", kernel_size=3, stride=2, padding=(0, 1)
+    )
     assert layer.attention((5, 7)).shape == layer.attention([5, 7]).shape == (2, 2, 4, 5, 9)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (2, 2, 4, 5, 9)
     with pytest.raises(
@@ -195,7 +199,7 @@ def test_attention_of_sizes():
 
 
 def test_attention_of_content_needs_images():
-    layer = RelativeAttention2d(3, 5, 2, "quadratic", content=True)
+    layer = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic", content=True)
     assert layer.attention(torch.zeros(4, 3, 5, 7)).shape == (4, 2, 5, 7, 5, 7)
     with pytest.raises(
         ArgumentError,
@@ -217,7 +221,7 @@ def test_attention_of_content_needs_images():
     ids=str,
 )
 def test_path_taken_can_be_asked_for(options, training, evaluating):
-    layer, shape = RelativeAttention2d(3, 5, 2, **options), (2, 3, 5, 7)
+    layer, shape = RelativeAttention2d(3, 5, num_heads=2, **options), (2, 3, 5, 7)
     assert layer.plan(shape).path == training
     plan = layer.eval().plan(shape)
     assert plan.path == evaluating
@@ -230,7 +234,9 @@ def test_path_taken_can_be_asked_for(options, training, evaluating):
 @pytest.mark.parametrize("impl", ["reference", "dense"])
 def test_dropout_keeps_the_mean_and_is_off_in_evaluation(impl):
     torch.manual_seed(0)
-    layer = RelativeAttention1d(1, 1, 1, "quadratic", dropout=0.3, impl=impl, bias=False)
+    layer = RelativeAttention1d(
+        1, 1, num_heads=1, encoding="quadratic", dropout=0.3, impl=impl, bias=False
+    )
     x = torch.ones(1, 1, 11)
     exact = layer.eval()(x).detach()
     assert torch.equal(layer(x), exact)
@@ -245,12 +251,14 @@ def test_dropout_without_content_is_one_draw_for_the_batch_and_with_content_one_
     x = torch.ones(3, 2, 7, 5)
     for content, same in ((False, True), (True, False)):
         torch.manual_seed(0)
-        y = RelativeAttention2d(2, 3, 2, "quadratic", content=content, dropout=0.5)(x)
+        y = RelativeAttention2d(
+            2, 3, num_heads=2, encoding="quadratic", content=content, dropout=0.5
+        )(x)
         assert torch.equal(y[0], y[1]) == same
 
 
 def test_dropout_of_nearly_everything_leaves_the_bias():
-    layer = RelativeAttention2d(2, 3, 2, "quadratic", dropout=0.999_999_9)
+    layer = RelativeAttention2d(2, 3, num_heads=2, encoding="quadratic", dropout=0.999_999_9)
     assert torch.equal(
         layer(torch.ones(1, 2, 3, 5)), layer.bias.view(1, 3, 1, 1).expand(1, 3, 3, 5)
     )
@@ -260,7 +268,7 @@ def test_dropout_of_nearly_everything_leaves_the_bias():
 @pytest.mark.parametrize("impl", ["auto", "dense", "reference"])
 def test_scores_beyond_the_range_of_float16_stay_finite(dtype, impl):
     encoding = Quadratic(2, 1, centres=[[0.0], [50.0]], sharpness=100.0)
-    layer = RelativeAttention1d(3, 5, 2, encoding, impl=impl).to(dtype)
+    layer = RelativeAttention1d(3, 5, num_heads=2, encoding=encoding, impl=impl).to(dtype)
     x = torch.randn(1, 3, 61).to(dtype).requires_grad_()
     y = layer(x)
     assert layer.encoding(torch.tensor([[-60.0]])).min() < -65504
@@ -270,19 +278,29 @@ def test_scores_beyond_the_range_of_float16_stay_finite(dtype, impl):
 
 
 def test_dtype_and_device_are_those_asked_for():
-    layer = RelativeAttention2d(3, 5, 2, "quadratic", dtype=torch.float64, device="meta")
+    layer = RelativeAttention2d(
+        3, 5, num_heads=2, encoding="quadratic", dtype=torch.float64, device="meta"
+    )
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.float64}
     assert {parameter.device.type for parameter in layer.parameters()} == {"meta"}
 
 
 def test_printing_leaves_defaults_out():
     assert repr(
-        RelativeAttention1d(3, 5, 2, create_encoding("distance", 2, 1, hidden=7))
+        RelativeAttention1d(3, 5, num_heads=2, encoding=create_encoding("distance", 2, 1, hidden=7))
     ).startswith(
         "RelativeAttention1d(\n  3, 5, num_heads=2\n  (encoding): Distance(num_heads=2, dims=1, hidden=7)"
     )
     layer = RelativeAttention1d(
-        4, 6, 2, "quadratic", stride=2, groups=2, head_width=1, bias=False, impl="dense"
+        4,
+        6,
+        num_heads=2,
+        encoding="quadratic",
+        stride=2,
+        groups=2,
+        head_width=1,
+        bias=False,
+        impl="dense",
     )
     assert (
         "4, 6, num_heads=2, head_width=1, stride=(2,), groups=2, bias=False, impl='dense'"
@@ -293,6 +311,41 @@ def test_printing_leaves_defaults_out():
 def test_sizes_may_be_integers_of_numpy(without_type_checks):
     four = np.int64(4)
     layer = RelativeAttention2d(
-        four, four, four, Quadratic(four, 2), padding=((four, four),) * 2, groups=np.int64(2)
+        four,
+        four,
+        num_heads=four,
+        encoding=Quadratic(four, 2),
+        kernel_size=1,
+        padding=((four, four),) * 2,
+        groups=np.int64(2),
     )
     assert json.loads(json.dumps(layer.options())) == layer.options()
+
+
+def test_the_arguments_of_a_convolution_give_a_head_on_each_tap():
+    """`nn.Conv2d(3, 8, 3, 2, 1)` may be replaced by name alone."""
+    options = {"groups": 1, "padding_mode": "reflect"}
+    layer = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, **options)
+    conv = torch.nn.Conv2d(3, 8, (3, 2), 2, 1, 2, **options)
+    taps = [displacement for _, displacement in layer.geometry.taps()]
+    assert layer.num_heads == 6
+    assert layer.encoding.centres.tolist() == [list(map(float, tap)) for tap in taps]
+    x = torch.randn(2, 3, 11, 13)
+    assert layer(x).shape == conv(x).shape
+    hard = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, encoding="shift", **options)
+    with torch.no_grad():
+        hard.values.weight.copy_(conv.weight)
+        hard.bias.copy_(conv.bias)
+        assert torch.equal(hard(x), conv(x))
+
+
+def test_a_ready_encoding_says_how_many_heads_there_are():
+    assert RelativeAttention2d(3, 8, encoding=Quadratic(5, 2)).num_heads == 5
+    with pytest.raises(ArgumentError, match="num_heads must be given unless encoding is 'quadr"):
+        RelativeAttention2d(3, 8, 3, encoding="sinusoidal")
+
+
+def test_padding_without_a_window_warns():
+    with pytest.warns(UserWarning, match="padding=1 without a kernel_size makes the output larger"):
+        RelativeAttention2d(3, 8, padding=1, num_heads=9)
+    RelativeAttention2d(3, 8, 1, padding=1)

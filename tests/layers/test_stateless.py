@@ -23,7 +23,9 @@ from convattn.layers import RelativeAttention2d
 
 def kernel_layer(**options):
     torch.manual_seed(0)
-    return RelativeAttention2d(3, 5, 9, "shift", kernel_size=3, padding=1, **options)
+    return RelativeAttention2d(
+        3, 5, num_heads=9, encoding="shift", kernel_size=3, padding=1, **options
+    )
 
 
 class Shifted(nn.Module):
@@ -167,7 +169,7 @@ def test_the_path_is_checked_when_it_is_assigned():
     ):
         layer.impl = "content"
     layer.impl = "separable"
-    layer.encoding = RelativeAttention2d(3, 5, 9, "distance").encoding
+    layer.encoding = RelativeAttention2d(3, 5, num_heads=9, encoding="distance").encoding
     with pytest.raises(
         ArgumentError, match="unless the encoding is axis-additive, but is 'separable'"
     ):
@@ -177,7 +179,9 @@ def test_the_path_is_checked_when_it_is_assigned():
 def test_the_geometry_is_fixed():
     layer = hard_layer()
     with pytest.raises(AttributeError):
-        layer.geometry = RelativeAttention2d(3, 5, 9, "quadratic", stride=2).geometry
+        layer.geometry = RelativeAttention2d(
+            3, 5, num_heads=9, encoding="quadratic", stride=2
+        ).geometry
 
 
 def held(layer):
@@ -194,8 +198,8 @@ def held(layer):
         kernel_layer(),
         hard_layer(),
         hard_layer(sharpness=0.3),
-        RelativeAttention2d(3, 5, 2, "generalized_quadratic"),
-        RelativeAttention2d(3, 5, 2, "sinusoidal", content=True),
+        RelativeAttention2d(3, 5, num_heads=2, encoding="generalized_quadratic"),
+        RelativeAttention2d(3, 5, num_heads=2, encoding="sinusoidal", content=True),
     ],
     ids=["kernel", "hard", "soft", "fourier and dense", "content"],
 )

@@ -35,8 +35,10 @@ def test_factored_values_have_the_rank_of_their_width_in_each_group(groups):
 
 
 def test_layers_hold_merged_or_factored_values():
-    assert isinstance(RelativeAttention2d(3, 5, 2, "quadratic").values, MergedValues)
-    layer = RelativeAttention2d(4, 6, 2, "quadratic", head_width=3, groups=2)
+    assert isinstance(
+        RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic").values, MergedValues
+    )
+    layer = RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", head_width=3, groups=2)
     assert isinstance(layer.values, FactoredValues)
     assert (layer.values.value.shape, layer.values.output.shape) == ((2, 6, 2), (2, 6, 3))
 
@@ -45,7 +47,7 @@ def test_merged_values_are_one_matrix_of_the_paper():
     """The sum over heads is one product of a D_out × (N_h·D_in) matrix with the heads' means side by side."""
     torch.manual_seed(0)
     layer, x = (
-        RelativeAttention2d(3, 5, 2, "quadratic", bias=False).double(),
+        RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic", bias=False).double(),
         torch.randn(1, 3, 5, 7).double(),
     )
     means = torch.einsum("hqrij,bcij->bhcqr", layer.attention((5, 7)), x).flatten(1, 2)
@@ -57,7 +59,9 @@ def test_merged_values_are_one_matrix_of_the_paper():
 @pytest.mark.parametrize("impl", ["auto", "separable", "dense", "reference"])
 def test_values_held_as_a_kernel_are_the_same_function(impl):
     torch.manual_seed(0)
-    kernel = RelativeAttention2d(4, 6, 9, "shift", kernel_size=3, padding=1, groups=2)
+    kernel = RelativeAttention2d(
+        4, 6, num_heads=9, encoding="shift", kernel_size=3, padding=1, groups=2
+    )
     apart = copy.deepcopy(kernel)
     apart.values = MergedValues(9, 4, 6, groups=2)
     assert (kernel.values.weight.shape, apart.values.weight.shape) == ((6, 2, 3, 3), (9, 6, 2))
@@ -85,5 +89,7 @@ def test_values_held_as_a_kernel_are_the_same_function(impl):
     [(25, "shift", None), (9, "shift", 2), (9, "quadratic", None)],
 )
 def test_only_whole_matrices_of_heads_at_the_taps_are_held_as_a_kernel(heads, encoding, head_width):
-    layer = RelativeAttention2d(3, 5, heads, encoding, kernel_size=3, head_width=head_width)
+    layer = RelativeAttention2d(
+        3, 5, num_heads=heads, encoding=encoding, kernel_size=3, head_width=head_width
+    )
     assert layer.values.kernel_size is None

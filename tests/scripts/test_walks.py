@@ -23,6 +23,6 @@ def test_only_what_is_ours_is_counted():
 
 
 def test_frames_and_types_are_those_of_the_call():
-    encoding = SCRIPT["RelativeAttention2d"](3, 5, 9, "shift").encoding
+    encoding = SCRIPT["RelativeAttention2d"](3, 5, num_heads=9, encoding="shift").encoding
     walk = SCRIPT["take"](lambda: encoding.displacements)
     assert (walk.frames, [kind.__name__ for kind in walk.types]) == (1, ["Shift"])

@@ -23,7 +23,7 @@ def with_leaky_weights(_, layer, x):
 
 
 def half(_, layer, x):
-    rounded = RelativeAttention2d(3, 5, 2, Quadratic(2, 2))
+    rounded = RelativeAttention2d(3, 5, num_heads=2, encoding=Quadratic(2, 2))
     rounded.load_state_dict(layer.state_dict())
     with torch.no_grad():
         rounded.values.weight.copy_(halved(layer.values.weight))
@@ -53,7 +53,9 @@ class Faulty(AttentionContract):
         self.fault = fault
 
     def create(self, in_channels, out_channels, **options):
-        layer = RelativeAttention2d(in_channels, out_channels, 2, "quadratic", **options)
+        layer = RelativeAttention2d(
+            in_channels, out_channels, num_heads=2, encoding="quadratic", **options
+        )
         if self.fault is not None:
             layer.register_forward_hook(lambda layer, inputs, y: self.fault(y, layer, *inputs))
         return layer

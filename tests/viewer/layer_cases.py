@@ -40,7 +40,9 @@ def random_layer(seed: int) -> tuple[RelativeAttention2d, Tensor]:
             "bias": draw.random() < 0.7,
         }
         inputs, outputs = groups * draw.randint(1, 5), groups * draw.randint(1, 5)
-        layer = RelativeAttention2d(inputs, outputs, heads, _encoding(name, heads, draw), **options)
+        layer = RelativeAttention2d(
+            inputs, outputs, num_heads=heads, encoding=_encoding(name, heads, draw), **options
+        )
         image = torch.randn(1, inputs, draw.randint(10, 17), draw.randint(10, 17)) * draw.choice(
             [1e-2, 1.0, 30.0]
         )

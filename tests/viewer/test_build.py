@@ -40,7 +40,9 @@ def assert_same_scene(one: Scene, other: Scene) -> None:
 
 
 def test_places_of_patches_strides_and_padding():
-    layer = RelativeAttention2d(3, 4, 2, "quadratic", kernel_size=3, stride=(2, 3), padding=(1, 2))
+    layer = RelativeAttention2d(
+        3, 4, num_heads=2, encoding="quadratic", kernel_size=3, stride=(2, 3), padding=(1, 2)
+    )
     (described,) = layers_of(build_scene(Exhibit(layer, IMAGES)))
     assert described["grid"] == [6, 4]
     assert described["keys"] == {"grid": [14, 14], "first": [-1.0, -2.0], "step": [1.0, 1.0]}
@@ -171,8 +173,8 @@ def test_a_network_does_not_run_in_the_page_on_pictures_that_say_less_than_its_i
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (RelativeAttention1d(3, 4, 3, "quadratic"), "a sequence"),
-        (RelativeAttention3d(3, 4, 3, "quadratic"), "a grid of 3 axes"),
+        (RelativeAttention1d(3, 4, num_heads=3, encoding="quadratic"), "a sequence"),
+        (RelativeAttention3d(3, 4, num_heads=3, encoding="quadratic"), "a grid of 3 axes"),
     ],
 )
 def test_sequences_and_volumes_are_refused(layer, message):
@@ -193,7 +195,9 @@ def test_layers_called_by_name_and_on_single_images_are_shown(content):
     class Called(nn.Module):
         def __init__(self, call) -> None:
             super().__init__()
-            self.layer = RelativeAttention2d(3, 4, 2, "learned_axial", content=content)
+            self.layer = RelativeAttention2d(
+                3, 4, num_heads=2, encoding="learned_axial", content=content
+            )
             self.call = call
 
         def forward(self, x: Tensor) -> Tensor:
@@ -214,7 +218,9 @@ class Fickle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = RelativeAttention2d(3, 3, 2, "quadratic", content=Content(key_width=5))
+        self.layer = RelativeAttention2d(
+            3, 3, num_heads=2, encoding="quadratic", content=Content(key_width=5)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(self.layer(x)) if x.mean() > 1 else self.layer(x)
@@ -248,7 +254,7 @@ class Aside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unused = RelativeAttention2d(3, 5, 2, "quadratic")
+        self.unused = RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic")
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -268,7 +274,9 @@ def test_networks_that_cannot_be_shown_are_refused():
         build_scene(Exhibit(network, IMAGES, layers=("blocks.7.mixer",)))
     with pytest.raises(ArgumentError, match="rows and cols divisible by patch=2"):
         build_scene(Exhibit(network, IMAGES[:, :2]))
-    foreign = nn.Sequential(nn.Conv2d(3, 4, 1), RelativeAttention2d(4, 5, 2, "quadratic"))
+    foreign = nn.Sequential(
+        nn.Conv2d(3, 4, 1), RelativeAttention2d(4, 5, num_heads=2, encoding="quadratic")
+    )
     with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
         build_scene(Exhibit(foreign, IMAGES[:, :2]))
 

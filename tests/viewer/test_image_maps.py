@@ -47,10 +47,10 @@ class _Own(nn.Module):
         super().__init__()
         shape = {"kernel_size": 3, "stride": (2, 3), "padding": (1, 2)}
         self.added = RelativeAttention2d(
-            3, 4, 2, "quadratic", content=Content(key_width=5), **shape
+            3, 4, num_heads=2, encoding="quadratic", content=Content(key_width=5), **shape
         )
-        self.gated = RelativeAttention2d(4, 4, 3, "sinusoidal", gate="tanh")
-        self.placed = RelativeAttention2d(4, 2, 4, "distance")
+        self.gated = RelativeAttention2d(4, 4, num_heads=3, encoding="sinusoidal", gate="tanh")
+        self.placed = RelativeAttention2d(4, 2, num_heads=4, encoding="distance")
         with torch.no_grad():
             self.gated.gate.copy_(torch.tensor([-0.5, 0.0, 0.7]))
 

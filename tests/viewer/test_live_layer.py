@@ -41,8 +41,10 @@ def test_a_head_beside_its_centre_is_seen(tmp_path):
 def test_another_border_is_seen(tmp_path):
     """One of zeros in place of the image's own edge."""
     shape = {"kernel_size": 3, "padding": 1}
-    padded = RelativeAttention2d(2, 3, 4, "quadratic", **shape, padding_mode="replicate")
-    zeros = RelativeAttention2d(2, 3, 4, padded.encoding, **shape)
+    padded = RelativeAttention2d(
+        2, 3, num_heads=4, encoding="quadratic", **shape, padding_mode="replicate"
+    )
+    zeros = RelativeAttention2d(2, 3, num_heads=4, encoding=padded.encoding, **shape)
     zeros.load_state_dict(padded.state_dict())
     image = torch.ones(1, 2, 7, 11)
     compute_in_page([(zeros, image)], tmp_path)

@@ -121,7 +121,9 @@ class _Tags(HTMLParser):
 
 def test_the_page_asks_for_nothing(tmp_path):
     scene = build_scene(
-        Exhibit(RelativeAttention2d(3, 4, 2, "quadratic"), torch.rand(1, 3, 5, 7)),
+        Exhibit(
+            RelativeAttention2d(3, 4, num_heads=2, encoding="quadratic"), torch.rand(1, 3, 5, 7)
+        ),
         title="<b>{{style}}",
     )
     page = write_page(scene, tmp_path / "page.html")

@@ -108,7 +108,12 @@ def test_a_fault_is_seen(tmp_path):
 def test_what_the_page_cannot_run_has_no_program():
     with_content = AttentionNet("quadratic", content=True, width=8, depth=1, heads=4, ffn=8).eval()
     assert make_program(with_content, {}) is None
-    assert make_program(nn.Sequential(RelativeAttention2d(3, 5, 4, "quadratic")), {"0": 0}) is None
+    assert (
+        make_program(
+            nn.Sequential(RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic")), {"0": 0}
+        )
+        is None
+    )
 
 
 CHANGES = {
@@ -126,11 +131,13 @@ CHANGES = {
     "beside the pixel": ("stages.0.second", lambda: nn.Conv2d(6, 6, 5, padding=1)),
     "attention with steps": (
         "stages.1.first",
-        lambda: RelativeAttention2d(6, 10, 3, "distance", stride=2),
+        lambda: RelativeAttention2d(6, 10, num_heads=3, encoding="distance", stride=2),
     ),
     "attention beside the pixel": (
         "stages.1.first",
-        lambda: RelativeAttention2d(6, 10, 3, "distance", kernel_size=3, padding=((0, 2), (1, 1))),
+        lambda: RelativeAttention2d(
+            6, 10, num_heads=3, encoding="distance", kernel_size=3, padding=((0, 2), (1, 1))
+        ),
     ),
     "a head of two maps": ("head", lambda: nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 7))),
 }

@@ -47,7 +47,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     Example:
         >>> import torch
         >>> from convattn.layers import RelativeAttention2d
-        >>> layer, images = RelativeAttention2d(3, 5, 9, "quadratic"), torch.randn(2, 3, 11, 13)
+        >>> layer, images = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic"), torch.randn(2, 3, 11, 13)
         >>> frozen = freeze(layer, images)
         >>> torch.dist(frozen(images), layer(images)).item() < 1e-4
         True

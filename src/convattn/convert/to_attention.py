@@ -186,8 +186,8 @@ def _make_layer(
     layer = kind(
         taps.inputs,
         outputs,
-        heads,
-        encoding,
+        num_heads=heads,
+        encoding=encoding,
         head_width=head_width,
         content=content,
         gate="tanh" if content else None,
@@ -244,7 +244,7 @@ class SamePaddedAttention(nn.Module):
     Example:
         >>> import torch
         >>> from convattn.layers import RelativeAttention2d
-        >>> layer = RelativeAttention2d(3, 5, 9, "quadratic", kernel_size=3, stride=2)
+        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2)
         >>> SamePaddedAttention(layer)(torch.zeros(1, 3, 8, 7)).shape
         torch.Size([1, 5, 4, 4])
     """

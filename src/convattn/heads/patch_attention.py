@@ -224,8 +224,8 @@ def layer_by_position(
     layer = RelativeAttention2d(
         value.in_features,
         output.out_features,
-        heads,
-        Quadratic(heads, 2),
+        num_heads=heads,
+        encoding=Quadratic(heads, 2),
         head_width=output.in_features // heads,
         kernel_size=geometry.kernel_size,
         padding=geometry.padding,

@@ -236,7 +236,9 @@ def _mixer(
         encoding.requires_grad_(mixing != "random-frozen")
         centres = encoding.centres.detach()
     gate: Literal["tanh"] | None = "tanh" if mixing == "content" else None
-    layer = RelativeAttention2d(inputs, outputs, _HEADS, encoding, gate=gate, bias=False)
+    layer = RelativeAttention2d(
+        inputs, outputs, num_heads=_HEADS, encoding=encoding, gate=gate, bias=False
+    )
     distances = centres.norm(dim=1)
     nearest = (distances == distances.min()).to(distances.dtype)
     copied = min(inputs, outputs)

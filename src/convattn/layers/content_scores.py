@@ -42,7 +42,7 @@ class Content:
     Example:
         >>> from convattn import RelativeAttention2d
         >>> content = Content(key_width=4, content_bias=False)
-        >>> RelativeAttention2d(8, 8, 2, "quadratic", content=content)(torch.zeros(1, 8, 5, 5)).shape
+        >>> RelativeAttention2d(8, 8, num_heads=2, encoding="quadratic", content=content)(torch.zeros(1, 8, 5, 5)).shape
         torch.Size([1, 8, 5, 5])
     """
 

@@ -1,6 +1,7 @@
 """Relative self-attention on grids of any number of axes."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -37,6 +38,14 @@ GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 
 _GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
 """λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
+
+_WITH_CENTRES = {
+    "quadratic": "centres",
+    "generalized_quadratic": "centres",
+    "linear_distance": "centres",
+    "shift": "displacements",
+}
+"""Encodings whose heads look at centres, and the argument that places these."""
 
 _CONVOLUTION_PATHS = ("auto", "shift")
 """Paths on which hard heads run as a convolution."""
@@ -181,35 +190,44 @@ class RelativeAttention(HasKernel, ABC):
     gate: nn.Parameter | None
     gate_kind: GateKind | None
 
-    def __init__(  # noqa: PLR0913 - the arguments of nn.ConvNd, plus those of attention
+    def __init__(  # noqa: PLR0913, PLR0917 - the arguments of nn.ConvNd, plus those of attention
         self,
         in_channels: int,
         out_channels: int,
-        num_heads: int,
-        encoding: str | Encoding | Callable[[Tensor], Tensor],
+        kernel_size: PerAxis | None = None,
+        stride: PerAxis = 1,
+        padding: Padding = 0,
+        dilation: PerAxis = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
         *,
+        num_heads: int | None = None,
+        encoding: str | Encoding | Callable[[Tensor], Tensor] = "quadratic",
         head_width: int | None = None,
         content: bool | Content = False,
         gate: GateKind | None = None,
-        kernel_size: PerAxis = 1,
-        stride: PerAxis = 1,
-        padding: Padding = 0,
-        padding_mode: str = "zeros",
-        dilation: PerAxis = 1,
         input_dilation: PerAxis = 1,
-        groups: int = 1,
-        bias: bool = True,
         dropout: float = 0.0,
         impl: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Builds the layer.
+        """Builds the layer; the arguments before `num_heads` are those of `nn.ConvNd`, in its order.
 
         Args:
             in_channels: D_in ≥ 1.
             out_channels: D_out ≥ 1.
-            num_heads: N_h ≥ 1.
+            kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
+                attended to. None is one pixel.
+            stride: Step of the queries, ≥ 1.
+            padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
+            dilation: Step of the window's taps, ≥ 1.
+            groups: Number of blocks of each W_h, dividing in_channels and out_channels.
+            bias: Whether there is a bias b.
+            padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
+            num_heads: N_h ≥ 1; None takes as many as a ready encoding has, or one head per tap of the window, with its
+                centre there at the start.
             encoding: Name of an encoding, built with its defaults; an encoding for as many heads and axes; or a
                 function of displacements, (*points, dims) in pixels → (heads, *points).
             head_width: D_h ≥ 1; None holds each W_h whole ("merged" heads, of full rank).
@@ -217,15 +235,7 @@ class RelativeAttention(HasKernel, ABC):
                 content–content alone unless a `Content` says more.
             gate: How each head mixes a softmax of content with one of position: "sigmoid", which starts at a share of
                 0.73 for position, or "tanh", which starts at exactly 1, without content; None adds the two scores.
-            kernel_size: Window that gives the output its size, as in `nn.ConvNd`; it does not limit what is
-                attended to.
-            stride: Step of the queries, ≥ 1.
-            padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
-            padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
-            dilation: Step of the window's taps, ≥ 1; it enters the output's size only.
             input_dilation: Step of the input pixels on the key grid, ≥ 1; above 1 as in a transposed convolution.
-            groups: Number of blocks of each W_h, dividing in_channels and out_channels.
-            bias: Whether there is a bias b.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
             impl: "reference" (explicit scores, written to be read), "content" (in little memory; compiled, the same as
@@ -240,19 +250,27 @@ class RelativeAttention(HasKernel, ABC):
             UnknownNameError: The name of the encoding, the gate, the padding mode or the path is unknown.
         """
         super().__init__()
-        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
-        self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
-        self.head_width = None if head_width is None else whole_number("head_width", head_width)
-        self.dropout = float(dropout)
         self._geometry = geometry = Geometry.parse(
             self.dims,
-            kernel_size=kernel_size,
+            kernel_size=1 if kernel_size is None else kernel_size,
             stride=stride,
             padding=padding,
             padding_mode=padding_mode,
             dilation=dilation,
             input_dilation=input_dilation,
         )
+        if kernel_size is None and max(map(max, geometry.padding)) > 0:
+            warnings.warn(
+                f"padding={padding!r} without a kernel_size makes the output larger than the input",
+                stacklevel=2,
+            )
+        if num_heads is None:
+            encoding = _heads_on_taps(encoding, geometry)
+            num_heads = encoding.num_heads
+        sizes = layer_sizes(in_channels, out_channels, num_heads, groups, dropout=dropout)
+        self.in_channels, self.out_channels, self.num_heads, self.groups = sizes
+        self.head_width = None if head_width is None else whole_number("head_width", head_width)
+        self.dropout = float(dropout)
         self.encoding = _fitting_encoding(encoding, num_heads, self.dims)
         self._window = None
         if math.prod(geometry.kernel_size) == num_heads:
@@ -527,7 +545,7 @@ class RelativeAttention1d(RelativeAttention):
 
     Example:
         >>> import torch
-        >>> RelativeAttention1d(3, 5, 2, "sinusoidal")(torch.zeros(7, 3, 11)).shape
+        >>> RelativeAttention1d(3, 5, num_heads=2, encoding="sinusoidal")(torch.zeros(7, 3, 11)).shape
         torch.Size([7, 5, 11])
     """
 
@@ -544,21 +562,21 @@ class RelativeAttention2d(RelativeAttention):
     Args:
         in_channels: Channels of the input, D_in ≥ 1.
         out_channels: Channels of the output, D_out ≥ 1.
-        num_heads: Number of heads, N_h ≥ 1.
+        kernel_size: Window that gives the output its size; it does not limit what is attended to. None is one pixel.
+        stride: Step of the queries, ≥ 1.
+        padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
+        dilation: Step of the window's taps, ≥ 1.
+        groups: Number of blocks of each W_h, dividing in_channels and out_channels.
+        bias: Whether there is a bias b.
+        padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
+        num_heads: Number of heads, N_h ≥ 1; None places one on each tap of the window.
         encoding: Name of an encoding, as "quadratic", an `Encoding`, or a function of displacements,
             (…, 2) in pixels → (heads, …).
         head_width: D_h ≥ 1; None holds each W_h whole.
         content: Whether scores depend on the input, or, as a `Content`, which of their terms do; with a gate they do.
         gate: None adds scores of content and position. "sigmoid" and "tanh" mix a softmax of each by a learned share,
             which "tanh" starts without content.
-        kernel_size: Window that gives the output its size; it does not limit what is attended to.
-        stride: Step of the queries, ≥ 1.
-        padding: An integer, one per axis, a pair (before, after) per axis, "same" or "valid".
-        padding_mode: "zeros", "reflect", "replicate" or "circular"; padded pixels are keys as well.
-        dilation: Step of the window's taps, ≥ 1; it enters the output's size only.
         input_dilation: Step of the input's pixels among the keys, ≥ 1; above 1 as in a transposed convolution.
-        groups: Number of blocks of each W_h, dividing in_channels and out_channels.
-        bias: Whether there is a bias b.
         dropout: Probability in [0, 1) with which an attention weight is dropped in training.
         impl: "auto", or what computes: "reference", "content", "dense", "fourier", "separable" or "shift".
         device: Where to put the parameters.
@@ -566,7 +584,7 @@ class RelativeAttention2d(RelativeAttention):
 
     Example:
         >>> import torch
-        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2, padding=1)
+        >>> layer = RelativeAttention2d(3, 5, 3, stride=2, padding=1)  # nine heads, as nn.Conv2d has nine taps
         >>> layer(torch.zeros(7, 3, 11, 13)).shape
         torch.Size([7, 5, 6, 7])
     """
@@ -585,7 +603,7 @@ class RelativeAttention3d(RelativeAttention):
 
     Example:
         >>> import torch
-        >>> RelativeAttention3d(2, 3, 2, "distance")(torch.zeros(1, 2, 3, 5, 7)).shape
+        >>> RelativeAttention3d(2, 3, num_heads=2, encoding="distance")(torch.zeros(1, 2, 3, 5, 7)).shape
         torch.Size([1, 3, 3, 5, 7])
     """
 
@@ -644,6 +662,21 @@ def _fitting_encoding(
     if (encoding.num_heads, encoding.dims) != (num_heads, dims):
         raise ArgumentError(must_be("encoding", f"for {num_heads} heads and {dims} axes", encoding))
     return encoding
+
+
+def _heads_on_taps(
+    encoding: str | Encoding | Callable[[Tensor], Tensor], geometry: Geometry
+) -> Encoding:
+    """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
+    if isinstance(encoding, Encoding):
+        return encoding
+    if encoding not in _WITH_CENTRES:
+        names = " or ".join(map(repr, _WITH_CENTRES))
+        expected = f"given unless encoding is {names}, which have centres"
+        raise ArgumentError(must_be("num_heads", expected, None))
+    taps = [displacement for _, displacement in geometry.taps()]
+    centres = {_WITH_CENTRES[encoding]: taps}
+    return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:

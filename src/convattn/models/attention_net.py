@@ -228,7 +228,11 @@ class AttentionNet(MixingNet):
         mixers = []
         for number in block_heads:
             positions = _create_encoding(encoding, number, centres, options)
-            mixers.append(RelativeAttention2d(width, width, number, positions, **layer_options))
+            mixers.append(
+                RelativeAttention2d(
+                    width, width, num_heads=number, encoding=positions, **layer_options
+                )
+            )
         super().__init__(
             mixers,
             num_classes=num_classes,

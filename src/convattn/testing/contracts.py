@@ -164,7 +164,7 @@ class EncodingContract:
         """A layer computes y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], with A the softmax of the formula's scores."""
         encoding = self.drawn(1)
         x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5))
-        layer = RelativeAttention1d(3, 7, encoding.num_heads, encoding)
+        layer = RelativeAttention1d(3, 7, num_heads=encoding.num_heads, encoding=encoding)
 
         def attend(layer: RelativeAttention1d, x: Tensor) -> Tensor:
             places = torch.arange(x.shape[2], dtype=x.dtype)

@@ -66,7 +66,9 @@ def test_form_that_is_wrong_gets_no_time(monkeypatch):
 
 
 def test_memory_of_all_pairs_is_that_of_their_weights():
-    layer = RelativeAttention2d(3, 5, 9, "quadratic", kernel_size=3, stride=2, padding=1)
+    layer = RelativeAttention2d(
+        3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2, padding=1
+    )
     weights = layer.attention((7, 5))
     assert all_pairs(layer, (4, 3, 7, 5)) == weights.nbytes
 

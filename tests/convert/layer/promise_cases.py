@@ -87,7 +87,7 @@ def random_layer(random: Random) -> RelativeAttention:
             displacements=[[random.randint(-3, 3) for _ in range(dims)] for _ in range(heads)],
         )
     channels = [groups * random.randint(1, 3) for _ in range(2)]
-    layer = _ATTENTION[dims](*channels, heads, encoding, **options).to(dtype)
+    layer = _ATTENTION[dims](*channels, num_heads=heads, encoding=encoding, **options).to(dtype)
     layer.encoding.to(torch.promote_types(dtype, torch.float32))
     return layer
 

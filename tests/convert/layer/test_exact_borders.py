@@ -52,7 +52,9 @@ def exact(layer, spatial):
 )
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_geometry_is_within_rounding_of_the_definition(geometry, encoding):
-    layer = seeded(RelativeAttention2d, 4, 6, 3, encoding, **GEOMETRIES[geometry])
+    layer = seeded(
+        RelativeAttention2d, 4, 6, num_heads=3, encoding=encoding, **GEOMETRIES[geometry]
+    )
     conv, certificate = exact(layer, (7, 11))
     assert certificate.verdict == "exact"
     assert type(conv) is NormalisedConv
@@ -95,7 +97,7 @@ def test_random_layers_are_exact(count):
 
 
 def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
-    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
     conv, _ = exact(layer, (7, 11))
     x = torch.randn(2, 3, 7, 11)
     hi, lows = references(lambda layer, x: layer(x), layer, x)
@@ -108,7 +110,7 @@ def test_a_fault_in_one_border_row_or_a_changed_score_is_found():
 
 
 def test_images_of_other_sizes():
-    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
     conv, _ = exact(layer, (21, 23))
     for size in [(1, 1), (2, 5), (29, 31)]:
         x = torch.randn(2, 3, *size)
@@ -122,8 +124,8 @@ def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
         RelativeAttention2d,
         1,
         1,
-        1,
-        Quadratic(1, 2, centres=[[0.0, 6.0]], sharpness=0.5),
+        num_heads=1,
+        encoding=Quadratic(1, 2, centres=[[0.0, 6.0]], sharpness=0.5),
         bias=False,
     )
     with torch.no_grad():
@@ -138,17 +140,24 @@ def test_a_layer_that_is_cast_to_half_precision_correlates_in_float32(dtype):
 
 def test_hard_heads_stay_plain_and_far_ones_are_refused():
     hard = RelativeAttention1d(
-        2, 3, 3, Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0)
+        2, 3, num_heads=3, encoding=Quadratic(3, 1, centres=[[-1.2], [0.1], [1.9]], sharpness=200.0)
     )
     assert type(exact(hard, 9)[0]) is nn.Conv1d
-    far = RelativeAttention1d(2, 3, 1, Quadratic(1, 1, centres=[[15.5]], sharpness=0.6))
+    far = RelativeAttention1d(
+        2, 3, num_heads=1, encoding=Quadratic(1, 1, centres=[[15.5]], sharpness=0.6)
+    )
     with pytest.raises(
         ConversionError, match=r"looks so far beyond the image that what it sees has e\^-110.4"
     ):
         exact(far, 9)
     assert type(attention_to_conv(far, spatial=9, borders="auto")[0]) is nn.Conv1d
     padded = RelativeAttention2d(
-        2, 3, 4, Quadratic(4, 2, centres=[[0.0, 0.0]] * 4, sharpness=5.0), padding=4
+        2,
+        3,
+        num_heads=4,
+        encoding=Quadratic(4, 2, centres=[[0.0, 0.0]] * 4, sharpness=5.0),
+        kernel_size=1,
+        padding=4,
     )
     assert (
         type(exact(padded, 9)[0]) is nn.Conv2d
@@ -162,7 +171,7 @@ def test_arguments_are_checked():
 
 @pytest.mark.parametrize("narrow", [None, 1])
 def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
-    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic", head_width=narrow)
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", head_width=narrow)
     conv, certificate = exact(layer, (7, 11))
     x = torch.randn(2, 3, 7, 11)
     loaded = load_layer(save_layer(conv, tmp_path / "layer", certificate=certificate))
@@ -184,7 +193,7 @@ def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
 
 @pytest.mark.parametrize("frozen", ["value", "output"])
 def test_each_factor_learns_as_it_did(frozen):
-    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic", head_width=2)
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", head_width=2)
     layer.values.get_parameter(frozen).requires_grad_(False)
     conv, _ = exact(layer, (7, 11))
     assert [
@@ -194,7 +203,13 @@ def test_each_factor_learns_as_it_did(frozen):
 
 def test_it_becomes_the_attention_again_that_it_was():
     layer = seeded(
-        RelativeAttention2d, 4, 6, 3, "generalized_quadratic", groups=2, head_width=1
+        RelativeAttention2d,
+        4,
+        6,
+        num_heads=3,
+        encoding="generalized_quadratic",
+        groups=2,
+        head_width=1,
     ).eval()
     conv, _ = exact(layer, (7, 11))
     conv.values.requires_grad_(False)
@@ -219,7 +234,7 @@ def test_it_becomes_the_attention_again_that_it_was():
 
 
 def test_tables_hold_a_frozen_size_or_common_images():
-    layer = seeded(RelativeAttention1d, 2, 3, 2, "quadratic")
+    layer = seeded(RelativeAttention1d, 2, 3, num_heads=2, encoding="quadratic")
     conv, _ = exact(layer, 21)
     assert conv_to_attention(conv)[0].encoding.extent == (520,)
     assert conv_to_attention(conv.freeze(9))[0].encoding.extent == (max(9, 1 - conv.box[0][0]),)
@@ -238,7 +253,7 @@ def test_a_changed_table_fails_the_certificate(monkeypatch):
 
 
 def test_arguments_of_the_way_back_are_checked():
-    conv, _ = exact(seeded(RelativeAttention1d, 2, 3, 2, "quadratic"), 9)
+    conv, _ = exact(seeded(RelativeAttention1d, 2, 3, num_heads=2, encoding="quadratic"), 9)
     for given in ({"sharpness": 2.0}, {"head_width": 1}, {"content": True}):
         with pytest.raises(
             ArgumentError, match="sharpness, head_width and content must be left out"
@@ -255,7 +270,9 @@ def test_arguments_of_the_way_back_are_checked():
 
 
 def test_gradients_of_every_input():
-    layer = seeded(RelativeAttention1d, 2, 2, 2, "quadratic", dtype=torch.float64)
+    layer = seeded(
+        RelativeAttention1d, 2, 2, num_heads=2, encoding="quadratic", dtype=torch.float64
+    )
     conv, _ = exact(layer, 5)
     x = torch.randn(1, 2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: conv(x), (x, *conv.parameters()))
@@ -263,7 +280,7 @@ def test_gradients_of_every_input():
 
 
 def test_a_frozen_copy_holds_its_divisors():
-    layer = seeded(RelativeAttention2d, 3, 5, 4, "quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic")
     conv, _ = exact(layer, (7, 11))
     frozen, x = conv.freeze((7, 11)), torch.randn(2, 3, 7, 11)
     assert torch.equal(frozen(x), conv(x))

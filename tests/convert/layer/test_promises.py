@@ -118,7 +118,7 @@ def test_random_layers_keep_their_promises(keeps_its_promise, count):
 def test_small_images_do_not_hide_where_a_head_looks(centre, options):
     """On three pixels a head that looks far away sees the border, as one that looks at the border does."""
     layer = RelativeAttention1d(
-        2, 3, 1, Quadratic(1, 1, centres=[[centre]], sharpness=128.0), **options
+        2, 3, num_heads=1, encoding=Quadratic(1, 1, centres=[[centre]], sharpness=128.0), **options
     )
     conv, certificate = attention_to_conv(layer, spatial=3)
     assert certificate.exact
@@ -136,7 +136,12 @@ def test_small_images_do_not_hide_where_a_head_looks(centre, options):
 
 def test_heads_between_pixels_are_no_taps():
     layer = RelativeAttention1d(
-        2, 3, 1, Quadratic(1, 1, centres=[[0.4]], sharpness=80.0), kernel_size=3, padding=1
+        2,
+        3,
+        num_heads=1,
+        encoding=Quadratic(1, 1, centres=[[0.4]], sharpness=80.0),
+        kernel_size=3,
+        padding=1,
     )
     _, certificate = attention_to_conv(layer)
     assert not certificate.any_size
@@ -170,7 +175,11 @@ def test_promises_scale_with_the_image_and_hold_for_zeros():
 def test_cropped_layers_that_look_out_say_their_size():
     """A head that looks into pixels that were cut off has no convolution that goes on alike."""
     layer = RelativeAttention2d(
-        2, 3, 1, Quadratic(1, 2, centres=[[1.0, 0.0]], sharpness=128.0), padding=[(0, -1), (0, 0)]
+        2,
+        3,
+        num_heads=1,
+        encoding=Quadratic(1, 2, centres=[[1.0, 0.0]], sharpness=128.0),
+        padding=[(0, -1), (0, 0)],
     )
     conv, certificate = attention_to_conv(layer, spatial=(5, 4))
     assert not certificate.any_size

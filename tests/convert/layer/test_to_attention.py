@@ -40,7 +40,7 @@ def test_unpadded_hard_attention_equals_replicate_padding(kernel_size):
         images(2, 3, 7, 11),
     )
     made, _ = conv_to_attention(conv)
-    unpadded = RelativeAttention2d(3, 5, made.num_heads, made.encoding)
+    unpadded = RelativeAttention2d(3, 5, num_heads=made.num_heads, encoding=made.encoding)
     unpadded.values, unpadded.bias = made.values, made.bias
     assert unpadded.geometry.keeps_grid
     weights = unpadded.attention((7, 11))

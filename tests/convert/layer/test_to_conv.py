@@ -53,7 +53,7 @@ def largest_error(layer, conv, spatial):
     "name", [name for name in ENCODINGS if name != "shift"]
 )  # whose conversion is exact
 def test_every_encoding_is_within_its_bound_for_every_image(name, dims):
-    layer = seeded(LAYERS[dims], 2, 3, 4, name, dtype=torch.float64)
+    layer = seeded(LAYERS[dims], 2, 3, num_heads=4, encoding=name, dtype=torch.float64)
     conv, certificate = attention_to_conv(layer, spatial=SIZES[dims])
     assert certificate.direction == "attention_to_conv"
     assert certificate.verdict != "failed"
@@ -74,7 +74,7 @@ GEOMETRIES = {
     "reflect": {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"},
     "replicate": {"kernel_size": 3, "padding": 2, "padding_mode": "replicate"},
     "circular": {"kernel_size": 3, "padding": 2, "padding_mode": "circular"},
-    "unequal padding": {"padding": [(2, 1), (0, 3)]},
+    "unequal padding": {"kernel_size": 1, "padding": [(2, 1), (0, 3)]},
     "cropped": {"padding": [(-1, 0), (0, -2)]},
     "cropped and padded": {
         "kernel_size": 3,
@@ -91,7 +91,9 @@ NOT_OF_ODD_SIZES = {"zeros", "unequal padding", "cropped", "cropped and padded"}
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_soft_heads_keep_output_sizes_and_bounds(name, kernel_size):
     options = GEOMETRIES[name]
-    layer = seeded(RelativeAttention2d, 2, 4, 3, "quadratic", dtype=torch.float64, **options)
+    layer = seeded(
+        RelativeAttention2d, 2, 4, num_heads=3, encoding="quadratic", dtype=torch.float64, **options
+    )
     with torch.no_grad():
         layer.encoding.centres.mul_(0.3)
     spatial = (13, 16)
@@ -123,7 +125,9 @@ def per_axis(kernel_size):
 def test_the_bound_is_reached():
     """One head with zeros around: an image of ones shows all that the convolution misses."""
     encoding = Quadratic(1, 2, centres=[[0.5, -1.0]], sharpness=0.7)
-    layer = RelativeAttention2d(1, 1, 1, encoding, bias=False, dtype=torch.float64)
+    layer = RelativeAttention2d(
+        1, 1, num_heads=1, encoding=encoding, bias=False, dtype=torch.float64
+    )
     for mass in (1e-1, 1e-6):
         conv, certificate = attention_to_conv(
             layer, mass=mass, spatial=(9, 11), padding_mode="zeros"
@@ -135,7 +139,12 @@ def test_the_bound_is_reached():
 
 def test_the_kernel_is_the_attention_of_a_middle_query():
     layer = seeded(
-        RelativeAttention2d, 3, 5, 4, Quadratic(4, 2, sharpness=2.0), dtype=torch.float64
+        RelativeAttention2d,
+        3,
+        5,
+        num_heads=4,
+        encoding=Quadratic(4, 2, sharpness=2.0),
+        dtype=torch.float64,
     )
     with torch.no_grad():
         layer.encoding.centres.clamp_(-1.5, 1.5)
@@ -151,7 +160,7 @@ def test_the_kernel_is_the_attention_of_a_middle_query():
 
 def test_more_window_leaves_less_outside():
     """And so the bound falls. The error on one image may rise, as its parts may have cancelled."""
-    layer = seeded(RelativeAttention2d, 3, 5, 9, "quadratic")
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=9, encoding="quadratic")
     options = {"spatial": 16, "padding_mode": "zeros"}
     found = [attention_to_conv(layer, kernel_size=k, **options)[1] for k in (1, 5, 9, 13)]
     assert [c.leak for c in found] == sorted((c.leak for c in found), reverse=True)
@@ -166,7 +175,7 @@ def test_the_leak_counts_queries_at_borders():
     with torch.no_grad():
         encoding.scores.fill_(-20)
         encoding.scores[0, 7 - 1], encoding.scores[0, 7 + 2] = 10, 5
-    layer = RelativeAttention1d(1, 1, 1, encoding, dtype=torch.float64)
+    layer = RelativeAttention1d(1, 1, num_heads=1, encoding=encoding, dtype=torch.float64)
     _, certificate = attention_to_conv(layer, kernel_size=3, spatial=8)
     away = (torch.arange(8) - torch.arange(8)[:, None]).abs() > 1
     assert (layer.attention((8,))[0] * away).sum(1).max() <= certificate.leak <= 1 + 1e-9
@@ -174,7 +183,14 @@ def test_the_leak_counts_queries_at_borders():
 
 
 def test_uniform_attention_is_an_exact_mean_over_the_image():
-    layer = seeded(RelativeAttention1d, 2, 3, 2, LearnedTable(2, 1, extent=16), dtype=torch.float64)
+    layer = seeded(
+        RelativeAttention1d,
+        2,
+        3,
+        num_heads=2,
+        encoding=LearnedTable(2, 1, extent=16),
+        dtype=torch.float64,
+    )
     nn.init.zeros_(layer.encoding.scores)
     conv, certificate = attention_to_conv(layer)
     assert certificate.exact
@@ -185,7 +201,7 @@ def test_uniform_attention_is_an_exact_mean_over_the_image():
 @pytest.mark.parametrize("mode", [None, "replicate"])
 def test_unpadded_hard_heads_that_look_out_are_a_replicate_padded_convolution(mode):
     encoding = Quadratic(2, 2, centres=[[-2.0, 0.0], [1.0, 3.0]], sharpness=128.0)
-    layer = seeded(RelativeAttention2d, 3, 5, 2, encoding)
+    layer = seeded(RelativeAttention2d, 3, 5, num_heads=2, encoding=encoding)
     conv, certificate = attention_to_conv(layer, padding_mode=mode)
     assert certificate.exact
     assert certificate.passed
@@ -197,7 +213,7 @@ def test_unpadded_hard_heads_that_look_out_are_a_replicate_padded_convolution(mo
 def test_hard_heads_that_look_past_zero_padding_need_no_other():
     encoding = Quadratic(1, 1, centres=[[3.0]], sharpness=128.0)
     conv, certificate = attention_to_conv(
-        RelativeAttention1d(2, 3, 1, encoding, kernel_size=3, padding=1)
+        RelativeAttention1d(2, 3, num_heads=1, encoding=encoding, kernel_size=3, padding=1)
     )
     assert certificate.exact
     assert (conv.kernel_size, conv.padding, conv.padding_mode) == ((7,), (3,), "zeros")
@@ -216,7 +232,14 @@ def test_hard_heads_outside_a_kernel_asked_for_are_missed_and_said():
 
 def test_a_closed_gate_is_a_convolution():
     layer = seeded(
-        RelativeAttention2d, 3, 5, 4, "quadratic", kernel_size=3, padding=1, gate="sigmoid"
+        RelativeAttention2d,
+        3,
+        5,
+        num_heads=4,
+        encoding="quadratic",
+        kernel_size=3,
+        padding=1,
+        gate="sigmoid",
     )
     nn.init.constant_(layer.gate, 30.0)
     _, certificate = attention_to_conv(layer, spatial=(7, 8))
@@ -230,7 +253,9 @@ def test_a_closed_gate_is_a_convolution():
 
 def test_mode_learning_dtype_and_the_layer_itself_are_kept():
     layer = (
-        seeded(RelativeAttention1d, 2, 3, 3, "quadratic", bias=False, dropout=0.25)
+        seeded(
+            RelativeAttention1d, 2, 3, num_heads=3, encoding="quadratic", bias=False, dropout=0.25
+        )
         .bfloat16()
         .eval()
     )
@@ -287,7 +312,9 @@ def test_a_wrong_border_fails_the_certificate(monkeypatch):
 def test_encodings_of_a_layer_may_be_given():
     """A table as large as the padded image is enough; the size is its own."""
     encoding = create_encoding("learned_axial", 3, 2, extent=(7, 9), width=5)
-    layer = seeded(RelativeAttention2d, 2, 3, 3, encoding, kernel_size=3, padding=1)
+    layer = seeded(
+        RelativeAttention2d, 2, 3, num_heads=3, encoding=encoding, kernel_size=3, padding=1
+    )
     _, certificate = attention_to_conv(layer)
     assert certificate.check_shape == (2, 2, 5, 7)
     assert certificate.verdict != "failed"

@@ -48,7 +48,7 @@ def with_values(layer):
 
 
 def plain(**options):
-    return RelativeAttention2d(2, 2, 4, "quadratic", **options)
+    return RelativeAttention2d(2, 2, num_heads=4, encoding="quadratic", **options)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def plain(**options):
         ),
         (lambda: plain(content=Content()), ConversionError, "its scores depend on content"),
         (
-            lambda: RelativeAttention2d(2, 2, 4, "quadratic", gate="sigmoid"),
+            lambda: RelativeAttention2d(2, 2, num_heads=4, encoding="quadratic", gate="sigmoid"),
             ConversionError,
             r"its gate is open: head 0 gives 0\.269 of its attention to content, and only up to 1\.19e-07 counts as",
         ),
@@ -154,7 +154,7 @@ def test_what_the_layer_says_of_padding_is_not_overruled():
 
 @pytest.mark.parametrize("name", ["sinusoidal", "distance"])
 def test_heads_that_do_not_fall_off_need_the_size(name):
-    layer = RelativeAttention1d(2, 3, 2, name)
+    layer = RelativeAttention1d(2, 3, num_heads=2, encoding=name)
     with pytest.raises(
         ArgumentError, match="spatial must be given, because the heads do not fall off"
     ):
@@ -164,7 +164,7 @@ def test_heads_that_do_not_fall_off_need_the_size(name):
 
 def test_a_kernel_that_overflows_is_refused():
     encoding = Quadratic(2, 1, centres=[[0.0], [0.0]], sharpness=128.0)
-    layer = RelativeAttention1d(1, 1, 2, encoding, dtype=torch.float16)
+    layer = RelativeAttention1d(1, 1, num_heads=2, encoding=encoding, dtype=torch.float16)
     nn.init.constant_(layer.values.weight, 60_000.0)
     with pytest.raises(ConversionError, match=r"the kernel would not be finite in torch\.float16"):
         attention_to_conv(layer)

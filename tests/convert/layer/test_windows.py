@@ -40,7 +40,9 @@ def test_geometries_that_no_convolution_has():
 
 
 def test_same_padding_has_the_window_of_its_layer():
-    layer = RelativeAttention2d(2, 3, 15, "quadratic", kernel_size=(3, 5), stride=(2, 3))
+    layer = RelativeAttention2d(
+        2, 3, num_heads=15, encoding="quadratic", kernel_size=(3, 5), stride=(2, 3)
+    )
     padded = SamePaddedAttention(layer.eval())
     assert (padded.kernel_size, padded.stride, padded.training) == ((3, 5), (2, 3), False)
     assert torch.equal(padded.weight, layer.weight)
@@ -49,7 +51,9 @@ def test_same_padding_has_the_window_of_its_layer():
 
 @pytest.mark.parametrize("options", [{"padding": 1}, {"padding": (0, 2)}, {"input_dilation": 2}])
 def test_same_padding_is_not_added_to_another(options):
-    layer = RelativeAttention2d(2, 3, 15, "quadratic", kernel_size=(3, 5), **options)
+    layer = RelativeAttention2d(
+        2, 3, num_heads=15, encoding="quadratic", kernel_size=(3, 5), **options
+    )
     with pytest.raises(
         ArgumentError, match="attention must be a layer without padding, but is RelativeAttention2d"
     ):

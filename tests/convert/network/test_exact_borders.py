@@ -111,9 +111,11 @@ def test_an_onnx_file_of_standard_operators_runs_elsewhere(tmp_path, without_typ
 
 
 def test_layers_that_cannot_be_exact_are_left_or_stay_plain():
-    far = RelativeAttention2d(3, 2, 1, Quadratic(1, 2, centres=[[15.5, 0.5]], sharpness=0.6))
+    far = RelativeAttention2d(
+        3, 2, num_heads=1, encoding=Quadratic(1, 2, centres=[[15.5, 0.5]], sharpness=0.6)
+    )
     network, images = (
-        nn.Sequential(far, RelativeAttention2d(2, 2, 2, "quadratic")),
+        nn.Sequential(far, RelativeAttention2d(2, 2, num_heads=2, encoding="quadratic")),
         torch.randn(2, 3, 9, 9),
     )
     made, certificate = network_to_conv(network, images=images, borders="exact")

@@ -79,7 +79,7 @@ class TwoSizes(nn.Module):
 def test_a_window_suits_the_largest_size_along_each_axis():
     torch.manual_seed(0)
     encoding = Quadratic(4, 2, centres=[(0, 0), (0, 6), (1, -6), (0, 3)], sharpness=8.0)
-    layer = RelativeAttention2d(2, 2, 4, encoding).eval()
+    layer = RelativeAttention2d(2, 2, num_heads=4, encoding=encoding).eval()
     x = images(2, 2, 13, 13)
     made, _ = network_to_conv(TwoSizes(layer, (13, 4), (12, 12)), images=x)
     single, _ = attention_to_conv(layer, spatial=(13, 12))
@@ -199,8 +199,8 @@ def test_layers_are_chosen_by_name():
 def test_what_cannot_be_converted_stays_and_says_why():
     torch.manual_seed(0)
     model = nn.Sequential(
-        RelativeAttention2d(3, 3, 4, "quadratic", content=True),
-        RelativeAttention2d(3, 3, 4, "quadratic", gate="sigmoid"),
+        RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True),
+        RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", gate="sigmoid"),
         hooked(hard(nn.Conv2d(3, 3, 1))),
         hard(nn.Conv2d(3, 3, 1)),
     ).eval()
@@ -215,7 +215,7 @@ def test_what_cannot_be_converted_stays_and_says_why():
 
 def test_a_layer_that_meets_several_sizes_is_made_for_the_largest():
     torch.manual_seed(0)
-    layer = RelativeAttention1d(2, 2, 3, "sinusoidal")
+    layer = RelativeAttention1d(2, 2, num_heads=3, encoding="sinusoidal")
     model = nn.Sequential(layer, nn.MaxPool1d(2), layer).eval()
     _, record = network_to_conv(model, images=images(2, 2, 12))
     assert record.layers[0].not_covered == ("images of other sizes than 12",)
@@ -283,12 +283,17 @@ def test_hostile_arguments_are_refused(options, message):
             r"cannot convert Linear: no layer could be converted \(it has no RelativeAttention layers; other",
         ),
         (
-            nn.Sequential(RelativeAttention2d(3, 3, 4, "quadratic", content=True)),
+            nn.Sequential(
+                RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True)
+            ),
             r"no layer could be converted \(0 \(RelativeAttention2d\): .*depend on content",
         ),
         (  # each reason once
             nn.Sequential(
-                *(RelativeAttention2d(3, 3, 4, "quadratic", content=True) for _ in range(2))
+                *(
+                    RelativeAttention2d(3, 3, num_heads=4, encoding="quadratic", content=True)
+                    for _ in range(2)
+                )
             ),
             r"no layer could be converted \(0, 1 \(RelativeAttention2d\): [^;]*depend on content[^;]*\)$",
         ),

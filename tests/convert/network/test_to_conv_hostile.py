@@ -40,7 +40,7 @@ class Asking(Whole):
 
 REFUSED = {
     "gate": (
-        lambda: RelativeAttention2d(3, 4, 4, "quadratic", gate="sigmoid"),
+        lambda: RelativeAttention2d(3, 4, num_heads=4, encoding="quadratic", gate="sigmoid"),
         "its gate is open: head 0 gives",
     ),
     "complex": (

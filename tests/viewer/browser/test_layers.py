@@ -45,7 +45,7 @@ LEFT = """(name) => {
 
 
 def test_the_name_of_a_layer_is_read_from_the_left(opened, tmp_path):
-    layer = RelativeAttention2d(3, 3, 2, "quadratic")
+    layer = RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
     network = nn.Sequential(nn.Sequential(OrderedDict(attn=layer)))
     page = opened(address_of(network, tmp_path))
     name = page.locator(".layer-name small")
@@ -77,7 +77,7 @@ def test_the_table_of_a_layer_of_few_keys_is_drawn_for_every_query_and_hides_not
 
 def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_path):
     """The second network sees 20 × 20 pixels, and the pictures are those of the first."""
-    layer = RelativeAttention2d(3, 3, 2, "quadratic")
+    layer = RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
     shown = [Exhibit(layer, torch.rand(1, 3, side, side), name=f"{side}") for side in (8, 20)]
     page = opened(f"{write_page(build_scene(shown), tmp_path / 'page.html').as_uri()}#network=1")
     picture = page.get_by_test_id("picture")
