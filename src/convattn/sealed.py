@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from convattn.errors import (
+    ArgumentError,
     CertificateWarning,
     CheckpointError,
     UnsupportedModelError,
@@ -85,13 +86,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
     """Returns whether a saved folder is to be replaced; raises ArgumentError unless it is that, new or empty."""
     folder = as_path(folder)
-    if not overwrite:
-        require_new_folder(folder)
-        return False
-    if _is_sealed(folder):
-        return True
-    require_new_folder(folder, "folder (only a saved network or layer is overwritten)")
-    return False
+    is_saved = _is_sealed(folder)
+    if is_saved and not overwrite:
+        raise ArgumentError(
+            f"folder must be new or empty, but {str(folder)!r} holds a saved network or layer:"
+            " overwrite=True replaces it"
+        )
+    if not is_saved:
+        rule = " (only a saved network or layer is overwritten)" if overwrite else ""
+        require_new_folder(folder, f"folder{rule}")
+    return is_saved
 
 
 def _is_sealed(folder: Path) -> bool:
@@ -101,9 +105,9 @@ def _is_sealed(folder: Path) -> bool:
             return False
     except CheckpointError:
         return False
-    names = {file.name for file in folder.iterdir()}
-    if names - {CONFIG, WEIGHTS, CERTIFICATE, "README.md"}:
-        return False
+    for file in folder.iterdir():
+        if file.name not in (CONFIG, WEIGHTS, CERTIFICATE, "README.md") or not file.is_file():
+            return False
     return not (folder.is_symlink() or folder.samefile("."))
 
 

@@ -99,7 +99,7 @@ def test_an_empty_folder_may_be_filled_and_a_full_one_is_refused(tmp_path):
     save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer")
     before = {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()}
     with pytest.raises(
-        ArgumentError, match=r"folder must be new or empty, but .*layer' is not empty"
+        ArgumentError, match=r"layer' holds a saved network or layer: overwrite=True replaces it"
     ):
         save_layer(nn.Conv1d(2, 3, 7), tmp_path / "layer")
     assert {path.name: path.read_bytes() for path in (tmp_path / "layer").iterdir()} == before

@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_put_back_would_be_found(tmp_path):
 def test_a_saved_network_is_replaced_if_that_is_asked(tmp_path):
     folder = save_network(network(1.0), tmp_path / "made", overwrite=True)
     with pytest.raises(
-        ArgumentError, match=r"folder must be new or empty, but .*made' is not empty"
+        ArgumentError, match=r"made' holds a saved network or layer: overwrite=True replaces it"
     ):
         save_network(network(2.0), folder)
     assert value(folder) == 1
@@ -87,6 +87,12 @@ def test_no_other_folder_is_replaced(tmp_path, save):
         (tmp_path / name / name).write_text(content)
         refused(tmp_path / name)
     folder = save(made, tmp_path / "made")
+    (folder / "README.md").unlink(missing_ok=True)
+    (folder / "README.md").mkdir()
+    (folder / "README.md" / "mine.txt").write_text("kept")
+    refused(folder)
+    (folder / "README.md" / "mine.txt").unlink()
+    (folder / "README.md").rmdir()
     (tmp_path / "link").symlink_to(folder)
     refused(tmp_path / "link")
     with chdir(folder):

@@ -61,3 +61,12 @@ def test_folder_that_was_changed_is_refused(tmp_path, monkeypatch):
     (file.parent / "card.json").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read PretrainedCard from .*card\.json"):
         pretrained_card(NAMES[0])
+
+
+def test_a_file_of_torch_is_no_folder_and_the_message_says_how_it_is_read(tmp_path):
+    file = tmp_path / "n.pt"
+    torch.save(torch.nn.Linear(2, 3).state_dict(), file)
+    with pytest.raises(
+        CheckpointError, match=r"n\.pt is a file: read one of torch\.save by network"
+    ):
+        load_network(str(file))

@@ -76,6 +76,12 @@ def test_a_backbone_is_not_fetched(monkeypatch):
             "unknown timm model 'resnt18': did you mean 'resnet18'",
         ),
         (
+            "timm:vit_tinny",
+            {},
+            ArgumentError,
+            "unknown timm model 'vit_tinny': did you mean 'vit_tiny_",
+        ),
+        (
             "torchvision:resnt18",
             {},
             ArgumentError,

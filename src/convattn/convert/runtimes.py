@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from convattn.errors import ArgumentError, ConversionError, optional_module
+from convattn.errors import ArgumentError, ConversionError, UnknownNameError, optional_module
 
 _QUANTISED = re.compile("Quantize|QLinear|Integer$|NBits$")
 """Operations of ONNX and OpenVINO on few bits."""
 
 Options = Mapping[str, Any] | None
 """Arguments of a runtime beside the file; None computes on the CPU in float32."""
+
+_SESSION_OPTIONS = ("sess_options", "providers", "provider_options", "disabled_optimizers")
+"""Arguments of ONNX Runtime's session; it ignores others."""
 
 _NO_LAYERS = ("Constant", "Result")
 """Operations of OpenVINO that compute nothing."""
@@ -62,7 +65,8 @@ Load = Callable[[Sequence[str]], Session]
 def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, Session]:
     """Loads a file; returns what loads it again, and the model.
 
-    Raises ArgumentError if there is no such file or its kind is unknown, and ConversionError if it cannot be loaded.
+    Raises ArgumentError if there is no such file, its kind is unknown or the runtime has no such option, and
+    ConversionError if it cannot be loaded.
     """
     kinds = {
         "onnxruntime": _in_onnxruntime,
@@ -78,7 +82,7 @@ def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, 
     load = partial(kinds[kind], path, options)
     try:
         return load, load([])
-    except ImportError:
+    except (ImportError, UnknownNameError):
         raise
     except Exception as error:  # a runtime may fail in any way
         raise ConversionError(
@@ -86,11 +90,18 @@ def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, 
         ) from error
 
 
+def _require_known(options: Mapping[str, Any], known: Iterable[str], runtime: str) -> None:
+    for name in options:
+        if name not in known:
+            raise UnknownNameError(f"option of {runtime}", name, known)
+
+
 def _in_onnxruntime(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("onnxruntime", "onnxruntime", "export")
     model = _read_onnx(path, names)
     if options is None:
         options = {"providers": ["CPUExecutionProvider"]}
+    _require_known(options, _SESSION_OPTIONS, "ONNX Runtime")
     session = runtime.InferenceSession(model.source, **options)
     inputs = {}
     fixed = None
@@ -164,6 +175,8 @@ def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
             places[name] = place
     if options is None:
         options = {"INFERENCE_PRECISION_HINT": "f32"}
+    known = core.get_property("CPU", "SUPPORTED_PROPERTIES")
+    _require_known(options, [*known, "CACHE_DIR"], "OpenVINO")
     compiled = core.compile_model(model, "CPU", {**options})
     inputs = {}
     fixed = None

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve
+from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis
 
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -141,7 +142,8 @@ def _laid_out(images: Tensor, steps: Sequence[_Step]) -> Tensor:
     """Puts images into the layout of memory in which torch correlates channel by channel fast."""
     if images.ndim == 3:
         images = images[..., None]
-    if _pads_before(images, steps):
+    # torch.vmap has layouts of its own
+    if _pads_before(images, steps) or needs_own_operations(images):
         return images
     return images.contiguous(memory_format=_CHANNELS_LAST[images.ndim - 2])
 

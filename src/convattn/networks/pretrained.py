@@ -95,6 +95,11 @@ def fetch(
     folder = network_folder(source, "source")
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        raise CheckpointError(
+            f"source must be a folder, but {folder} is a file: read one of torch.save by"
+            " network.load_state_dict(torch.load(file, weights_only=True))"
+        )
     if not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
         expected = 'a folder that exists, "convattn:NAME" or a repository "owner/name" of the Hub'
         raise CheckpointError(must_be("source", expected, str(source)))

@@ -242,8 +242,11 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
 
 
 def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> ArgumentError:
-    """Makes the error about an unknown name, which suggests up to three near ones."""
-    nearest = difflib.get_close_matches(name, known, n=3)
+    """Makes the error about an unknown name, which suggests up to three that begin almost like it."""
+    beginnings: dict[str, str] = {}
+    for model in known:
+        beginnings.setdefault(model[: len(name) + 1], model)
+    nearest = [beginnings[near] for near in difflib.get_close_matches(name, beginnings, n=3)]
     hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
     return ArgumentError(f"unknown {home} model {name!r}:{hint} {listed}")
 

@@ -12,7 +12,12 @@ from tests.convert.certify.certify_cases import FAULTS, classifier, damaged
 from torch import nn
 
 from convattn import certify, network_to_attention
-from convattn.errors import ArgumentError, ConversionError, MissingDependencyError
+from convattn.errors import (
+    ArgumentError,
+    ConversionError,
+    MissingDependencyError,
+    UnknownNameError,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of exporters, about what they will change
 
@@ -142,6 +147,12 @@ def test_a_precision_is_named_and_a_compiled_model_is_a_function(case, file):
     assert certificate.other.endswith("(f32)")
     compiled = openvino.Core().compile_model(file, "CPU", options)
     assert certify(case[0], compiled, case[1]).verdict == "exact"
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_options_that_the_runtime_would_ignore_are_refused(case, file, runtime):
+    with pytest.raises(UnknownNameError, match=r"unknown option of .* 'nope'\. Known: "):
+        certify(case[0], file, case[1], runtime=runtime, options={"nope": 1})
 
 
 class Sum(nn.Module):
