@@ -93,12 +93,6 @@ def versions_in_words(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
 
 
-def publish(record: Path, content: Mapping[str, Any], page: str, text: str) -> None:
-    """Writes a record, and its page of docs/results, which is named without its ending."""
+def publish(record: Path, content: Mapping[str, Any]) -> None:
+    """Writes a record; ``python -m evidence.pages`` then writes its page."""
     write_atomically(record, json.dumps(content, indent=1) + "\n")
-    write_page(page, text)
-
-
-def write_page(page: str, text: str) -> None:
-    """Writes a page of docs/results, named without its ending."""
-    write_atomically(PAGES / f"{page}.md", text)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convattn.lab.study_record import difference_in_words
+from convattn.lab.study_record import difference_in_words, paired_difference
 from convattn.lab.tables import markdown_table
 
 
@@ -39,13 +39,32 @@ class TrainedRun:
 def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
     """Reads a study and its finished runs."""
     study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    runs = []
-    for run in study["runs"]:
-        place = folder / run["folder"]
-        record = json.loads((place / "record.json").read_text(encoding="utf-8"))
-        lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        runs.append(TrainedRun(place, run["label"], record, [json.loads(line) for line in lines]))
-    return study, runs
+    return study, [_read_run(folder / run["folder"], run["label"]) for run in study["runs"]]
+
+
+def finished_runs(folder: Path) -> list[TrainedRun]:
+    """Reads the finished runs of a folder, which are named NETWORK-SEED, in the order of these names."""
+    places = sorted(file.parent for file in folder.glob("*/record.json"))
+    return [_read_run(place, place.name.rsplit("-", 1)[0]) for place in places]
+
+
+def _read_run(place: Path, label: str) -> TrainedRun:
+    record = json.loads((place / "record.json").read_text(encoding="utf-8"))
+    lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return TrainedRun(place, label, record, [json.loads(line) for line in lines])
+
+
+def compared(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Compares pairs of networks seed by seed, as far as they are there."""
+    seeds: dict[str, dict[int, float]] = {}
+    for run in runs:
+        seeds.setdefault(run.label, {})[run.record["seed"]] = run.results["test_accuracy"]
+    differences = []
+    for one, other in pairs:
+        if one in seeds and other in seeds:
+            pair = paired_difference(one, other, seeds[one], seeds[other])
+            differences += [] if pair is None else [asdict(pair)]
+    return differences
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -74,21 +93,17 @@ def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
     return markdown_table([what, "less", "mean", "by seed"], rows)
 
 
-def provenance(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
-    """Says which command, data and machine the numbers come from, and which runs failed."""
+def provenance(command: str, runs: Sequence[TrainedRun], warnings: Sequence[str] = ()) -> str:
+    """Says which command, data and machine the numbers come from."""
     first = runs[0].record
     hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
     revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
     images = f"{counts['train']:,} training and {counts['test']:,} test images"
     machine = f"{hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run"
     lines = [
-        f"Command: `{study['command']}`.",
+        f"Command: `{command}`.",
         f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
         f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
-        *(
-            f"Failed: {item['label']}, seed {item['seed']}: {item['reason']}."
-            for item in study["failures"]
-        ),
-        *(f"Warning: {text}." for text in study["warnings"]),
+        *(f"Warning: {text}." for text in warnings),
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -3,7 +3,7 @@
 Builds timm's ViT-B/16 with random weights, and takes turns: the network alone on all images, with attention written
 out (fused kernels off); `analyze` without controls, and with them. Time is that of the processor, with one
 thread, so that other programs disturb little; memory is the peak of the resident memory beyond network and images.
-Writes analysis-time.json and the page analysis-time.md:
+Writes analysis-time.json:
 
     python -m evidence.analysis_time
 """
@@ -11,7 +11,6 @@ Writes analysis-time.json and the page analysis-time.md:
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import timm
@@ -20,34 +19,10 @@ from torch import Tensor, nn
 
 from benchmarks.measure import extra_memory
 from convattn import analyze
-from convattn.lab.tables import markdown_table
-from evidence.results import environment, new_parser, publish, versions_in_words
+from evidence.results import environment, new_parser, publish
 
 NETWORK, SIZE, BATCH = "vit_base_patch16_224", 224, 20
 EXPLICIT, ALONE, CONTROLS = "forward, explicit attention", "analyze", "analyze with both controls"
-
-PAGE = """\
-# What an analysis costs
-
-How long does [`analyze`](../how-to/analyse.md) take, and how much memory? timm's `{network}` with random weights sees
-{images} images of standard normal numbers, {size} × {size}. Processor time of one thread, {rounds};
-memory is the largest beyond the network and the images.
-
-{rows}
-
-The first is a forward pass alone, in batches of {batch}; `analyze` runs the network fused, as it is. Controls are
-measured on a tenth of the images each, with a copy of the network for the second.
-
-## How it was measured
-
-    {command}
-
-{processor}, 1 thread; {versions}; float32; revision {revision}. All numbers are in
-[analysis-time.json](../../evidence/analysis_time/analysis-time.json).
-
-Not covered: {spread}other networks, whose layers
-may be larger or smaller beside the rest, several threads, other devices.
-"""
 
 
 def contenders(images: Tensor) -> dict[str, Callable[[], object]]:
@@ -101,28 +76,8 @@ def measure_all(images: int, rounds: int) -> dict[str, dict[str, Any]]:
     return measured
 
 
-def page(record: dict[str, Any]) -> str:
-    """Writes the page; every number comes from the record."""
-    once = record["rounds"] == 1
-    rows = []
-    for name, one in record["measured"].items():
-        extremes = "" if once else f" ({min(one['ratios']):.2f} to {max(one['ratios']):.2f})"
-        ratio = f"{median(one['ratios']):.2f}{extremes}"
-        rows.append([name, f"{median(one['seconds']):.1f}", ratio, f"{one['bytes'] / 2**30:.2f}"])
-    rounds = f"medians of {record['rounds']} rounds in turns, ratios with extremes"
-    return PAGE.format(
-        **{name: record[name] for name in ("network", "images", "size", "batch", "command")},
-        rounds="measured once" if once else rounds,
-        spread="the spread between rounds, " if once else "",
-        rows=markdown_table(["", "seconds", "× explicit attention", "GiB"], rows),
-        processor=record["hardware"]["processor"],
-        versions=versions_in_words(record),
-        revision=record["revision"],
-    )
-
-
 def main() -> None:
-    """Measures, and writes record and page."""
+    """Measures, and writes the record."""
     parser = new_parser(__doc__)
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -138,7 +93,7 @@ def main() -> None:
         "measured": measure_all(options.images, options.rounds),
     }
     file = Path(__file__).with_name("analysis-time.json")
-    publish(file, record, "analysis-time", page(record))
+    publish(file, record)
 
 
 if __name__ == "__main__":

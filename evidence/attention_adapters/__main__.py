@@ -2,13 +2,13 @@
 
 Builds each architecture of `attention_subjects` with random weights, runs it on one random image of its native size,
 and reads every attention layer. Each layer's weights × values must be what the module itself computed within the error
-budget, or the script fails. Writes attention-adapters.json and the page attention-adapters-tables.md:
+budget, or the script fails. Writes attention-adapters.json:
 
     python -m evidence.attention_adapters
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,9 @@ def read(subject: Subject) -> Reading:
     return found
 
 
-def page(readings: Sequence[Reading], record: Mapping[str, Any]) -> str:
+def page(record: Mapping[str, Any]) -> str:
     """Writes the page; every number comes from the readings."""
+    readings = [Reading(**reading) for reading in record["architectures"]]
     done = [reading for reading in readings if reading.refused is None]
     layers: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
@@ -202,7 +203,7 @@ def main() -> None:
         "architectures": [asdict(reading) for reading in readings],
     }
     file = Path(__file__).with_name("attention-adapters.json")
-    publish(file, record, "attention-adapters-tables", page(readings, record))
+    publish(file, record)
 
 
 if __name__ == "__main__":

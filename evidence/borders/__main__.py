@@ -1,13 +1,12 @@
 """Trained networks of this repository as convolutions that are exact at borders, beside plain ones and in runtimes.
 
-Writes borders.md and borders.json, after each network anew:
+Writes borders.json, after each network anew:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.borders
 """
 
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,10 +16,8 @@ from torch import Tensor, nn
 
 from convattn import freeze, load_network, network_to_conv
 from convattn.data import normalise
-from convattn.lab.tables import markdown_table
 from evidence.pretrained.__main__ import convertible, sources
 from evidence.results import (
-    BUSY,
     add_timing,
     cifar10,
     clocked,
@@ -36,30 +33,6 @@ PADDINGS = ("zeros", "replicate")
 
 EXPORTED = ("speedrun", "sa-learned-medium")
 """Networks that run in runtimes: one of narrow heads, and one whose heads see the whole image."""
-
-PAGE = """\
-# Convolutions that are exact at borders
-
-Attention by position becomes a normalised convolution that decides as attention does, borders included.
-
-Test images of {data}; n is their number, one view each. One thread of {processor}, torch {torch}.
-
-{networks}
-
-*exact*: `borders="exact"`. *zeros*, *replicate*: plain ones, as wide as heads need, with that padding. *changed*:
-decisions other than those of attention; the gap is between its two largest scores there.
-
-{runtimes}
-
-All operators of the files are of the standard set of ONNX. What this cannot say: other data and processors, several
-threads, the spread over seeds.
-
-Record: [borders.json](../../evidence/borders/borders.json). Commands:
-
-```sh
-{commands}
-```
-"""
 
 
 def scores(run: Run, images: Tensor) -> Tensor:
@@ -135,55 +108,6 @@ def runtimes(
     return rows
 
 
-def page(content: Mapping[str, Any]) -> str:
-    """Words the results as Markdown."""
-    parts = [_runtime(name, rows, content) for name, rows in content["runtimes"].items()]
-    return PAGE.format(
-        data=content["data"].partition(" ")[0],
-        processor=content["hardware"]["processor"],
-        torch=content["versions"]["torch"],
-        networks=_networks(content["networks"]),
-        runtimes="\n\n".join(parts),
-        commands="\n".join(content["command"].split("; ")),
-    )
-
-
-def _networks(networks: Mapping[str, Any]) -> str:
-    """Tabulates every conversion of every network."""
-    rows = []
-    for name, conversions in networks.items():
-        for kind, row in conversions.items():
-            gap = row["largest_gap_of_changed"]
-            rows.append(
-                [
-                    f"`{name}`",
-                    kind,
-                    f"{row['tests']:,}",
-                    f"{row['accuracy_of_attention']:.2%}",
-                    f"{row['accuracy']:.2%}",
-                    f"{row['changed']}",
-                    "" if gap is None else f"{gap:.2g}",
-                    f"{row['largest_difference']:.2g} of {row['largest_score']:.3g}",
-                ]
-            )
-    heads = ["network", "convolutions", "n", "attention", "convolutions", "changed"]
-    return markdown_table([*heads, "their largest gap", "largest difference"], rows)
-
-
-def _runtime(name: str, runs: list[dict[str, Any]], content: Mapping[str, Any]) -> str:
-    """Tabulates a network in runtimes."""
-    rows = []
-    for row in runs:
-        counts = [f"{row['tests']:,}", f"{row['accuracy']:.2%}", f"{row['changed']}"]
-        times = [f"{row['seconds'] * 1e3:.0f} ms", f"× {row['ratio']:.2f}"]
-        size = "" if row["bytes"] is None else f"{row['bytes'] / 2**20:.1f} MiB"
-        rows.append([row["run"], *counts, *times, size])
-    heads = ["as", "n", "accuracy", "changed", "time", "beside attention in torch", "file"]
-    busy = f" {BUSY}" if content["busy"] else ""
-    opening = f"Batches of {BATCH}, by turns; turns: {content['rounds']}.{busy}"
-    return f"## `{name}` in runtimes\n\n{opening}\n\n{markdown_table(heads, rows)}"
-
-
 def main() -> None:
     """Converts, measures and writes."""
     parser = new_parser(__doc__)
@@ -201,6 +125,7 @@ def main() -> None:
         "data": data.record.name,
         "rounds": options.rounds,
         "busy": options.busy,
+        "batch": BATCH,
         "networks": {},
         "runtimes": {},
     }
@@ -211,7 +136,7 @@ def main() -> None:
         content["networks"][name] = borders(network, images, labels)
         if name in EXPORTED:
             content["runtimes"][name] = runtimes(network, images, labels, options.rounds)
-        publish(Path(__file__).with_name("borders.json"), content, "borders", page(content))
+        publish(Path(__file__).with_name("borders.json"), content)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Each network gets the same faults, and each damaged network is then converted in a right way: another memory layout,
 batch normalisation merged into convolutions, or attention. The network itself is converted in that way, too, and is
 exported for ONNX Runtime and OpenVINO. Beside every verdict stands what a comparison of the outputs with a chosen
-tolerance says. Writes certify.json and the page certify.md:
+tolerance says. Writes certify.json:
 
     python -m evidence.certify --work WORK
 """
@@ -456,8 +456,14 @@ def missed(planted: Sequence[Case]) -> str:
     return f"What was missed changes the outputs by at most {max(shares):.2g} of what rounding explains."
 
 
-def page(cases: Sequence[Case], setting: Mapping[str, Any]) -> str:
+def read_cases(content: Mapping[str, Any]) -> list[Case]:
+    """Reads the comparisons of a record."""
+    return [Case(**{**row, "allclose": tuple(row["allclose"])}) for row in content["cases"]]
+
+
+def page(content: Mapping[str, Any]) -> str:
     """Words the result; every number comes from the cases."""
+    cases = read_cases(content)
     right = [case for case in cases if case.fault is None]
     planted = [case for case in cases if case.fault is not None]
     wrong = [case for case in right if case.found]
@@ -476,7 +482,7 @@ def page(cases: Sequence[Case], setting: Mapping[str, Any]) -> str:
         built=len(BUILT),
         images=IMAGES,
         kinds=", ".join(CONVERSIONS),
-        **setting,
+        **content,
     )
 
 
@@ -502,10 +508,9 @@ def main() -> None:
         result = kept(work / f"{name}.json", partial(measured, place, name, network, images))
         seconds += result["seconds"]
         rows += result["cases"]
-    cases = [Case(**{**row, "allclose": tuple(row["allclose"])}) for row in rows]
-    setting = environment("evidence.certify", "onnxruntime", "openvino") | {"seconds": seconds}
-    content = {**setting, "cases": rows}
-    publish(Path(__file__).with_name("certify.json"), content, "certify", page(cases, setting))
+    setting = environment("evidence.certify", "onnxruntime", "openvino")
+    content = {**setting, "seconds": seconds, "cases": rows}
+    publish(Path(__file__).with_name("certify.json"), content)
 
 
 if __name__ == "__main__":

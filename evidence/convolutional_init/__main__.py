@@ -154,8 +154,9 @@ def verdict(runs: Mapping[str, list[dict[str, Any]]]) -> str:
     return f"At the end, with every seed {'; '.join(sides)}."
 
 
-def page(runs: Mapping[str, list[dict[str, Any]]], setting: Mapping[str, Any]) -> str:
+def page(content: Mapping[str, Any]) -> str:
     """Words the result; every number comes from the runs."""
+    runs = content["runs"]
     digits = load_digits()
     return PAGE.format(
         images=len(digits.train),
@@ -166,7 +167,7 @@ def page(runs: Mapping[str, list[dict[str, Any]]], setting: Mapping[str, Any]) -
         rate=RATE,
         batch=BATCH,
         epochs=EPOCHS[-1],
-        **setting,
+        **content,
     )
 
 
@@ -176,7 +177,8 @@ def main() -> None:
     setting = environment("evidence.convolutional_init", "timm")
     runs = {name: [train(seed, start) for seed in SEEDS] for name, start in STARTS.items()}
     record = Path(__file__).with_name("convolutional-init.json")
-    publish(record, {"runs": runs, **setting}, "convolutional-init", page(runs, setting))
+    content = {"runs": runs, **setting}
+    publish(record, content)
 
 
 if __name__ == "__main__":

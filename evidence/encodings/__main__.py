@@ -6,15 +6,15 @@
     convattn study $RECIPES --scale medium --set optim.learning_rate=1e-3 --seeds 0,1,2 -o RUNS
     CONVATTN_CIFAR10=FOLDER python -m evidence.encodings --runs RUNS
 
-Writes encodings-tables.md, the curves of accuracy, encodings.png, and into the folder encodings the paper's figures.
+Writes encodings.json, the curves of accuracy, encodings.png, and into the folder encodings the paper's figures.
 How far the heads look, and what decides where, is measured on test images, in the trained networks and in those that
 the same seeds draw.
 """
 
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,22 @@ from torch import Tensor, nn
 
 from convattn import analyze, load_network, load_recipe
 from convattn.data import ImageDataset, normalise
-from convattn.files import write_atomically
 from convattn.heads import HeadSnapshot, read_heads
+from convattn.heads.head_report import LayerReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.reproduction import reproduce
 from convattn.lab.run_setup import build_network, load_data_of
-from convattn.lab.study_record import paired_difference
 from convattn.lab.tables import markdown_table
 from convattn.provenance import RunRecord
 from evidence.results import PAGES, new_parser
-from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
+from evidence.studies import (
+    TrainedRun,
+    compared,
+    difference_table,
+    provenance,
+    read_study,
+    spread,
+)
 
 FIGURES = {
     "fig5": "Attention by position, learned encoding: the paper's figure 5",
@@ -42,6 +48,9 @@ FIGURES = {
     "fig6": "Attention with content, mean of 100 test images: the paper's figure 6",
 }
 """The figures of the paper that are on the page, and what they show."""
+
+RECORD = Path(__file__).with_name("encodings.json")
+"""What was measured of the networks of the study: they are not kept, their runs are."""
 
 QUESTIONS = {
     "A table, or a function of the distance?": (
@@ -54,13 +63,12 @@ QUESTIONS = {
 """What the page answers, by pairs of networks that are compared seed by seed."""
 
 
-def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
+def page(folder: Path, measured: Mapping[str, Any]) -> str:
     """Words the results of a study.
 
     Args:
         folder: Folder of the study, with its runs.
-        images: Test images on which is measured how far heads look.
-        shown: Names of the paper's figures that were made.
+        measured: What `measure` has found of its networks.
 
     Returns:
         The page in Markdown.
@@ -73,27 +81,57 @@ def page(folder: Path, images: int, shown: Sequence[str] = ()) -> str:
     ]
     parts.append("![Test accuracy over epochs, mean and range over seeds](encodings.png)")
     for question, pairs in QUESTIONS.items():
-        asked = _asked(runs, pairs)
+        asked = compared(runs, pairs)
         if asked:
-            parts += [
-                f"## {question}",
-                f"Test accuracy with the same seed:\n\n{difference_table(asked, 'network')}",
-            ]
+            table = difference_table(asked, "network")
+            parts += [f"## {question}", f"Test accuracy with the same seed:\n\n{table}"]
     if study["differences"]:
         parts += ["## Beside the first network", difference_table(study["differences"], "network")]
-    data = load_data_of(RunRecord.load(runs[0].folder / "record.json"))
-    inputs = normalise(data.test.images[:images], data.mean, data.std)
-    parts += ["## How far heads look", _seen(runs, data, inputs)]
-    parts += [f"![{FIGURES[name]}](encodings/{name}.png)" for name in shown]
-    deciding = _deciding(runs, data, inputs)
-    if deciding:
-        parts += ["## What decides, position or content", deciding]
+    parts += ["## How far heads look", _seen(measured)]
+    parts += [f"![{FIGURES[name]}](encodings/{name}.png)" for name in measured["figures"]]
+    if measured["deciding"]:
+        parts += ["## What decides, position or content", _deciding(measured)]
     moved = _moved(runs)
     if moved:
         parts += ["## How far centres move", moved]
     if "search" in study:
         parts += ["## How the rates were chosen", _choices(study["search"])]
-    return "\n\n".join([*parts, "## How it was measured", provenance(study, runs)]) + "\n"
+    parts += ["## How it was measured", provenance(study["command"], runs, study["warnings"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def measure(runs: Sequence[TrainedRun], data: ImageDataset, images: int) -> dict[str, Any]:
+    """Measures how far heads look, and what decides where, before and after training, on some test images."""
+    inputs = normalise(data.test.images[:images], data.mean, data.std)
+    seen: dict[str, dict[str, list[list[float]]]] = {}
+    deciding = []
+    for run in runs:
+        model = run.record["recipe"]["model"]
+        if model["kind"] != "attention_net":
+            continue
+        ends = dict(zip(("start", "end"), _ends(run, data), strict=True))
+        own = seen.setdefault(run.label, {"start": [], "end": []})
+        for end, network in ends.items():
+            own[end].append(seen_by_layer(network, inputs))
+        if model.get("content"):
+            layers = [
+                analyze(one, inputs, controls=(), progress=False).layers for one in ends.values()
+            ]
+            for number, pair in enumerate(zip(*layers, strict=True), 1):
+                name = {"network": run.label, "seed": run.record["seed"], "layer": number}
+                deciding.append({**name, **_decides(*pair)})
+    return {"images": images, "seen": seen, "deciding": deciding}
+
+
+def _decides(start: LayerReport, end: LayerReport) -> dict[str, Any]:
+    """Tells what decides where the heads of a layer look, at the start and at the end."""
+    sides = (start.measured, end.measured)
+    return {
+        "position_score": [side.mean("position_score") for side in sides],
+        "highest": float(np.nanmax([head.position_score.value for head in end.heads])),
+        "content_share": [side.mean("content_share") for side in sides],
+        "convolution": str(end.measured.convolution_score),
+    }
 
 
 def _accuracies(study: dict[str, Any], runs: Sequence[TrainedRun]) -> str:
@@ -124,19 +162,6 @@ def _accuracy(runs: Sequence[TrainedRun]) -> list[float]:
     return [run.results["test_accuracy"] for run in runs]
 
 
-def _asked(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Compares the pairs of a question, seed by seed, as far as they are there."""
-    seeds: dict[str, dict[int, float]] = {}
-    for run in runs:
-        seeds.setdefault(run.label, {})[run.record["seed"]] = run.results["test_accuracy"]
-    differences = []
-    for one, other in pairs:
-        if one in seeds and other in seeds:
-            pair = paired_difference(one, other, seeds[one], seeds[other])
-            differences += [] if pair is None else [asdict(pair)]
-    return differences
-
-
 def seen_by_layer(network: nn.Module, images: Tensor) -> list[float]:
     """Measures the number of pixels that heads look at, exp(entropy of attention), as a mean over each layer's heads.
 
@@ -162,40 +187,26 @@ def drawn(run: TrainedRun, data: ImageDataset) -> nn.Module:
         return build_network(recipe, data).eval()
 
 
-def _seen(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) -> str:
+def _seen(measured: Mapping[str, Any]) -> str:
     """Tabulates how many pixels heads look at, before and after training."""
     rows = []
-    for label, own in _by_label(runs).items():
-        if own[0].record["recipe"]["model"]["kind"] != "attention_net":
-            continue
-        seen = [[seen_by_layer(network, inputs) for network in _ends(run, data)] for run in own]
-        rows.append(
-            [f"`{label}`", *(" · ".join(map(_numbers, part)) for part in zip(*seen, strict=True))]
-        )
+    for label, ends in measured["seen"].items():
+        cells = [" · ".join(map(_numbers, ends[end])) for end in ("start", "end")]
+        rows.append([f"`{label}`", *cells])
     heads = ["network", "at the start, by layer · seed", "after training, by layer · seed"]
-    told = f"The number of pixels that a head looks at, exp(entropy of its attention), on {len(inputs)} test images."
-    return f"{told} Means over heads.\n\n{markdown_table(heads, rows)}"
+    told = "The number of pixels that a head looks at is exp(entropy of its attention)."
+    return f"{told} Means over heads, on {measured['images']} test images.\n\n{markdown_table(heads, rows)}"
 
 
-def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) -> str:
-    """Tabulates what decides where heads look, before and after training; "" if no network has content."""
+def _deciding(measured: Mapping[str, Any]) -> str:
+    """Tabulates what decides where heads look, before and after training."""
     rows = []
-    for run in runs:
-        if not run.record["recipe"]["model"].get("content"):
-            continue
-        start, end = (
-            analyze(network, inputs, controls=(), progress=False).layers
-            for network in _ends(run, data)
+    for row in measured["deciding"]:
+        scores, shares = (
+            [f"{value:.2f}" for value in row[what]] for what in ("position_score", "content_share")
         )
-        for number, layers in enumerate(zip(start, end, strict=True), 1):
-            scores = [f"{layer.measured.mean('position_score'):.2f}" for layer in layers]
-            shares = [f"{layer.measured.mean('content_share'):.2f}" for layer in layers]
-            best = np.nanmax([head.position_score.value for head in layers[1].heads])
-            explained = f"{layers[1].measured.convolution_score}"
-            name = [f"`{run.label}`", f"{run.record['seed']}", f"{number}"]
-            rows.append([*name, *scores, f"{best:.2f}", *shares, explained])
-    if not rows:
-        return ""
+        name = [f"`{row['network']}`", f"{row['seed']}", f"{row['layer']}"]
+        rows.append([*name, *scores, f"{row['highest']:.2f}", *shares, row["convolution"]])
     head = [
         "network",
         "seed",
@@ -210,8 +221,9 @@ def _deciding(runs: Sequence[TrainedRun], data: ImageDataset, inputs: Tensor) ->
         "a 3 × 3 convolution explains, at the end",
     ]
     told = (
-        f"On {len(inputs)} test images, means over heads. The position score of a head is the share of its weights that"
-        " displacements explain (1: a convolution, 0: no better than looking everywhere alike), on held-out images."
+        f"On {measured['images']} test images, means over heads. The position score of a head is the share of its"
+        " weights that displacements explain (1: a convolution, 0: no better than looking everywhere alike), on"
+        " held-out images."
         " Content's share is the part of the variance of its weights that changes with the image."
     )
     return f"{told}\n\n{markdown_table(head, rows)}"
@@ -325,6 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of a study, with its runs")
     parser.add_argument("--output", type=Path, default=PAGES, help="folder for the page")
+    parser.add_argument("--record", type=Path, default=RECORD, help="file for what is measured")
     parser.add_argument(
         "--images",
         type=int,
@@ -344,7 +357,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     draw(given.output / "encodings.png", runs)
     shown = figures(given.runs, runs[0].record["recipe"]["scale"], given.output / "encodings")
-    write_atomically(given.output / "encodings-tables.md", page(given.runs, given.images, shown))
+    data = load_data_of(RunRecord.load(runs[0].folder / "record.json"))
+    measured = {**measure(runs, data, given.images), "figures": shown}
+    given.record.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Takes finished runs of `evidence.trained_heads.small_vits`. Measures heads on training images, replaces those that
 meet each threshold, and as many random ones, and classifies test images. What is measured of a network is kept in the
-folder WORK, so that a stopped run goes on. Writes head-replacement.json, .png and head-replacement-tables.md:
+folder WORK, so that a stopped run goes on. Writes head-replacement.json, and the figure:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.head_replacement RUNS/vit-* --work WORK
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from convattn.data import ImageDataset, normalise
 from evidence.head_replacement.measure import Subject, measure
-from evidence.head_replacement.page import draw, page
+from evidence.head_replacement.page import draw
 from evidence.results import (
     PAGES,
     add_work,
@@ -66,7 +66,7 @@ def main() -> None:
     }
     draw([PAGES / f"{NAME}.png"], networks)
     record = Path(__file__).with_name(f"{NAME}.json")
-    publish(record, content, f"{NAME}-tables", page(content))
+    publish(record, content)
 
 
 if __name__ == "__main__":

@@ -19,34 +19,10 @@ from torch import Tensor, nn
 from convattn.heads import analyze
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
-from convattn.lab.tables import markdown_table
 from evidence.results import environment, new_parser, publish
 
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 LENGTH = 32
-
-PAGE = """\
-# Heads of a text encoder, replaced
-
-`{model}`: {heads} heads. Its heads were measured on {measured} paragraphs of {length} tokens, and replaced where their
-position score R² is at least the threshold; {tests} other paragraphs were embedded before and after. "Neighbours" is
-the share of paragraphs whose nearest neighbour is another one now; "at random" is the same of as many random heads,
-from the least to the most of {controls} draws.
-
-{table}
-
-Heads with R² ≥ 0.5, counted from 0: {found}.
-
-## How it was measured
-
-    {command}
-
-Paragraphs are docstrings of Python {python}'s standard library. {processor}, {threads} thread(s), torch {torch},
-transformers {transformers}, revision {revision}. All numbers are in
-[head-replacement-text.json](../../evidence/head_replacement/head-replacement-text.json).
-
-Not covered: padded texts, longer ones, tasks other than the nearest neighbour.
-"""
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Any]:
@@ -125,31 +101,6 @@ def measure(model: nn.Module, ids: Tensor, measured: int, controls: int) -> dict
     return {**counts, "found": heads, "curve": rows}
 
 
-def page(content: dict[str, Any], controls: int) -> str:
-    """Words the results."""
-    rows = []
-    for row in content["curve"]:
-        drawn = [item["changed"] for item in row["controls"]]
-        random = f"{min(drawn):.1%} to {max(drawn):.1%}" if drawn else "–"
-        changed = [f"{row['cosine']:.4f}", f"{row['changed']:.1%}"]
-        rows.append([f"{row['threshold']:g}", f"{row['replaced']}", *changed, random])
-    columns = ["R² ≥", "heads", "mean cosine", "neighbours", "neighbours, at random"]
-    found = [f"{head['layer']}, head {head['head']} ({head['score']})" for head in content["found"]]
-    return PAGE.format(
-        table=markdown_table(columns, rows),
-        found="; ".join(found) or "none",
-        length=LENGTH,
-        controls=controls,
-        processor=content["hardware"]["processor"],
-        threads=content["hardware"]["threads"],
-        **{name: content["versions"][name] for name in ("python", "torch", "transformers")},
-        **{
-            name: content[name]
-            for name in ("model", "heads", "measured", "tests", "command", "revision")
-        },
-    )
-
-
 def main() -> None:
     """Measures and writes."""
     parser = new_parser(__doc__)
@@ -162,11 +113,12 @@ def main() -> None:
     ids = tokens(tokenizer, paragraphs())[: options.texts + options.tests]
     content = {
         **environment("evidence.head_replacement.text", "transformers", "numpy"),
+        "length": LENGTH,
         "model": options.model.resolve().parent.name,
         **measure(model, ids, options.texts, options.controls),
     }
     record = Path(__file__).with_name("head-replacement-text.json")
-    publish(record, content, "head-replacement-text", page(content, options.controls))
+    publish(record, content)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The trained networks of this repository, converted both ways and tested on all test images.
 
 Takes the networks that come with the package and those under `pretrained`, or those named; makes convolutions of their
-attention with windows of several sizes, fits the narrowest, and goes back to attention. Writes pretrained-tables.md and
+attention with windows of several sizes, fits the narrowest, and goes back to attention. Writes
 pretrained.json:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.pretrained
@@ -109,7 +109,7 @@ def main() -> None:
         "rows": rows,
     }
     record = Path(__file__).with_name("pretrained.json")
-    publish(record, content, "pretrained-tables", page(content))
+    publish(record, content)
 
 
 if __name__ == "__main__":

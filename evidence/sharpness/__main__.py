@@ -2,7 +2,7 @@
 
 Converts random 3-wide convolutions of one, two and three axes at each sharpness α, runs each on an input of its own,
 and compares with the convolution in float64. Every single error must be within bound + rounding, or the script fails.
-Writes sharpness.json, sharpness.png and the page sharpness.md:
+Writes sharpness.json and sharpness.png:
 
     python -m evidence.sharpness
 """
@@ -282,8 +282,14 @@ def regimes(curves: Sequence[SharpnessCurve]) -> str:
     return markdown_table(names, rows)
 
 
-def page(curves: Sequence[SharpnessCurve], setting: Mapping[str, Any]) -> str:
+def read_curves(content: Mapping[str, Any]) -> list[SharpnessCurve]:
+    """Reads the curves of a record."""
+    return [SharpnessCurve.from_json(json.dumps(curve)) for curve in content["curves"]]
+
+
+def page(content: Mapping[str, Any]) -> str:
     """Words the result; every number comes from the curves."""
+    curves = read_curves(content)
     decay = []
     for curve in curves:
         for error, bound in zip(curve.measured, curve.bound, strict=True):
@@ -300,7 +306,7 @@ def page(curves: Sequence[SharpnessCurve], setting: Mapping[str, Any]) -> str:
         errors=table(curves),
         channels=CHANNELS,
         sizes=", ".join(" × ".join(map(str, sizes)) for sizes in SIZES.values()),
-        **setting,
+        **content,
     )
 
 
@@ -309,11 +315,13 @@ def main() -> None:
     new_parser(__doc__).parse_args()
     with torch.inference_mode():
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
-    setting = environment("evidence.sharpness")
-    content = {**setting, "curves": [json.loads(curve.to_json()) for curve in curves]}
+    content = {
+        **environment("evidence.sharpness"),
+        "curves": [json.loads(curve.to_json()) for curve in curves],
+    }
     sharpness_regimes(PAGES / "sharpness.png", curves)
     record = Path(__file__).with_name("sharpness.json")
-    publish(record, content, "sharpness", page(curves, setting))
+    publish(record, content)
 
 
 if __name__ == "__main__":

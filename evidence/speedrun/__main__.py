@@ -1,11 +1,9 @@
 """The page of the speed run: accuracy, its controls, and where the heads went; from the folders of two studies.
 
-    convattn study speedrun --seeds 0,1,2 -o RUNS/headline
-    convattn study speedrun --seeds 0,1,2 --set training.epochs=2 -o RUNS/controls \
-        --grid model.mixing=attention,conv,hard,random,random-frozen,content
-    python -m evidence.speedrun --runs RUNS
+    python -m evidence.speedrun
 
-Writes speedrun-tables.md, and the figures of the heads beside it. One of the two studies is enough.
+Draws the figures of the heads from the records of this folder. `STUDIES` has the
+commands that make them; the folder of a run is named NETWORK-SEED.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +14,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from convattn.encodings import Shift
-from convattn.files import write_atomically
 from convattn.heads import read_heads
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.lab.figures import head_layers
@@ -24,7 +21,14 @@ from convattn.lab.speed_net import SpeedNet
 from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from evidence.results import PAGES, new_parser
-from evidence.studies import TrainedRun, difference_table, provenance, read_study, spread
+from evidence.studies import (
+    TrainedRun,
+    compared,
+    difference_table,
+    finished_runs,
+    provenance,
+    spread,
+)
 
 _TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 _NEAR = 0.5
@@ -33,13 +37,19 @@ _NEAR = 0.5
 _PASSES = 3
 """A step takes the operations of a forward pass three times: forward, gradients of the pixels, gradients of weights."""
 
-_TRAIN_IMAGES = 50_000
+TRAIN_IMAGES = 50_000
 
-TITLES = {
-    "headline": "The run",
-    "controls": "The same network with other layers, on a short budget",
+_COMMAND = "convattn study speedrun --seeds 0,1,2"
+_MIXINGS = ("attention", "conv", "hard", "random", "random-frozen", "content")
+
+STUDIES = {
+    "headline": ("The run", _COMMAND),
+    "controls": (
+        "The same network with other layers, on a short budget",
+        f"{_COMMAND} --set training.epochs=2 --grid model.mixing={','.join(_MIXINGS)}",
+    ),
 }
-"""The studies, by the name of their folder."""
+"""The studies by the name of their folder: title, and command."""
 
 
 def attention_on_taps(
@@ -83,65 +93,99 @@ def away_from_pixels(
     return np.asarray(np.linalg.norm(centres - centres.round(), axis=-1).mean(-1))
 
 
+def drawn(
+    layers: Sequence[Float[np.ndarray, "heads 2"]], draws: int
+) -> list[Float[np.ndarray, "draws heads 2"]]:
+    """Draws normal centres, with the mean and spread that those of each layer have."""
+    draw = np.random.default_rng(0)
+    return [draw.normal(one.mean(0), one.std(0), (draws, *one.shape)) for one in layers]
+
+
+def jittered(
+    layers: Sequence[Float[np.ndarray, "heads 2"]], draws: int
+) -> list[Float[np.ndarray, "draws heads 2"]]:
+    """Moves each centre by up to half a pixel along each axis: where it is stays, its place within a pixel does not."""
+    draw = np.random.default_rng(0)
+    return [one + draw.uniform(-0.5, 0.5, (draws, *one.shape)) for one in layers]
+
+
 def by_chance(
     layers: Sequence[Float[np.ndarray, "heads 2"]],
     measured: Callable[[Sequence[Float[np.ndarray, "draws heads 2"]]], np.ndarray],
+    draws: int = 1000,
 ) -> tuple[float, float, float]:
-    """Measures centres that are normal, with the mean and spread that those of each layer have.
+    """Measures normal centres (`drawn`).
 
     Args:
         layers: Centres of the heads of each layer, (row, col) in pixels.
         measured: One number for each draw, of the centres of all layers.
+        draws: How many are drawn.
 
     Returns:
-        The mean of 1,000 draws, and the range of the middle 95 %.
+        The mean of the draws, and the range of the middle 95 %.
     """
-    draw = np.random.default_rng(0)
-    found = measured([draw.normal(one.mean(0), one.std(0), (1000, *one.shape)) for one in layers])
+    found = measured(drawn(layers, draws))
     low, high = np.quantile(found, (0.025, 0.975), method="closest_observation")
     return float(np.mean(found)), float(low), float(high)
 
 
 def petaflops(recipe: dict[str, Any], image_size: int = 32, *, every_pair: bool = False) -> float:
     """Counts the operations of a training run in 10¹⁵, with means along one axis after the other or over every pair."""
-    network = _network(recipe)
+    network = network_of(recipe)
     count, forward = network.flops(image_size), 0
     if every_pair:
-        return _PASSES * count.total * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
-    for layer, side in zip(_mixers(network), _sides(network, image_size), strict=True):
+        return _PASSES * count.total * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+    for layer, side in zip(_mixers(network), sides_of(network, image_size), strict=True):
         if isinstance(layer, RelativeAttention) and not isinstance(layer.encoding, Shift):
             products = 2 * side**3 if layer.content is None else side**4
             forward += 2 * products * layer.num_heads * layer.in_channels
     forward += count.total - count.mixing
-    return _PASSES * forward * _TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+    return _PASSES * forward * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
 
 
-def page(folders: Sequence[Path], output: Path) -> str:
-    """Words the results, and draws the heads of the first run of each study with soft heads.
-
-    Args:
-        folders: Folders of studies, named headline or controls.
-        output: Folder for the figures.
-
-    Returns:
-        The page in Markdown.
-    """
+def page(folder: Path) -> str:
+    """Words the results of the studies in a folder."""
     parts = ["# The speed run: all tables", "What they say: [speed run](speedrun.md)."]
-    for folder in folders:
-        study, runs = read_study(folder)
-        parts += [f"## {TITLES[folder.name]}", _accuracies(runs)]
-        if study["differences"]:
-            table = difference_table(study["differences"], "layers")
+    for name, (title, command) in STUDIES.items():
+        runs = finished_runs(folder / name)
+        first = {run.label: run for run in reversed(runs) if _has_heads(run)}
+        baseline, *others = dict.fromkeys(run.label for run in runs)
+        parts += [f"## {title}", _accuracies(runs)]
+        if others:
+            differences = compared(runs, [(label, baseline) for label in others])
+            table = difference_table(differences, "layers")
             parts.append(f"Test accuracy, image alone, with the same seed:\n\n{table}")
-        first: dict[str, TrainedRun] = {}
-        for run in runs:
-            if (run.folder / "heads.parquet").exists():
-                first.setdefault(run.label, run)
-        for run in first.values():
-            name = f"speedrun-{folder.name}-{run.record['recipe']['model']['mixing']}.png"
-            parts.append(_heads(run, output / name))
-        parts.append(provenance(study, runs))
+        parts += [_heads(first[label]) for label in [baseline, *others] if label in first]
+        parts.append(provenance(command, runs))
     return "\n\n".join(parts) + "\n"
+
+
+def draw(folder: Path) -> None:
+    """Draws the heads of the first run of each network with soft heads, before and after training."""
+    for name in STUDIES:
+        runs = [run for run in finished_runs(folder / name) if _has_heads(run)]
+        for run in {run.label: run for run in reversed(runs)}.values():
+            kept = _ends(run)
+            file = PAGES / _figure(run)
+            head_layers(
+                [file], kept, title="heads before and after training", columns=len(kept) // 2
+            )
+
+
+def _has_heads(run: TrainedRun) -> bool:
+    return (run.folder / "heads.parquet").exists()
+
+
+def _figure(run: TrainedRun) -> str:
+    """Names the figure of the heads of a run."""
+    return f"speedrun-{run.folder.parent.name}-{run.record['recipe']['model']['mixing']}.png"
+
+
+def _ends(run: TrainedRun) -> list[HeadSnapshot]:
+    """Reads where heads were at the start and at the end."""
+    snapshots = read_heads(run.folder)
+    steps = (snapshots[0].step, snapshots[-1].step)
+    return [item for item in snapshots if item.step in steps]
 
 
 def _accuracies(runs: Sequence[TrainedRun]) -> str:
@@ -172,14 +216,12 @@ def _accuracies(runs: Sequence[TrainedRun]) -> str:
     return markdown_table(heads, rows)
 
 
-def _heads(run: TrainedRun, figure: Path) -> str:
-    """Draws the heads at the start and at the end, and tabulates where they went."""
-    snapshots = read_heads(run.folder)
-    ends = (snapshots[0].step, snapshots[-1].step)
-    kept = [item for item in snapshots if item.step in ends]
-    head_layers([figure], kept, title="heads before and after training", columns=len(kept) // 2)
+def _heads(run: TrainedRun) -> str:
+    """Tabulates where the heads went."""
+    kept = _ends(run)
+    ends = (kept[0].step, kept[-1].step)
     model = run.record["recipe"]["model"]
-    sides = _sides(_network(run.record["recipe"]), 32)
+    sides = sides_of(network_of(run.record["recipe"]), 32)
     pairs = zip(
         (i for i in kept if i.step == ends[0]), (i for i in kept if i.step == ends[1]), strict=True
     )
@@ -199,7 +241,7 @@ def _heads(run: TrainedRun, figure: Path) -> str:
     ]
     name = f"`{model['mixing']}`, seed {run.record['seed']}"
     return (
-        f"Heads of {name}:\n\n{markdown_table(header, rows)}\n\n![Heads of {name}]({figure.name})"
+        f"Heads of {name}:\n\n{markdown_table(header, rows)}\n\n![Heads of {name}]({_figure(run)})"
     )
 
 
@@ -222,7 +264,7 @@ def _layer_row(start: HeadSnapshot, end: HeadSnapshot, side: int) -> list[str]:
     ]
 
 
-def _network(recipe: dict[str, Any]) -> SpeedNet:
+def network_of(recipe: dict[str, Any]) -> SpeedNet:
     """Builds the network of a recipe; records from before the stem had a choice have patches of 2 x 2."""
     model = recipe["model"]
     return SpeedNet(model["mixing"], widths=model["widths"], patch=model.get("patch", 2))
@@ -235,7 +277,7 @@ def _mixers(network: SpeedNet) -> Iterator[Any]:
         yield stage.second
 
 
-def _sides(network: SpeedNet, image_size: int) -> list[int]:
+def sides_of(network: SpeedNet, image_size: int) -> list[int]:
     """Lists the rows of the image that each mixing layer is given."""
     sides, side = [], image_size - network.stem.patch + 1
     for _ in network.stages:
@@ -244,16 +286,10 @@ def _sides(network: SpeedNet, image_size: int) -> list[int]:
     return sides
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--runs", type=Path, required=True, help="folder with headline, controls")
-    parser.add_argument("--output", type=Path, default=PAGES, help="folder for the page")
-    options = parser.parse_args(arguments)
-    folders = [options.runs / name for name in TITLES if (options.runs / name).is_dir()]
-    if not folders:
-        parser.error(f"--runs must hold headline or controls, but is {str(options.runs)!r}")
-    write_atomically(options.output / "speedrun-tables.md", page(folders, options.output))
+def main() -> None:
+    """Draws the figures."""
+    new_parser(__doc__).parse_args()
+    draw(Path(__file__).parent)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Each network has a process of its own. The record has one line of JSON for each, and one for each start of the sweep,
 with versions and hardware; families that have a line already are passed over, so the same command goes on where it was
-stopped. Writes networks.jsonl and the page networks-tables.md.
+stopped. Writes networks.jsonl.
 """
 
 import argparse
@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from convattn.provenance import describe_hardware, describe_versions, find_revision
-from evidence.results import write_page
 from evidence.sweep.homes import HOMES, home
-from evidence.sweep.page import page
 from evidence.sweep.process import import_once, in_its_own_process
 from evidence.sweep.randomise import HOW
 from evidence.sweep.record import append, families, read
@@ -27,7 +25,7 @@ RECORD = Path(__file__).with_name("networks.jsonl")
 
 
 def main() -> None:
-    """Runs what is missing of the sweep, and writes the page."""
+    """Runs what is missing of the sweep."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +50,6 @@ def main() -> None:
         sys.stderr.write(
             f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n"
         )
-    write_page("networks-tables", page(read(RECORD)))
 
 
 def start(homes: list[str]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Measures the heads of networks of this library (`convattn:NAME`, or the folder of a network or a run), of runs of
 `evidence.trained_heads.small_vits`, and a text encoder; compares the runs with and without CutMix. The report of each
-network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json,
-trained-heads-tables.md and a folder of figures, of runs of the same kind for seed 0 alone:
+network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json
+and a folder of figures, of runs of the same kind for seed 0 alone:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
         --text MODEL --work WORK
@@ -27,7 +27,7 @@ from convattn.heads.head_report import HeadReport
 from evidence.head_replacement.text import LENGTH, load_model, paragraphs, tokens
 from evidence.results import PAGES, add_work, cifar10, environment, new_parser, publish
 from evidence.trained_heads.figures import convolution_by_depth, kernel_gallery
-from evidence.trained_heads.page import NAME, page, summary
+from evidence.trained_heads.page import NAME, summary
 from evidence.trained_heads.small_vits import accuracy as vit_accuracy
 from evidence.trained_heads.small_vits import load_small_vit
 
@@ -107,7 +107,7 @@ def main() -> None:
         "data": json.loads(data.record.to_json()),
         "networks": networks,
     }
-    publish(Path(__file__).with_name(f"{NAME}.json"), content, f"{NAME}-tables", page(content))
+    publish(Path(__file__).with_name(f"{NAME}.json"), content)
 
 
 if __name__ == "__main__":

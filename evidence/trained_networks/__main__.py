@@ -2,7 +2,7 @@
 
 Takes the folders of runs at scale small (resnet18-0, sa-quadratic-0 and so on; the page has their commands), converts
 their networks, tests before and after on all test images, and times both by turns in one process. What has been
-measured of a network is kept in the work folder and not measured again. Writes trained-networks-tables.md and
+measured of a network is kept in the work folder and not measured again. Writes
 trained-networks.json:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_networks --runs small --work work
@@ -30,7 +30,6 @@ from evidence.trained_networks.measure import (
     convolutional,
     fine_tuned,
 )
-from evidence.trained_networks.page import page
 
 TUNED = ("resnet18", "resnet18-to-attention", "resnet18-longer")
 
@@ -97,7 +96,7 @@ def main() -> None:
         "fine_tuned": learned,
     }
     record = Path(__file__).with_name("trained-networks.json")
-    publish(record, content, "trained-networks-tables", page(content))
+    publish(record, content)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from convattn.lab.tables import markdown_table
 from evidence.results import ROOT, new_parser
 
 EXTRAS = ("train", "timm", "hf")
 ENDS = {"lowest": "lowest-direct", "newest": "highest"}
-SHOWN = ("torch", "timm", "transformers")
-
 TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.120", "beartype>=0.20", "psutil>=6")
 """What the tests themselves need, and pyproject.toml names only among the tools of development."""
 
@@ -137,32 +134,14 @@ def check(place: Path, wheel: Path, python: str, end: str) -> dict[str, Any]:
     }
 
 
-def as_table(record: dict[str, Any]) -> str:
-    """Returns the rows as a Markdown table."""
-    rows = []
-    for row in record["rows"]:
-        tests = ", ".join(f"{number} {kind}" for kind, number in row["tests"].items())
-        shown = [row["versions"].get(name, "–") for name in SHOWN]
-        result = f"{'✓' if row['green'] else '✗'} {tests}"
-        sizes = [f"{row['packages']}", f"{row['MB']:,}"]
-        rows.append([row["python"], row["end"], *shown, result, *sizes])
-    heads = ["Python", "packages", *SHOWN, "example and tests", "number", "MB"]
-    return markdown_table(heads, rows)
-
-
-def write(record: dict[str, Any], file: Path, page: Path) -> None:
-    """Adds the rows to those of other Pythons in the file, and writes the table between the marks of the page."""
+def write(record: dict[str, Any], file: Path) -> None:
+    """Adds the rows to those of other Pythons in the file."""
     rows = {(row["python"], row["end"]): row for row in record["rows"]}
     if file.exists():
         before = json.loads(file.read_text(encoding="utf-8"))["rows"]
         rows = {(row["python"], row["end"]): row for row in before} | rows
     record = {**record, "rows": [rows[key] for key in sorted(rows)]}
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    start, end = "<!-- table -->\n", "<!-- end -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(start)
-    after = rest.partition(end)[2]
-    text = f"{before}{start}\n{as_table(record)}\n\n{end}{after}"
-    page.write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -178,7 +157,7 @@ def main() -> int:
         "dependencies": project["dependencies"],
         "rows": [],
     }
-    file, page = Path(__file__).with_name("versions.json"), ROOT / "docs/results/versions.md"
+    file = Path(__file__).with_name("versions.json")
     with tempfile.TemporaryDirectory() as built:
         require("uv", "build", "--quiet", "--wheel", "--out-dir", built, ROOT)
         (wheel,) = Path(built).glob("*.whl")
@@ -186,8 +165,8 @@ def main() -> int:
             for end in options.ends:
                 with tempfile.TemporaryDirectory() as place:
                     record["rows"].append(check(Path(place), wheel, python, end))
-                write(record, file, page)
-                print(as_table(record).splitlines()[-1], flush=True)
+                write(record, file)
+                print(record["rows"][-1], flush=True)
     return 0 if all(row["green"] for row in record["rows"]) else 1
 
 

@@ -102,3 +102,14 @@ def test_wide_range_of_sharpness_in_float64():
     for sharpness in (1e-290, 1e-5, 1.0, 1e290):
         root = root_of_sharpness(sharpness, torch.float64)
         assert abs(root**2 / 2 / sharpness - 1) < 4 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_scores_span_one_feature_more_than_the_axes(dims):
+    """Theorem 1 asks for D_p ≥ 3 in two dimensions: a constant aside, scores of all heads span ‖δ‖² and each axis."""
+    encoding = Quadratic(11, dims, centres=torch.randn(11, dims).tolist(), sharpness=1.0).double()
+    with torch.no_grad():
+        encoding.sharpness = torch.rand(11).double() + 0.5
+        scores = encoding(torch.randn(31, dims).double())
+    varying = scores - scores.mean(1, keepdim=True)
+    assert torch.linalg.matrix_rank(varying) == dims + 1

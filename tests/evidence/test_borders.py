@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from convattn.lab.speed_net import SpeedNet
-from evidence.borders.__main__ import PADDINGS, borders, compared, page
+from evidence.borders.__main__ import PADDINGS, borders, compared
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +31,3 @@ def test_a_changed_decision_is_counted_with_its_gap():
     assert found["changed"] == 1
     assert found["largest_gap_of_changed"] == 1.0
     assert (found["accuracy_of_attention"], found["accuracy"]) == (1.0, 0.5)
-
-
-def test_the_page_has_a_row_for_each(rows):
-    runtime = {
-        **rows["exact"],
-        "run": "attention, torch",
-        "seconds": 0.1,
-        "ratio": 1.0,
-        "bytes": None,
-    }
-    text = page(
-        {
-            "data": "some",
-            "hardware": {"processor": "one"},
-            "versions": {"torch": "2"},
-            "networks": {"small": rows},
-            "runtimes": {"small": [runtime]},
-            "rounds": 1,
-            "busy": True,
-            "command": "c",
-        }
-    )
-    assert text.count("| `small` |") == 3
-    assert "| attention, torch | 20 |" in text

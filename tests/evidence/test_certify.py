@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -84,7 +85,8 @@ def test_the_page_counts_what_was_found_hidden_and_missed():
         "hardware": {"processor": "p", "threads": "1"},
         "versions": dict.fromkeys(("torch", "onnxruntime", "openvino"), "2"),
     }
-    text = page(cases, {**setting, "revision": "r", "seconds": 3.0})
+    rows = [asdict(case) for case in cases]
+    text = page({**setting, "revision": "r", "seconds": 3.0, "cases": rows})
     assert "| dropped bias | 4 | 2 | 1 | 1 | 1 | 0 | 4 |" in text
     assert "| folded | 1 | 0 | 0 | 0 |" in text
     assert "Of 4 faults 2 were found, and 1 of 1 right conversions are exact." in text

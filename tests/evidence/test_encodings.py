@@ -13,6 +13,7 @@ from convattn.lab.study_engines import Engine
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from evidence.encodings.__main__ import drawn, main, seen_by_layer
+from evidence.encodings.__main__ import page as encodings_page
 from evidence.studies import read_study, spread
 
 RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
@@ -49,10 +50,17 @@ def table(tmp_path_factory):
     return place
 
 
+def write_page(runs, docs):
+    """Measures the networks of a study and words the page; figures go into a folder."""
+    places = ["--runs", runs, "--output", docs, "--record", docs / "encodings.json"]
+    main([*map(str, places), "--images", "5"])
+    return encodings_page(runs, json.loads((docs / "encodings.json").read_text()))
+
+
 @pytest.fixture(scope="module")
 def page(table, tmp_path_factory):
     out = tmp_path_factory.mktemp("docs")
-    main(["--runs", str(table), "--output", str(out), "--images", "5"])
+    text = write_page(table, out)
     for figure in (
         "encodings.png",
         "encodings/fig3.png",
@@ -60,7 +68,7 @@ def page(table, tmp_path_factory):
         "encodings/fig5.png",
     ):
         assert (out / figure).read_bytes().startswith(b"\x89PNG")
-    return (out / "encodings-tables.md").read_text(encoding="utf-8")
+    return text
 
 
 def test_accuracies_are_those_of_the_runs_and_sorted(page, table):
@@ -110,8 +118,7 @@ def test_what_content_decides_is_measured_where_there_is_content(page, tmp_path)
         overrides=TINY,
         engine=Here(),
     )
-    main(["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "docs"), "--images", "5"])
-    text = (tmp_path / "docs" / "encodings-tables.md").read_text(encoding="utf-8")
+    text = write_page(tmp_path / "runs", tmp_path / "docs")
     rows = [
         line for line in text.partition("## What decides")[2].splitlines() if line.startswith("| `")
     ]

@@ -1,0 +1,112 @@
+"""README.md and the pages of results are what their records give: any number or label that is changed is found."""
+
+import json
+import re
+
+import pytest
+
+from evidence import pages, values
+from evidence.results import PAGES, ROOT
+
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+LABEL = re.compile(r"^\| *([^|\n]*[^|\s]) *\|", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Every page as the records give it."""
+    return dict(pages.pages())
+
+
+def test_every_page_is_what_its_records_give(given):
+    assert pages.different(given, pages.committed()) == []
+
+
+def test_every_page_of_results_and_the_readme_are_among_them(given):
+    assert {*PAGES.glob("*.md"), ROOT / "README.md"} <= given.keys()
+
+
+def mutations(text):
+    """Changes every number, and every first cell of a row, one at a time."""
+    for number in NUMBER.finditer(text):
+        changed = str(9 - int(number[0][0])) + number[0][1:]
+        yield text[: number.start()] + changed + text[number.end() :]
+    for label in LABEL.finditer(text):
+        yield text[: label.start(1)] + label[1][::-1] + "x" + text[label.end(1) :]
+
+
+def test_every_changed_number_and_label_of_every_page_is_found(given):
+    count = 0
+    for file, text in pages.committed().items():
+        line = f"{file.relative_to(ROOT)} is not what its records give"
+        for changed in mutations(text):
+            assert pages.different({file: given[file]}, {file: changed}) == [line]
+            count += 1
+    assert count > 10_000
+
+
+def test_two_rows_whose_names_are_swapped_are_found(given):
+    file = PAGES / "encodings.md"
+    swapped = given[file].replace("`sa-learned`", "X").replace("`sa-sinusoidal`", "`sa-learned`")
+    swapped = swapped.replace("X", "`sa-sinusoidal`")
+    assert pages.different({file: given[file]}, {file: swapped}) != []
+
+
+def test_a_page_without_a_record_is_found(given):
+    file = PAGES / "other.md"
+    assert pages.different(given, {**given, file: "1"}) == [
+        "docs/results/other.md comes from no record"
+    ]
+
+
+def test_a_changed_record_changes_its_pages(given, monkeypatch):
+    """One run of a study is a tenth of a point better: the pages that give its accuracy differ, the others do not."""
+    read = json.loads
+    accuracy = values.record("encodings/table/convnet-1/record.json")["results"]["test_accuracy"]
+
+    def better(text, **options):
+        content = read(text, **options)
+        run = isinstance(content, dict) and content.get("name") == "convnet"
+        if run and content.get("results", {}).get("test_accuracy") == accuracy:
+            content["results"]["test_accuracy"] += 0.001
+        return content
+
+    monkeypatch.setattr(json, "loads", better)
+    templates = [pages.TEMPLATES / "README.md", pages.TEMPLATES / "docs/results/encodings.md"]
+    shown = {pages.page_of(file): pages.rendered(file) for file in templates}
+    assert all(text != given[file] for file, text in shown.items())
+    other = pages.TEMPLATES / "docs/results/layers.md"
+    assert pages.rendered(other) == given[pages.page_of(other)]
+
+
+def test_no_template_has_a_number_that_looks_measured():
+    assert pages.strange() == []
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("It takes {{ ms(case) }}, {{ 1.02 }} times as long.", []),
+        ("It takes 135 ms, 1.02 times as long.", ["135", "1.02"]),
+        ("n = 3 seeds, 64 × 64 pixels, 12 epochs, torch 2.15.0, Python 3.11, 95 % t intervals", []),
+        ("The table has 1,234 rows, 3 of 7 and 12 % of them.", ["1,234", "3 of 7", "12"]),
+        ("`--set a=0.5` and [12 %](x-0.5.md)", ["12"]),
+        ("{# set 0.5 #}\nfrom 0.5 to 0.7", ["0.7"]),
+        ("{# set 0.5 #}\nnext\n0.5", ["0.5"]),
+        ("{# pyproject.toml #}\nat most 987,654 of them", ["987,654"]),
+        ("{# evidence/encodings/search/README.md #}\n98 of the 60,000", []),
+    ],
+)
+def test_what_looks_measured_needs_a_record(template, found):
+    assert pages.untied(template) == found
+
+
+def test_a_table_of_conversions_has_one_padding():
+    content = values.record("pretrained/pretrained.json")
+    paddings = {(row["run"], row["conversion"]): row["padding"] for row in content["rows"]}
+    assert set(paddings.values()) == {"zeros", "replicate"}
+    for table in pages.pretrained.page(content).split("Padding of the convolutions: ")[1:]:
+        name, _, rows = table.partition(".\n\n")
+        cells = [line.split(" | ") for line in rows.split("\n\n")[0].splitlines()[2:]]
+        assert cells
+        assert {paddings[row[0].removeprefix("| "), row[1]] for row in cells} == {name}
