@@ -160,3 +160,29 @@ def test_control_what_another_layer_computes_is_not(dtype):
         keys.view(-1)[(keys * gradient).abs().argmax()] *= 1 + 1000 * torch.finfo(dtype).eps
         proof = own_proof(layer, x, other(x))
         assert proof.error > proof.budget, seed
+
+
+def proved(shape, scale, offset, seed, leak=0.0):
+    """The proof of a kernel's weights whose queries and keys have much in common; `leak` of them is shared out."""
+    draw = torch.Generator().manual_seed(seed)
+    q, k = (
+        scale * torch.randn(shape, generator=draw)
+        + offset * torch.randn(shape[-1:], generator=draw)
+        for _ in range(2)
+    )
+    v = torch.randn(shape, generator=draw)
+    product = fused_product(functional.scaled_dot_product_attention(q, k, v), q, k, v)
+    weights = product.weights()
+    return product.proof((1 - leak) * weights + leak / shape[-2], 1)
+
+
+def test_weights_of_large_scores_are_proved_whatever_the_seed():
+    """Without a budget for rounded scores, 2 of 400 seeds fail here, and trained networks now and then."""
+    proofs = [proved((1, 1, 3, 64), 2.5, 5.0, seed) for seed in range(400)]
+    assert all(proof.error <= proof.budget for proof in proofs)
+
+
+def test_a_leak_is_found_where_scores_are_rounded():
+    for seed in range(20):
+        proof = proved((1, 2, 200, 64), 2.5, 0.0, seed, leak=1e-5)
+        assert proof.error > proof.budget

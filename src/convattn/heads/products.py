@@ -34,10 +34,32 @@ class Proof(NamedTuple):
     budget: float  # What rounding explains
 
 
-def prove(exact: Tensor, lows: list[Tensor], *results: Tensor) -> Proof:
-    """Compares results with what is `exact`; `lows` are honest computations with other roundings."""
-    apart = torch.stack([result.double() for result in results]) - exact
-    return Proof(apart.abs().max().item(), rounding_budget(exact, lows))
+def prove(
+    exact: Tensor, lows: list[Tensor], *results: Tensor, floor: Tensor | None = None
+) -> Proof:
+    """Compares results with what is `exact`; `lows` are honest computations with other roundings.
+
+    An element may be off by its `floor` in any case.
+    """
+    errors = (torch.stack([result.double() for result in results]) - exact).abs()
+    budget = rounding_budget(exact, lows)
+    if floor is None:
+        return Proof(errors.max().item(), budget)
+    allowed = floor.clamp_min(budget).expand_as(errors)
+    worst = (errors - allowed).argmax()
+    return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
+
+
+def _score_roundings(
+    weights: Float[Tensor, "*lead queries keys"], q: Tensor, k: Tensor, v: Tensor, factor: float
+) -> Tensor:
+    """Returns what rounding of large scores may do to each output: Σ_k A_qk σ_qk |v_k|.
+
+    A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is about
+    eps ‖t‖. σ is four times that, because kernels add in other orders.
+    """
+    squares = (factor * q).square() @ k.square().mT
+    return 4 * torch.finfo(weights.dtype).eps * (weights * squares.sqrt()) @ v.abs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +74,7 @@ class Product:
     mask: Tensor | None  # What is added to the scores, or which pairs count
     causal: bool  # Whether a query sees itself and earlier keys only
     rounding: float  # How far a weight may be off, as a share of itself
+    factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Proves weights on the `first` entries of the first axis.
@@ -67,7 +90,11 @@ class Product:
         exact = self.compute(*(part.double() for part in inputs))
         product = weights[:first].double() @ inputs[-1].double()
         lows = roundings(low, *inputs)
-        return prove(exact, lows, product, out)
+        floor = None
+        if self.factor is not None:
+            wide = [part.double() for part in inputs]
+            floor = _score_roundings(weights[:first], *wide, self.factor)
+        return prove(exact, lows, product, out, floor=floor)
 
 
 def fused_product(
@@ -117,6 +144,7 @@ def fused_product(
         mask=attn_mask,
         causal=is_causal,
         rounding=torch.finfo(wide).eps,
+        factor=factor,
     )
 
 
