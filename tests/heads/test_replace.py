@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 from math import isnan, prod
 
 import pytest
@@ -14,6 +15,7 @@ from tests.heads.report_cases import (
     every_head,
     fixed_weights,
     images,
+    linear,
     measured,
     outputs,
     replaced_layer,
@@ -53,6 +55,53 @@ def test_replaced_heads_use_the_fixed_weights(name):
     assert_within_budget(
         attention(tokens), *replaced_references(network, layer.name, weights, tokens), name
     )
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "scores with a bias"])
+@pytest.mark.parametrize("name", ["dinov2", "beit", "clip"])
+def test_heads_that_stay_attend_as_before(name, bias):
+    """Query by query: the middle head averages, and what a layer adds to scores reaches the right other heads."""
+    network, _, report = measured(name)
+    layer = report.layers[1]
+    made, _ = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
+    attention = attention_of(made, layer.name)
+    matrices = read_matrices(network.get_submodule(layer.name))
+    tokens = torch.randn(2, layer.prefix + prod(layer.grid), matrices.query.in_features)
+    added = torch.randn(1, 3, tokens.shape[1], tokens.shape[1]) if bias else None
+
+    def explicit(tokens, dtype):
+        weights = fixed_weights(layer, [1]).to(dtype).repeat(len(tokens), 1, 1, 1)
+        query, key = (
+            linear(part, tokens).unflatten(-1, (3, -1)).movedim(-2, 1)
+            for part in (matrices.query, matrices.key)
+        )
+        for image, head in product(range(len(tokens)), (0, 2)):
+            for position, one in enumerate(query[image, head]):
+                scores = matrices.scale * (key[image, head] @ one)
+                if added is not None:
+                    scores = scores + added[0, head, position].to(dtype)
+                weights[image, head, position] = scores.softmax(0)
+        return replaced_layer(network, layer.name, weights, dtype)(tokens)
+
+    exact = explicit(tokens.double(), torch.float64)
+    lows = roundings(lambda tokens: explicit(tokens, torch.float32), tokens)
+    assert_within_budget(attention(tokens, bias=added), exact, lows, name)
+    swapped = None if added is None else added.roll(1, dims=1)
+    if swapped is not None:
+        with pytest.raises(AssertionError, match="above the budget"):
+            assert_within_budget(attention(tokens, bias=swapped), exact, lows, name)
+
+
+def test_a_bias_of_the_network_reaches_the_heads_that_stay():
+    """Replaced heads need none: with every head named but one, zeroing the table changes what the network gives."""
+    network, x, report = measured("beit")
+    made, _ = replace_convolutional_heads(network, report, heads=every_head(report)[1:])
+    before = outputs(made, x)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "relative_position_bias" in name:
+                parameter.zero_()
+    assert (outputs(made, x) - before).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["timm, class token", "timm, five prefix tokens", "bert"])

@@ -337,6 +337,7 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
         ({"attention_mask": torch.ones(1, 11)}, "attention_mask must be of the shape"),
         ({"past_key_values": object()}, "past_key_values must be None"),
         ({"output_attentions": True}, "output_attentions must be False"),
+        ({"is_causal": True}, "is_causal must be False"),
     ):
         with pytest.raises(ArgumentError, match=message):
             layer(x, **given)

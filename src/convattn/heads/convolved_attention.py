@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import prod
 from typing import final
 
 import torch
@@ -127,13 +127,7 @@ class MeasuredHeads:
 
 @final
 class OtherHeads(nn.Module):
-    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ) v.
-
-    Gated heads mix content and position: ((1 − σ(λ)) softmax(s q kᵀ) + σ(λ) softmax(p)) v, with p = w · (columns, rows,
-    columns² + rows²) + b of the displacement from query to key on a square of √tokens rows, whatever the grid of
-    patches: timm's layer is not told its rows and columns either. Source: d'Ascoli et al. 2021 (ConViT), equations 6
-    and 7.
-    """
+    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ + bias) v."""
 
     def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
         """Copies some heads of a layer."""
@@ -143,48 +137,28 @@ class OtherHeads(nn.Module):
         self.key = _some_rows(layer.key, rows)
         self.query_norm = layer.query_norm
         self.key_norm = layer.key_norm
-        self.heads = len(heads)
+        self.heads = tuple(heads)
         self.dropout = layer.dropout
         self.scale = layer.scale
-        self.gates: nn.Parameter | None = None
-        if layer.gates is not None:
-            assert layer.position is not None
-            gates = layer.gates.detach()[list(heads)].clone()
-            self.gates = nn.Parameter(gates, requires_grad=layer.gates.requires_grad)
-            self.position = _some_rows(layer.position, torch.tensor(list(heads)))
 
     def forward(
         self,
         tokens: Float[Tensor, "batch tokens width"],
         values: Float[Tensor, "batch heads tokens head_width"],
         present: Bool[Tensor, "batch tokens"] | None,
+        bias: Float[Tensor, "_ all_heads tokens tokens"] | None,
     ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present; to gated heads all are."""
-        query = self.query_norm(_split_heads(self.query(tokens), self.heads))
-        key = self.key_norm(_split_heads(self.key(tokens), self.heads))
-        if self.gates is None:
-            mask = None if present is None else present[:, None, None, :]
-            dropout = self.dropout if self.training else 0.0
-            return functional.scaled_dot_product_attention(
-                query, key, values, mask, dropout, scale=self.scale
-            )
-        assert present is None
-        assert self.scale is not None
-        content = torch.matmul(query, key.mT * self.scale).softmax(-1)
-        shifts = _shifts(isqrt(tokens.shape[1]), self.gates)
-        position = rearrange(self.position(shifts), "query key heads -> heads query key")
-        gates = self.gates.sigmoid()[:, None, None]
-        weights = (1 - gates) * content + gates * position.softmax(-1)
-        return torch.matmul(functional.dropout(weights, self.dropout, self.training), values)
-
-
-def _shifts(side: int, like: Tensor) -> Float[Tensor, "positions positions 3"]:
-    """Returns columns, rows and squared length of the displacement from each position of a square to each other."""
-    steps = torch.arange(side, dtype=like.dtype, device=like.device)
-    row, col = torch.cartesian_prod(steps, steps).unbind(1)
-    down = row[None, :] - row[:, None]
-    right = col[None, :] - col[:, None]
-    return torch.stack([right, down, right**2 + down**2], dim=-1)
+        """Attends to the tokens that are present, with what the layer adds to the scores of all of its heads."""
+        query = self.query_norm(_split_heads(self.query(tokens), len(self.heads)))
+        key = self.key_norm(_split_heads(self.key(tokens), len(self.heads)))
+        mask = None if present is None else present[:, None, None, :]
+        if bias is not None:
+            own = bias[:, list(self.heads)]
+            mask = own if mask is None else own.masked_fill(~mask, -torch.inf)
+        dropout = self.dropout if self.training else 0.0
+        return functional.scaled_dot_product_attention(
+            query, key, values, mask, dropout, scale=self.scale
+        )
 
 
 def _head_rows(heads: Sequence[int], width: int) -> Tensor:
@@ -270,17 +244,19 @@ class ConvolvedAttention(nn.Module):
         self,
         tokens: Float[Tensor, "batch tokens width"],
         present: Bool[Tensor, "batch tokens"] | None = None,
+        bias: Float[Tensor, "_ heads tokens tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Applies the attention to prefix tokens, then positions row by row; another number of them raises ShapeError.
 
-        Only tokens that are `present` are attended to; None means all. Prefix tokens always are.
+        Only tokens that are `present` are attended to; None means all. Prefix tokens always are. `bias` is added to the
+        scores of heads that attend as before; those that average have it in their kernel.
         """
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
         averaging = self.means.heads
         y = self._by_displacement(values[:, :averaging], sizes, present)
         if self.content is not None:
-            others = self.content(tokens, values[:, averaging:], present)
+            others = self.content(tokens, values[:, averaging:], present, bias)
             y = torch.cat([y, others], dim=1)
         if self.back is not None:
             y = y[:, self.back]

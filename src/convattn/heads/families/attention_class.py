@@ -104,10 +104,6 @@ class TokenAttention:
     query_norm: nn.Module = field(default_factory=nn.Identity)
     key_norm: nn.Module = field(default_factory=nn.Identity)
     after: nn.Module = field(default_factory=nn.Identity)
-    # λ, (heads,): σ(λ) is the share of attention by position; None if there is none
-    gates: nn.Parameter | None = None
-    # Its scores, of (columns, rows, columns² + rows²) of a displacement
-    position: nn.Linear | None = None
 
     @property
     def head_width(self) -> int:

@@ -110,15 +110,6 @@ def convit_matrices(attention: nn.Module) -> TokenAttention:
     return _matrices(attention, *split_linear(require_part(attention, "qkv"), 3))
 
 
-def gated_matrices(attention: nn.Module) -> TokenAttention:
-    """Copies the matrices of ConViT's gated layers, `GPSA`."""
-    query, key = split_linear(require_part(attention, "qk"), 2)
-    value = require_part(attention, "v")
-    position = require_part(attention, "pos_proj")
-    gates: nn.Parameter = attention.gating_param  # type: ignore[assignment]
-    return replace(_matrices(attention, query, key, value), gates=gates, position=position)
-
-
 def _matrices(
     attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear
 ) -> TokenAttention:
@@ -137,6 +128,7 @@ def _matrices(
     )
 
 
+_GATED = "it mixes attention by position and by content"
 _BIASES = "it has its own relative positions"
 _ROTATES = "it rotates queries and keys by their positions"
 _ONE_PRODUCT = "it computes attention and feed-forward in one product"
@@ -154,7 +146,7 @@ TIMM_VITS: dict[str, AttentionClass] = {
         "global", read_tokens, unchanged=_BIASES
     ),
     "timm.models.vision_transformer.ParallelScalingBlock": AttentionClass(refused=_ONE_PRODUCT),
-    "timm.models.convit.GPSA": AttentionClass("global", read_patches, matrices=gated_matrices),
+    "timm.models.convit.GPSA": AttentionClass("global", read_patches, unchanged=_GATED),
     "timm.models.convit.MHSA": AttentionClass("global", read_tokens, matrices=convit_matrices),
     "timm.models.cait.TalkingHeadAttn": AttentionClass("global", read_patches),
     "timm.models.cait.ClassAttn": AttentionClass("class token", read_class_token),

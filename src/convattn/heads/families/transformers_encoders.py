@@ -1,6 +1,6 @@
 """transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -50,20 +50,25 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
     return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
+_PADDING = "padding"
+_BIAS = "bias"
+"""What a mask says: which tokens are there, the same for all queries; or what is added to the scores."""
+
+
 @final
 class TransformersAttention(nn.Module):
     """A layer from tokens to tokens with the call signature of transformers' attention.
 
     Attributes:
-        takes_padding: Whether a mask of padding is taken, the same for all queries; else none is.
+        mask: What a mask says, "padding" or "bias"; None takes no mask.
     """
 
-    def __init__(self, tokens: nn.Module, config: Any, *, takes_padding: bool = False) -> None:
+    def __init__(self, tokens: nn.Module, config: Any, *, mask: str | None = None) -> None:
         """Wraps the layer."""
         super().__init__()
         self.tokens = tokens
         self.config = config
-        self.takes_padding = takes_padding
+        self.mask = mask
 
     def forward(
         self,
@@ -73,18 +78,23 @@ class TransformersAttention(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
         """Attends, and returns None in place of attention weights.
 
-        A mask that is not taken, a cache, or a request for attention weights raises ArgumentError.
+        A mask that is not taken, causal attention, a cache, or a request for attention weights raises ArgumentError.
         """
         if options.get("past_key_values") is not None:
             raise ArgumentError(
                 "past_key_values must be None, but a cache is given: kernels see both sides of a token"
             )
+        if options.get("is_causal"):
+            reason = "kernels see both sides of a token"
+            raise ArgumentError(must_be("is_causal", "False", True, because=reason))
         if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
             reason = "the weights of all tokens are never computed"
             raise ArgumentError(must_be("output_attentions", "False", True, because=reason))
         if attention_mask is None:
             return self.tokens(hidden_states), None
-        if not self.takes_padding:
+        if self.mask == _BIAS:
+            return self.tokens(hidden_states, bias=attention_mask), None
+        if self.mask is None:
             raise ArgumentError(
                 "attention_mask must be None: heads that attend by position take no mask"
             )
@@ -106,33 +116,54 @@ def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
     return rows[:, 0]
 
 
-_MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_VIT_NAMES = {
+    "output": "o_proj",
+    "heads": "num_attention_heads",
+    "dropout": "attention_dropout",
+    "scale": "scaling",
+}
+_CLIP_NAMES = {"output": "out_proj", "heads": "num_heads", "dropout": "dropout", "scale": "scale"}
+_WHISPER_NAMES = _CLIP_NAMES | {"scale": "scaling"}
+"""How the classes name their output map, their number of heads, the dropout of weights, and the scale of scores."""
 
 
-def vit_matrices(attention: nn.Module) -> TokenAttention:
-    """Returns the matrices of transformers' `ViTAttention`, of version 5."""
-    missing = [name for name in _MAPS if not hasattr(attention, name)]
+def _tower_matrices(
+    attention: nn.Module, names: Mapping[str, str], mask: str | None = None
+) -> TokenAttention:
+    """Returns the matrices of a vision tower's attention, of transformers' version 5."""
+    maps = ("q_proj", "k_proj", "v_proj", names["output"])
+    missing = [name for name in maps if not hasattr(attention, name)]
     if missing:
         raise UnsupportedModelError(
             f"it has no {missing[0]}: only the layout of version 5 is supported"
         )
-    query, key, value, output = (require_part(attention, name) for name in _MAPS)
+    query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
-        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
+        heads=int(getattr(attention, names["heads"])),
         query=query,
         key=key,
         value=value,
         output=output,
-        wrap=partial(TransformersAttention, config=attention.config),
-        dropout=float(attention.attention_dropout),  # type: ignore[arg-type]
-        scale=float(attention.scaling),  # type: ignore[arg-type]
+        wrap=partial(TransformersAttention, config=attention.config, mask=mask),
+        dropout=float(getattr(attention, names["dropout"])),
+        scale=float(getattr(attention, names["scale"])),
     )
+
+
+def _whisper_matrices(attention: nn.Module) -> TokenAttention:
+    """Returns the matrices of the attention in Whisper's encoder."""
+    _refuse_decoder(attention)
+    return _tower_matrices(attention, _WHISPER_NAMES)
+
+
+def _refuse_decoder(attention: nn.Module) -> None:
+    if attention.is_decoder or attention.is_causal:
+        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
 
 
 def bert_matrices(attention: nn.Module) -> TokenAttention:
     """Returns the matrices of BERT's encoder, of which another module applies W_out."""
-    if attention.is_decoder or attention.is_causal:
-        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
+    _refuse_decoder(attention)
     query, key, value = (require_part(attention, name) for name in ("query", "key", "value"))
     return TokenAttention(
         heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
@@ -140,7 +171,7 @@ def bert_matrices(attention: nn.Module) -> TokenAttention:
         key=key,
         value=value,
         output=None,
-        wrap=partial(TransformersAttention, config=attention.config, takes_padding=True),
+        wrap=partial(TransformersAttention, config=attention.config, mask=_PADDING),
         dropout=dropout_rate(attention, "dropout"),
         scale=float(attention.scaling),  # type: ignore[arg-type]
     )
@@ -155,16 +186,17 @@ def _full_names(classes: Iterable[str]) -> list[str]:
     return names
 
 
-_TOWERS = (
+_VITS = (
+    "vit.ViTAttention",
     "deit.DeiTAttention",
-    "beit.BeitAttention",
     "dinov2.Dinov2Attention",
     "dinov2_with_registers.Dinov2WithRegistersAttention",
-    "dinov3_vit.DINOv3ViTAttention",
-    "clip.CLIPAttention",
-    "siglip.SiglipAttention",
     "ijepa.IJepaAttention",
     "vit_msn.ViTMSNAttention",
+)
+_CLIPS = ("clip.CLIPAttention", "siglip.SiglipAttention")
+_TOWERS = (
+    "dinov3_vit.DINOv3ViTAttention",
     "mlcd.MLCDAttention",
     "audio_spectrogram_transformer.ASTAttention",
 )
@@ -178,17 +210,32 @@ _SEQUENCES = (
     "albert.AlbertAttention",
     "wav2vec2.Wav2Vec2Attention",
     "hubert.HubertAttention",
-    "whisper.WhisperAttention",
     "gpt2.GPT2Attention",
     "llama.LlamaAttention",
     "opt.OPTAttention",
 )
-_VIT = "transformers.models.vit.modeling_vit"
+_vit_matrices = partial(_tower_matrices, names=_VIT_NAMES)
+_beit_matrices = partial(_tower_matrices, names=_VIT_NAMES, mask=_BIAS)
+_clip_matrices = partial(_tower_matrices, names=_CLIP_NAMES)
 
 TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
-    f"{_VIT}.ViTAttention": AttentionClass("global", read_tower, matrices=vit_matrices),
-    "transformers.models.bert.modeling_bert.BertSelfAttention": AttentionClass(
-        "sequence", read_sequence, matrices=bert_matrices
+    **dict.fromkeys(
+        _full_names(_VITS), AttentionClass("global", read_tower, matrices=_vit_matrices)
+    ),
+    **dict.fromkeys(
+        _full_names(_CLIPS), AttentionClass("global", read_tower, matrices=_clip_matrices)
+    ),
+    **dict.fromkeys(
+        _full_names(["beit.BeitAttention"]),
+        AttentionClass("global", read_tower, matrices=_beit_matrices),
+    ),
+    **dict.fromkeys(
+        _full_names(["bert.BertSelfAttention"]),
+        AttentionClass("sequence", read_sequence, matrices=bert_matrices),
+    ),
+    **dict.fromkeys(
+        _full_names(["whisper.WhisperAttention"]),
+        AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
     ),
     **dict.fromkeys(_full_names(_TOWERS), AttentionClass("global", read_tower)),
     **dict.fromkeys(_full_names(_SEQUENCES), AttentionClass("sequence", read_sequence)),
