@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from statistics import mean
 from typing import Any
 
 from convattn.heads.head_report import HeadReport, LayerStatistics
-from convattn.heads.verdict import CONVOLUTIONAL
+from convattn.heads.verdict import CONVOLUTIONAL, HeadVerdict, convolutions, taps_held
 from convattn.lab.study_record import LEAST_SEEDS, t_interval
 from convattn.lab.tables import markdown_table
 
@@ -70,15 +71,20 @@ By layer, mean of the seeds:
 def summary(report: HeadReport) -> dict[str, Any]:
     """Returns what the page says of a report."""
     layers = []
+    taps = (report.kernel_size,) * len(report.layers[0].grid)
     for layer in report.layers:
-        controls = {control.name: _numbers(control.measured) for control in layer.controls}
+        controls = {}
+        for control in layer.controls:
+            controls[control.name] = _numbers(
+                control.measured, layer.verdicts_in(control.name), taps
+            )
         layers.append(
             {
                 "name": layer.name,
                 "grid": list(layer.grid),
                 "heads": len(layer.heads),
                 "uniform_distance": layer.uniform_distance,
-                **_numbers(layer.measured),
+                **_numbers(layer.measured, layer.verdicts, taps),
                 "controls": controls,
                 "sentence": layer.sentence,
             }
@@ -86,17 +92,20 @@ def summary(report: HeadReport) -> dict[str, Any]:
     return {
         "images": report.images,
         "control_images": report.control_images,
-        "taps": report.kernel_size ** len(report.layers[0].grid),
+        "taps": prod(taps),
         "layers": layers,
     }
 
 
-def _numbers(measured: LayerStatistics) -> dict[str, Any]:
+def _numbers(
+    measured: LayerStatistics, verdicts: Sequence[HeadVerdict], taps: Sequence[int]
+) -> dict[str, Any]:
     explained = measured.convolution_score
+    held = taps_held(verdicts, taps)
     return {
-        "hard": sum(head.hard for head in measured.heads),
-        "convolutional": sum(head.convolutional for head in measured.heads),
-        "hard_tap_coverage": measured.hard_tap_coverage.value,
+        "hard": sum(verdict.tap is not None for verdict in verdicts),
+        "convolutional": convolutions(verdicts),
+        "hard_tap_coverage": len(held) / prod(taps),
         "position_score": measured.mean("position_score"),
         "distance": measured.mean("distance"),
         "convolution_score": explained.value,

@@ -28,6 +28,8 @@ SOURCE = [
 FILES = [
     "distance.png",
     "head-map.png",
+    "heads.pdf",
+    "heads.svg",
     "index.html",
     "report.json",
 ]
@@ -95,43 +97,49 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
 
 
 def changed(report, **numbers):
-    """The report with other numbers in every head, and a convolution score that its images leave open."""
+    """The report with other numbers in every head, no controls, and a convolution score that its images leave open."""
     layers = []
     for layer in report.layers:
         heads = tuple(replace(head, **numbers) for head in layer.heads)
         measured = replace(layer.measured, heads=heads, convolution_score=Estimate(0.37, 0.96))
-        layers.append(replace(layer, measured=measured))
+        layers.append(replace(layer, measured=measured, controls=()))
     return replace(report, layers=tuple(layers))
 
 
 @pytest.mark.parametrize(
     ("position", "hard", "answer", "verdict"),
     [
-        (0.95, 0.8, "6 of 6 heads are convolutions", "one tap"),
-        (0.95, 0.2, "6 of 6 heads are convolutions", "kernel"),
-        (0.3, 0.8, "0 of 6 heads are convolutions", "mostly one tap"),
-        (0.3, 0.2, "0 of 6 heads are convolutions", "no"),
-        (math.nan, 0.2, "0 of 6 heads are convolutions", "unknown"),
+        (0.95, 0.8, "6 of 6 heads are convolutions", "convolution "),
+        (0.95, 0.2, "6 of 6 heads are convolutions", "convolution"),
+        (0.3, 0.8, "0 of 6 heads are convolutions; 6 neighbours", "neighbour "),
+        (math.nan, 0.2, "0 of 6 heads are convolutions; 6 ", ""),
     ],
 )
-def test_page_answers_in_a_line_and_gives_each_head_a_verdict(
+def test_page_answers_in_a_line_and_says_what_each_head_is(
     made, tmp_path, position, hard, answer, verdict
 ):
     shutil.copytree(made, tmp_path / "copy")
-    numbers = {"position_score": Estimate(position, 0.1), "hard_share": Estimate(hard, 0.1)}
+    numbers = {"position_score": Estimate(position, 0.0), "hard_share": Estimate(hard, 0.0)}
     report = changed(HeadReport.load(made / "report.json"), **numbers)
     text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(
         encoding="utf-8"
     )
     words = " ".join(Page(text).words.split())
-    assert f"{answer}, on 6 images (mine)." in words
-    assert ("(mine). Of 6 it is not known." in words) == (verdict == "unknown")
+    assert f"{answer}" in words
+    assert f"{report.headline()} (mine)." in words
     alternatives = [attrs["alt"] for tag, attrs in Page(text).tags if tag == "img"]
-    assert sum(one.endswith(f": {verdict}") for one in alternatives) == 6
-    assert "Which heads of a are convolutions?" in words
+    assert sum(f": {verdict}" in one for one in alternatives) == 6
+    assert "What do the heads of a do?" in words
     assert "convattn view timm:a --report" in words
     assert "undecided" in words
     assert "0.96" not in words
+    assert "random weights" not in words
+
+
+def test_random_weights_are_in_the_title(made):
+    text = (made / "index.html").read_text(encoding="utf-8")
+    assert "<title>Heads of VisionTransformer, random weights</title>" in text
+    assert "(random weights)</h1>" in text
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".png")])
@@ -178,7 +186,7 @@ def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, c
     )
     first, *others = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"\w+: \d+ of \d+ heads convolutional \(position score ≥ 0\.9\), \d+ hard, on 2 images",
+        r"\w+: \d+ of \d+ heads are convolutions.*, on 2 images",
         first,
     )
     assert len(others) < 12

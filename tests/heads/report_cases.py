@@ -47,6 +47,15 @@ VIT = {
     "intermediate_size": 20,
     "image_size": 28,
 }
+TOWERS = {
+    "dinov2": ("Dinov2Model", "Dinov2Config", 1, {}),
+    "dinov2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", 5, {}),
+    "deit": ("DeiTModel", "DeiTConfig", 2, {}),
+    "beit": ("BeitModel", "BeitConfig", 1, {"use_relative_position_bias": True}),
+    "clip": ("CLIPVisionModel", "CLIPVisionConfig", 1, {}),
+    "siglip": ("SiglipVisionModel", "SiglipVisionConfig", 0, {"vision_use_head": False}),
+}
+"""Towers of transformers: model, configuration, prefix tokens, and options of the configuration."""
 
 
 def randomised(network):
@@ -79,6 +88,30 @@ def transformers_vit(**options):
             transformers.ViTConfig(patch_size=4, **VIT, **options)
         )
     )
+
+
+def tower(kind, config, **options):
+    """A vision tower of transformers by the names of its model and configuration."""
+    settings = {**VIT, "patch_size": 4, **options}
+    network = getattr(transformers, kind)(getattr(transformers, config)(**settings))
+    return randomised(network)
+
+
+def whisper():
+    """Whisper's encoder, of 22 positions in time."""
+    config = transformers.WhisperConfig(
+        d_model=18,
+        encoder_layers=2,
+        encoder_attention_heads=3,
+        encoder_ffn_dim=20,
+        max_source_positions=22,
+        num_mel_bins=8,
+    )
+    return randomised(transformers.models.whisper.modeling_whisper.WhisperEncoder(config))
+
+
+def sounds(count=2):
+    return torch.randn(count, 8, 44, generator=torch.Generator().manual_seed(1))
 
 
 def bert(**options):
@@ -149,7 +182,7 @@ def layer_report(name, kind, weights, grid, prefix, radius=None):
         head_statistics(head, weights[:, head], grid, prefix, shifts)
         for head in range(weights.shape[1])
     )
-    measured = LayerStatistics(len(weights), heads, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 0, (0, 0))
+    measured = LayerStatistics(len(weights), heads, UNKNOWN, UNKNOWN, UNKNOWN, 0, (0, 0))
     return LayerReport(
         name=name,
         kind=kind,
@@ -189,7 +222,10 @@ def head_statistics(head, weights, grid, prefix, shifts):
     within = sum(sums.values()) / prod(grid) / on_grid.sum(-1).mean().item()
     left, whole = (on_grid - fitted).square().mean(), (on_grid - on_grid.mean()).square().mean()
     one = dict.fromkeys(
-        ("spread", "entropy", "effective_positions", "hard_share", "content_share", "distance"),
+        (
+            *("spread", "entropy", "effective_positions", "hard_share", "content_share"),
+            *("distance", "evenness", "nearness", "side_share", "line_share"),
+        ),
         UNKNOWN,
     )
     return HeadStatistics(
@@ -197,6 +233,8 @@ def head_statistics(head, weights, grid, prefix, shifts):
         shift=(),
         **one,
         hard_shift=(),
+        side=(),
+        line=0,
         shift_invariance=UNKNOWN,
         position_score=Estimate((1 - left / whole).item(), nan),
         non_locality=UNKNOWN,
@@ -290,6 +328,11 @@ NETWORKS = {
     "transformers": (transformers_vit, partial(images, (28, 28)), (7, 7), 1),
     "torchvision": (torchvision_vit, partial(images, (28, 28)), (7, 7), 1),
     "bert": (bert, words, (11,), 0),
+    "whisper": (whisper, sounds, (22,), 0),
+    **{
+        name: (partial(tower, model, config, **options), partial(images, (28, 28)), (7, 7), prefix)
+        for name, (model, config, prefix, options) in TOWERS.items()
+    },
 }
 
 KINDS = ("timm, two prefix tokens", "transformers", "torchvision", "bert")

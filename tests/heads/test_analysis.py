@@ -142,7 +142,9 @@ def test_rows_hold_every_head_in_every_condition():
 def test_a_report_prints_its_answer_in_the_first_line():
     report = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False)
     assert str(report) == report.summary()
-    assert "heads convolutional (position score ≥ 0.9)" in str(report).splitlines()[0]
+    first = str(report).splitlines()[0]
+    assert first == f"RelativeAttention2d: {report.headline()}"
+    assert first.endswith(", on 4 images")
     assert not any(layer.sentence in str(report) for layer in report.layers)
 
 
@@ -164,10 +166,6 @@ def test_what_one_image_does_not_tell_is_nan(make):
             "distance": True,
         }.items():
             assert all(math.isfinite(one.value) == known for one in part.estimate(name)), name
-    assert (
-        "It is not known which heads attend by position alone, and an unknown share"
-        in layer.sentence
-    )
 
 
 def test_controls_are_measured_on_a_tenth_of_the_images():
@@ -301,15 +299,13 @@ def test_a_network_without_any_positions_is_refused(forgotten):
         analyze(idle, images, progress=False)
 
 
-def test_a_head_whose_score_is_not_known_is_told():
+def test_a_head_that_looks_everywhere_alike_has_no_position_score():
     vit = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=64, num_classes=3)
     with torch.no_grad():
         vit.blocks[0].attn.qkv.weight[:64] = 0
     (layer,) = analyze(vit, noise(5, 3, 64, 64), controls=(), progress=False).layers
     assert [math.isnan(head.position_score.value) for head in layer.heads] == [True, False, False]
-    assert (
-        " by position alone (position score of at least 0.9, not known of 1 head)" in layer.sentence
-    )
+    assert [str(verdict) for verdict in layer.verdicts] == ["anywhere"] * 3
 
 
 def test_layers_can_be_chosen():

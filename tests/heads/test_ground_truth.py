@@ -32,8 +32,8 @@ def converted():
 
 def test_every_head_of_a_converted_network_is_hard(converted):
     for layer in converted.layers:
-        assert [head.hard_shift for head in layer.heads] == TAPS
-        for head in layer.heads:
+        assert [verdict.tap for verdict in layer.verdicts] == TAPS
+        for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
             assert (head.hard_share.value, head.hard_share.error) == (1.0, 0.0)
             assert tuple(estimate.value for estimate in head.shift) == head.hard_shift
             assert (head.spread.value, head.entropy.value, head.content_share.value) == (
@@ -42,19 +42,20 @@ def test_every_head_of_a_converted_network_is_hard(converted):
                 0.0,
             )
             assert head.shift_invariance.value == 1.0
-            assert head.hard
-            assert head.convolutional
+            assert (verdict.word, verdict.by_construction) == ("convolution", True)
             assert max(head.kernel) == sum(head.kernel) == head.kernel_share.value == 1.0
 
 
 def test_a_converted_network_covers_all_taps_and_is_a_convolution(converted):
     for layer in converted.layers:
         measured = layer.measured
-        assert measured.tap_coverage.value == measured.hard_tap_coverage.value == 1.0
+        assert measured.tap_coverage.value == 1.0
         # 36 window entries of float32 rounding, squared, are far below this.
         assert measured.convolution_score.value > 1 - 1e-8
-        assert "and together they cover 9 of the 9 taps of a 3 × 3 kernel" in layer.sentence
-        assert "All heads attend by position alone" in layer.sentence
+        assert "They hold 9 of the 9 taps of a 3 × 3 kernel" in layer.sentence
+        assert layer.sentence.startswith(
+            "9 of 9 heads are convolutions, and 9 of 9 with untrained weights: the architecture does it."
+        )
 
 
 def truth_of(network, images):
@@ -85,13 +86,12 @@ def test_heads_of_pure_content_are_no_convolutions():
         report.layers[0].measured,
         *(item.measured for item in report.layers[0].controls),
     ):
-        assert measured.hard_tap_coverage.value == 0.0
         for head in measured.heads:
             assert head.shift_invariance.value < 0.05
             assert head.position_score.value < 0.05
             assert head.content_share.value > 0.9
-            assert not head.hard
-    assert "No head attends by position alone" in report.layers[0].sentence
+    assert [verdict.word for verdict in report.layers[0].verdicts] == ["content"] * 3
+    assert report.layers[0].sentence.startswith("0 of 3 heads are convolutions; 3 content.")
 
 
 def test_a_known_share_of_position_is_recovered():
@@ -106,7 +106,7 @@ def test_a_known_share_of_position_is_recovered():
                 expected = share * (number == place) + (1 - share) * content
                 assert abs(found - expected) <= 16 * EPS
             assert abs(one.hard_share.value - share - (1 - share) * other.kernel[place]) <= 16 * EPS
-            assert one.hard == (share > 0.5)
+        assert all((one.tap is not None) == (share > 0.5) for one in mixed.verdicts)
         assert [head.hard_shift for head in mixed.heads] == [(0.0, 1.0), (-1.0, 0.0), (1.0, 1.0)]
 
 
@@ -168,20 +168,21 @@ def planted():
 def test_planted_heads_are_found_and_controls_do_not_light_up():
     report = analyze(planted(), noise(12, 3, 48, 48), progress=False)
     (layer,) = report.layers
-    assert layer.measured.tap_coverage.value == layer.measured.hard_tap_coverage.value == 1.0
+    assert layer.measured.tap_coverage.value == 1.0
+    assert [(one.word, one.tap) for one in layer.verdicts] == [("convolution", tap) for tap in TAPS]
+    assert not any(one.by_construction for one in layer.verdicts)
     for head, tap in zip(layer.heads, TAPS, strict=True):
         assert head.hard_shift == tap
         assert head.hard_share.value > 1 - 5 * exp(
             -15
         )  # α = 15, and four patches at a distance of 1
-        assert head.convolutional
         assert head.position_score.value > 1 - 1e-4
         if tap != (0, 0):  # at the border another patch takes the place of one outside
             assert 0.7 < head.shift_invariance.value < 0.95
         assert head.content_share.value < 1e-9
-    without = layer.control(UNTRAINED)
-    assert not any(head.hard or head.convolutional for head in without.heads)
-    assert without.hard_tap_coverage.value == 0.0
+    assert all(
+        one.word != "convolution" and one.tap is None for one in layer.verdicts_in(UNTRAINED)
+    )
     # These heads do not look at the image, so that another image changes nothing.
     for head, other in zip(layer.heads, layer.control(SHUFFLED).heads, strict=True):
         assert other.hard_shift == head.hard_shift
@@ -214,8 +215,10 @@ def test_a_head_that_looks_at_a_place_in_the_image_is_no_convolution():
             qkv.weight[27 * (6 + head) : 27 * (6 + head) + 25, :25] = torch.eye(25)
     report = analyze(vit, noise(20, 3, 20, 20), controls=(), progress=False)
     heads = report.layers[0].heads
-    assert [head.convolutional for head in heads] == [True, True, True, False, False, False]
-    assert [head.hard for head in heads] == [True, False, False, False, False, False]
+    verdicts = report.layers[0].verdicts
+    words = [verdict.word for verdict in verdicts]
+    assert words == ["convolution"] * 3 + ["mixed", "mixed", "anywhere"]
+    assert [verdict.tap for verdict in verdicts] == [(0.0, 1.0), None, None, None, None, None]
     assert all(head.content_share.value < 1e-9 for head in heads[:5])
 
 

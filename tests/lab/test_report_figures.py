@@ -128,7 +128,7 @@ def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence
         (sequence, (2.0,), (5, 1), (4, 0)),
     ):
         (layer,) = with_kernels(report, step).layers
-        with Image.open(io.BytesIO(figures.head_picture(layer, layer.heads[0]))) as picture:
+        with Image.open(io.BytesIO(figures.head_pictures(layer)[0])) as picture:
             assert picture.size == size
             light = picture.convert("L")
             assert [at for at in np.ndindex(size) if light.getpixel(at) > 128] == [place]

@@ -27,7 +27,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     """Measure where the heads of a network look, and which of them are convolutions.
 
     The folder gets report.json with every number and its standard error, figures, and the page
-    index.html: the answer, and a verdict for each head. Beside every number stand two controls: the network with its
+    index.html: the answer, and what each head is. Beside every number stand two controls: the network with its
     weights shuffled, and images with their patches shuffled. A network of timm, torchvision or hf: needs
     --weights, --pretrained or --random-weights.
 
@@ -87,7 +87,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 controls=controls,
                 progress=not json,
             )
-        write_report(report, folder, source=source, images=words)
+        write_report(report, folder, source=source, images=words, drawn=loaded.drawn)
     page = output / "index.html"
     summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
     print_record(report, summary, json=json)

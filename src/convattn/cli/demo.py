@@ -48,12 +48,11 @@ def demo(*, output: OutputOrDefault = None) -> int:
         shown = gather(NETWORK, compare=["untrained"], report=unfinished / "report.json")
         scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels)
         write_page(scene, unfinished / "page.html")
-    heads = [head for layer in report.layers for head in layer.heads]
-    convolutional = sum(head.convolutional for head in heads)
+    heads = sum(len(layer.heads) for layer in report.layers)
     print(f"""\
-network      {NETWORK}: attention with {len(heads)} heads, trained on CIFAR-10
+network      {NETWORK}: attention with {heads} heads, trained on CIFAR-10
 converted    {certificate.verdict}: {certificate.top1_changed} of {len(images)} predictions changed
-measured     {convolutional} of {len(heads)} heads are convolutions, on {len(images)} test images
+measured     {report.headline()}
 wrote        {folder}: the convolutions with their certificate, report.json, page.html
 next         convattn view {NETWORK} --compare converted""")
     open_page(folder / "page.html")

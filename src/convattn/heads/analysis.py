@@ -23,21 +23,28 @@ from convattn.errors import (
     must_be_a,
 )
 from convattn.grid import whole_number
-from convattn.heads.catalogue import attention_layers
+from convattn.heads.catalogue import attention_layers, is_own
 from convattn.heads.controls import (
     CONTROLS,
-    SHUFFLED,
-    UNTRAINED,
     can_shuffle,
     control_count,
     shuffled,
     untrained,
 )
-from convattn.heads.head_report import MEASURED, Control, HeadReport, LayerReport
+from convattn.heads.head_report import (
+    AGAIN,
+    MEASURED,
+    SHUFFLED,
+    UNTRAINED,
+    Control,
+    HeadReport,
+    LayerReport,
+)
 from convattn.heads.head_sums import NO_POSITION, has_positions
-from convattn.heads.kernel_fit import uniform_distance
+from convattn.heads.jackknife import GROUPS, held_out
+from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
-from convattn.heads.measure import GROUPS, LayerMeasure
+from convattn.heads.measure import LayerMeasure
 from convattn.heads.reading import watch
 from convattn.provenance import describe_versions
 from convattn.sealed import weights_digest
@@ -45,9 +52,6 @@ from convattn.wording import ITSELF, counted
 
 SEED = 0
 """Seed of the order of the images and of the controls."""
-
-_HELD_OUT = 5
-"""Images for each one that is held out from the fits."""
 
 _WEIGHTS_AT_ONCE = 192 * 2**20
 """Bytes of the attention weights of one layer that a batch may have."""
@@ -127,6 +131,8 @@ def analyze(
             runs[name] = Run(count, layers, kernel_size)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
+    modules = model.named_modules(remove_duplicate=False)
+    built = {name for name, part in modules if is_own(part) and part.content is None}
     return HeadReport(
         model=type(model).__name__,
         images=len(images),
@@ -136,7 +142,17 @@ def analyze(
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
-        layers=tuple(_layer_report(name, main, runs, kernel_size, radius) for name in main.layers),
+        layers=tuple(
+            _layer_report(
+                name,
+                main,
+                runs,
+                kernel_size,
+                radius,
+                without_content=name.partition(AGAIN)[0] in built,
+            )
+            for name in main.layers
+        ),
         versions=describe_versions(),
         weights=_digests(model, main),
         not_covered=(*_LIMITS, *notes, *_not_covered(main, runs)),
@@ -266,9 +282,7 @@ class Run:
         """Measures the images; False if masks of a layer turned out to differ between batches: sums start anew."""
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
-        fitted = self.count
-        if self.count > 1:
-            fitted -= max(1, round(self.count / _HELD_OUT))
+        fitted = self.count - held_out(self.count)
         shape: tuple[int, ...] | None = None
         for start, stop in self._batches((fitted, self.count), like):
             batch = _batch([image(number) for number in order[start:stop]], shape)
@@ -306,7 +320,7 @@ class Run:
             calls[call.name] += 1
             name = call.name
             if calls[name] > 1:
-                name = f"{name} (call {calls[name]})"
+                name = f"{name}{AGAIN}{calls[name]})"
             self._add_call(name, call, members, held_out=held_out)
 
         try:
@@ -365,7 +379,13 @@ def _batch(images: Sequence[Tensor], shape: tuple[int, ...] | None) -> Tensor:
 
 
 def _layer_report(
-    name: str, main: Run, controls: Mapping[str, Run], kernel_size: int, radius: int
+    name: str,
+    main: Run,
+    controls: Mapping[str, Run],
+    kernel_size: int,
+    radius: int,
+    *,
+    without_content: bool,
 ) -> LayerReport:
     """Makes the report of one layer, with its controls."""
     layer = main.layers[name]
@@ -384,11 +404,12 @@ def _layer_report(
         normalised=layer.normalised,
         error=layer.error,
         budget=layer.budget,
-        uniform_distance=uniform_distance(pairs),
+        uniform_distance=everywhere_alike(pairs).distance,
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer.statistics(kernel_size, radius),
         controls=tuple(beside),
         kernel_size=kernel_size,
+        without_content=without_content,
     )
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from convattn.errors import ArgumentError
 from convattn.heads.head_report import (
     HEAD_NUMBERS,
-    Estimate,
     HeadReport,
     HeadStatistics,
     LayerReport,
     mean_of,
 )
+from convattn.heads.jackknife import Estimate
+from convattn.heads.verdict import count_words
 from convattn.record import Record
 from convattn.wording import counted
 
@@ -39,8 +40,7 @@ class ReportComparison(Record):
         second: Class of the second one.
         layers: Number of layers compared.
         heads: Number of heads compared.
-        convolutional: Number of convolutional heads in each.
-        hard: Number of hard heads in each.
+        words: What the heads are in each.
         mean_distance: Mean attention distance of the heads compared, in cells, in each.
         convolution_score: Mean R² of the layers' best convolutions in each.
         threshold: Standard errors from which a difference is told.
@@ -52,8 +52,7 @@ class ReportComparison(Record):
     second: str
     layers: int
     heads: int
-    convolutional: tuple[int, int]
-    hard: tuple[int, int]
+    words: tuple[str, str]
     mean_distance: tuple[float, float]
     convolution_score: tuple[float, float]
     threshold: float
@@ -68,8 +67,8 @@ class ReportComparison(Record):
             count += f", {counted(shifts, 'shift')} of hard heads"
         score = "{:.3g} and {:.3g}, mean of the layers".format(*self.convolution_score)
         rows = {
-            "convolutional heads": "{} and {}".format(*self.convolutional),
-            "hard heads": "{} and {}".format(*self.hard),
+            "first heads": self.words[0],
+            "second heads": self.words[1],
             "mean distance": "{:.3g} and {:.3g} cells".format(*self.mean_distance),
             "convolution R²": score,
             "differences": count,
@@ -88,7 +87,7 @@ _THRESHOLD = 3.0
 _ROUNDING = 64 * 2.0**-23
 """Error by which weights in float32 change a share, or a length of one cell: 64 roundings."""
 
-_OF_LAYERS = ("tap_coverage", "hard_tap_coverage", "convolution_score")
+_OF_LAYERS = ("tap_coverage", "convolution_score")
 _OF_RADIUS = "kernel_share"
 
 
@@ -129,6 +128,7 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
                 differences.append(HeadDifference(one.name, head, name, left, right, errors))
     sides = [[pair[side] for pair in heads] for side in (0, 1)]
     scores = [[pair[side].measured.convolution_score for pair in layers] for side in (0, 1)]
+    verdicts = [[verdict for pair in layers for verdict in pair[side].verdicts] for side in (0, 1)]
     limits = list(_limits(first, second))
     if unjudged:
         names = ", ".join(sorted(unjudged))
@@ -138,8 +138,7 @@ def compare_reports(first: HeadReport, second: HeadReport) -> ReportComparison:
         second=second.model,
         layers=len(layers),
         heads=len(heads),
-        convolutional=_both(sides, lambda side: sum(head.convolutional for head in side)),
-        hard=_both(sides, lambda side: sum(head.hard for head in side)),
+        words=_both(verdicts, count_words),
         mean_distance=_both(sides, lambda side: mean_of([head.distance for head in side])),
         convolution_score=_both(scores, mean_of),
         threshold=_THRESHOLD,
@@ -184,14 +183,15 @@ def _numbers(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, E
 
 def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[HeadDifference]:
     """Yields the shifts of hard heads that differ; these are whole numbers and have no standard error."""
-    for left, right in zip(one.heads, other.heads, strict=False):
-        if not (left.hard and right.hard and len(left.hard_shift) == len(right.hard_shift)):
+    pairs = zip(one.verdicts, other.verdicts, strict=False)
+    for head, (left, right) in enumerate(pairs):
+        if left.tap is None or right.tap is None or len(left.tap) != len(right.tap):
             continue
-        for axis, shifts in enumerate(zip(left.hard_shift, right.hard_shift, strict=True)):
+        for axis, shifts in enumerate(zip(left.tap, right.tap, strict=True)):
             if shifts[0] != shifts[1]:
                 yield HeadDifference(
                     layer=one.name,
-                    head=left.head,
+                    head=head,
                     number=f"hard_shift[{axis}]",
                     first=Estimate(shifts[0], math.nan),
                     second=Estimate(shifts[1], math.nan),

@@ -5,9 +5,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from convattn.convert.surgery import copy_network
+from convattn.heads.head_report import SHUFFLED, UNTRAINED
 
-UNTRAINED = "untrained weights"
-SHUFFLED = "shuffled images"
 CONTROLS = (SHUFFLED, UNTRAINED)
 """Controls that `analyze` can measure."""
 

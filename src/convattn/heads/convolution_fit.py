@@ -8,8 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.heads.head_report import Estimate
-from convattn.heads.jackknife import explained
+from convattn.heads.jackknife import Estimate, explained
 
 FEATURES = 288
 """Most inputs of a window, taps × components; more would cost as much as the network itself."""

@@ -6,31 +6,33 @@ determine, as the share explained where nothing varies, is nan.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from convattn.errors import UnknownNameError
-from convattn.heads.verdict import CONVOLUTIONAL, RULES, LayerVerdict
+from convattn.heads.jackknife import Estimate
+from convattn.heads.verdict import (
+    HeadVerdict,
+    LayerVerdict,
+    count_words,
+    headline,
+    judge,
+    taps_held,
+)
 from convattn.record import Record
-from convattn.wording import counted, some
+from convattn.wording import ITSELF, counted
 
 MEASURED = "measured"
-"""Name of the condition without a control."""
+SHUFFLED = "shuffled images"
+UNTRAINED = "untrained weights"
+"""Names of the conditions: as it is, and both controls."""
 
+AGAIN = " (call "
+"""Stands in the name of a further call of a layer, before its number."""
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number measured on a sample of images."""
-
-    value: float  # The number
-    error: float  # Its standard error over images; nan for a single image
-
-    def __str__(self) -> str:
-        """Returns the number with its standard error."""
-        value = f"{self.value:.3g}"
-        return f"{value} ± {self.error:.2g}" if math.isfinite(self.error) else value
+_NEIGHBOURING = 3
+"""Layers whose heads may hold the taps of a kernel together."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,15 @@ class HeadStatistics:
     effective_positions: Estimate  # exp(entropy)
     hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
     hard_shift: tuple[float, ...]  # That δ
+    evenness: (
+        Estimate  # Effective positions, as a share of those of a head that looks everywhere alike
+    )
+    nearness: Estimate  # 1 − distance / that of a head that looks everywhere alike
+    side_share: Estimate  # Largest share of the attention on positions to one side of the query
+    side: tuple[int, ...]  # That side: −1 or 1 along one axis, 0 along the others
+    # Largest share of it in the query's own row, or column; nan for sequences
+    line_share: Estimate
+    line: int  # The axis across that line: 0 for its row, 1 for its column
     # R² = 1 − E‖A − Ā‖² / E‖A − mean‖², Ā the mean weight of each displacement, without the bias of few images
     shift_invariance: Estimate
     # R² of weights by displacement alone that are shared out at borders as softmax does, on images that they were not
@@ -83,16 +94,6 @@ class HeadStatistics:
                 row[item.name] = value
         return row
 
-    @property
-    def convolutional(self) -> bool:
-        """Whether it attends by position alone, as a convolution does: a position score of at least 0.9."""
-        return RULES["convolutional"].holds(self)
-
-    @property
-    def hard(self) -> bool:
-        """Whether more than half of its attention is at one displacement."""
-        return RULES["hard"].holds(self)
-
 
 @dataclass(frozen=True)
 class LayerStatistics:
@@ -101,9 +102,6 @@ class LayerStatistics:
     images: int  # Number of images
     heads: tuple[HeadStatistics, ...]  # The heads
     tap_coverage: Estimate  # Share of the taps that a head's mean shift matches within half a cell
-    hard_tap_coverage: (
-        Estimate  # The same of heads with more than half of their attention at one displacement
-    )
     non_locality: Estimate  # Mean over the heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
     # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
@@ -152,6 +150,9 @@ class LayerReport:
     measured: LayerStatistics  # What was measured
     controls: tuple[Control, ...]  # The same without trained weights, or on shuffled images
     kernel_size: int  # Taps along each axis of the convolution that it is compared with
+    without_content: bool = (
+        False  # Whether its class has no content: its heads are convolutions by construction
+    )
 
     @property
     def heads(self) -> tuple[HeadStatistics, ...]:
@@ -163,24 +164,47 @@ class LayerReport:
         return self._conditions().get(name)
 
     @property
+    def verdicts(self) -> tuple[HeadVerdict, ...]:
+        """What each head is, by the rules, with errors and both controls."""
+        shuffled = self.control(SHUFFLED)
+        untrained = self.control(UNTRAINED)
+        controls = shuffled or untrained
+        verdicts = []
+        for number, head in enumerate(self.heads):
+            verdicts.append(
+                judge(
+                    head,
+                    self.measured.images,
+                    shuffled=shuffled and shuffled.heads[number],
+                    untrained=untrained and untrained.heads[number],
+                    control_images=controls.images if controls else 0,
+                    without_content=self.without_content,
+                )
+            )
+        return tuple(verdicts)
+
+    def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
+        """What each head is in a control; empty if it was not measured."""
+        if condition == MEASURED:
+            return self.verdicts
+        control = self.control(condition)
+        if control is None:
+            return ()
+        built = self.without_content
+        return tuple(judge(head, control.images, without_content=built) for head in control.heads)
+
+    @property
     def verdict(self) -> LayerVerdict:
         """What its heads are together."""
         measured = self.measured
-        heads = self.heads
         scores = {item.name: item.measured.convolution_score.value for item in self.controls}
         return LayerVerdict(
-            heads=len(heads),
-            hard=sum(head.hard for head in heads),
-            largest_share=max((head.hard_share.value for head in heads), default=math.nan),
+            heads=self.verdicts,
+            untrained=self.verdicts_in(UNTRAINED),
             kernel=(self.kernel_size,) * len(self.grid),
-            tap_coverage=measured.hard_tap_coverage.value,
-            convolutional=sum(head.convolutional for head in heads),
-            unknown=sum(math.isnan(head.position_score.value) for head in heads),
-            content_share=measured.mean("content_share"),
             distance=measured.mean("distance"),
             prefix_share=measured.mean("prefix_share"),
-            convolution=measured.convolution_score.value,
-            convolution_error=measured.convolution_score.error,
+            convolution=measured.convolution_score,
             in_controls=scores,
         )
 
@@ -198,8 +222,10 @@ class LayerReport:
         """Returns a flat row for each head in each condition."""
         rows = []
         for condition, statistics in self._conditions().items():
-            place = {"layer": self.name, "condition": condition}
-            rows += [{**place, **head.row()} for head in statistics.heads]
+            verdicts = self.verdicts_in(condition)
+            for head, verdict in zip(statistics.heads, verdicts, strict=True):
+                place = {"layer": self.name, "condition": condition, "verdict": str(verdict)}
+                rows.append({**place, **head.row()})
         return rows
 
 
@@ -226,8 +252,8 @@ class HeadReport(Record):
         >>> from convattn import RelativeAttention2d, analyze
         >>> layer = RelativeAttention2d(3, 8, num_heads=4, encoding="quadratic")
         >>> report = analyze(layer, torch.randn(4, 3, 8, 8), controls=(), progress=False)
-        >>> [head.convolutional for head in report.layers[0].heads]
-        [True, True, True, True]
+        >>> {verdict.word for verdict in report.layers[0].verdicts}
+        {'convolution'}
     """
 
     model: str
@@ -257,27 +283,31 @@ class HeadReport(Record):
             rows += [{"depth": depth, **row} for row in layer.rows()]
         return rows
 
+    def taps(self, first: int, count: int) -> tuple[str, ...]:
+        """Names the taps of a kernel that heads of some neighbouring layers hold together."""
+        layers = self.layers[first : first + count]
+        verdicts = [verdict for layer in layers for verdict in layer.verdicts]
+        return taps_held(verdicts, layers[0].verdict.kernel)
+
+    def headline(self) -> str:
+        """Says in one line what the heads are."""
+        verdicts = [verdict for layer in self.layers for verdict in layer.verdicts]
+        untrained = [verdict for layer in self.layers for verdict in layer.verdicts_in(UNTRAINED)]
+        return f"{headline(verdicts, untrained)}, on {counted(self.images, 'image')}"
+
     def summary(self) -> str:
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
-        verdicts = {layer.name: layer.verdict for layer in self.layers}
-        total = Counter[str]()
-        for verdict in verdicts.values():
-            total.update(
-                heads=verdict.heads, hard=verdict.hard, convolutional=verdict.convolutional
-            )
-        convolutional = (
-            f"{total['convolutional']} of {counted(total['heads'], 'head')} convolutional"
-        )
-        images = counted(self.images, "image")
-        score = f"position score ≥ {CONVOLUTIONAL}"
-        lines = [f"{self.model}: {convolutional} ({score}), {total['hard']} hard, on {images}"]
-        layers = [
-            f"{name} ({verdict.convolutional})"
-            for name, verdict in verdicts.items()
-            if verdict.convolutional
-        ]
-        if layers:
-            lines.append(f"  convolutional   {some(layers)}")
+        lines = [f"{self.model}: {self.headline()}"]
+        for layer in self.layers:
+            words = count_words([one for one in layer.verdicts if one.tap is not None])
+            if words:
+                lines.append(f"  {layer.name or ITSELF}: {words}")
+        held = {first: self.taps(first, _NEIGHBOURING) for first in range(len(self.layers))}
+        most = max(held, key=lambda first: len(held[first]))
+        if held[most]:
+            last = min(most + _NEIGHBOURING, len(self.layers))
+            names = ", ".join(held[most])
+            lines.append(f"  taps together   {names}, in layers {most + 1} to {last}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 

@@ -1,12 +1,45 @@
-"""Standard errors over images: a statistic is computed again without each of several groups of images."""
+"""Estimates with standard errors over images: a statistic is computed again without each of some groups of them."""
 
+import math
+from dataclasses import dataclass
 from math import nan
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.heads.head_report import Estimate
+GROUPS = 10
+"""Groups of images for the standard errors."""
+
+HELD_OUT = 5
+"""Images for each one that is held out from fits."""
+
+_T99 = (31.82, 6.97, 4.54, 3.75, 3.37, 3.15, 3.0, 2.9, 2.83)
+"""Standard errors that a mean of 2, 3, … `GROUPS` groups exceeds by chance once in a hundred times (Student's t)."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number measured on a sample of images."""
+
+    value: float  # The number
+    error: float  # Its standard error over images; nan for a single image
+
+    def __str__(self) -> str:
+        """Returns the number with its standard error."""
+        value = f"{self.value:.3g}"
+        return f"{value} ± {self.error:.2g}" if math.isfinite(self.error) else value
+
+    def least(self, groups: int) -> float:
+        """Returns what it is at least, but for one case in a hundred; an error that is not known counts as 0."""
+        if not math.isfinite(self.error) or groups < 2:
+            return self.value
+        return self.value - _T99[min(groups, GROUPS) - 2] * self.error
+
+
+def held_out(images: int) -> int:
+    """Returns how many of some images are held out from fits."""
+    return max(1, round(images / HELD_OUT)) if images > 1 else 0
 
 
 def jackknife(others: list[float]) -> float:

@@ -1,14 +1,14 @@
 """How well weights by displacement describe a head."""
 
-from math import nan
+from math import exp, nan
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from convattn.heads.head_report import Estimate
 from convattn.heads.head_sums import HeadSums, Pairs, attention_on_grid, sum_squares
-from convattn.heads.jackknife import explained
+from convattn.heads.jackknife import Estimate, explained
 from convattn.heads.layout import AttentionCall
 
 _SETTLED = 1e-5
@@ -107,11 +107,23 @@ def uniform_attention(pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
     return shared_out(torch.zeros_like(pairs.counts), pairs)
 
 
-def uniform_distance(pairs: Pairs) -> float:
-    """Returns the mean attention distance of uniform attention."""
+class Everywhere(NamedTuple):
+    """A head that looks everywhere alike."""
+
+    distance: float  # Its mean attention distance, in cells
+    effective_positions: float  # exp of its mean entropy
+
+
+def everywhere_alike(pairs: Pairs) -> Everywhere:
+    """Measures a head that looks everywhere alike."""
+    weights = uniform_attention(pairs)
     lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
-    distances = uniform_attention(pairs) * lengths[pairs.bins]
-    return float(distances.sum() / pairs.queries)
+    distances = weights * lengths[pairs.bins]
+    entropies = -torch.xlogy(weights, weights)
+    return Everywhere(
+        distance=float(distances.sum() / pairs.queries),
+        effective_positions=exp(entropies.sum() / pairs.queries),
+    )
 
 
 def fit_logs(

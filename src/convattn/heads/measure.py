@@ -1,6 +1,5 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
-from collections.abc import Mapping
 from itertools import product
 from math import nan, prod
 
@@ -10,16 +9,13 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.convolution_fit import ConvolutionFit
-from convattn.heads.head_report import Estimate, HeadStatistics, LayerStatistics, mean_of
+from convattn.heads.directions import Directions
+from convattn.heads.head_report import HeadStatistics, LayerStatistics, mean_of
 from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, make_pairs, sum_heads
-from convattn.heads.jackknife import jackknife
-from convattn.heads.kernel_fit import KernelFit
+from convattn.heads.jackknife import GROUPS, Estimate, jackknife
+from convattn.heads.kernel_fit import KernelFit, everywhere_alike
 from convattn.heads.layout import AttentionCall
-from convattn.heads.verdict import RULES
 from convattn.wording import ITSELF
-
-GROUPS = 10
-"""Groups of images for the standard errors."""
 
 _FLAT = 1e-14
 """Variance, as a share of the squared mean, below which weights are the same everywhere but for rounding in float32."""
@@ -137,9 +133,15 @@ def layer_statistics(
     hard = _hardest(total, pairs)
     hard_shifts = pairs.displacements[hard]
     inside = pairs.within(0 if radius is None else radius)
-    samples = [
-        _head_numbers(sample, pairs, hard, inside) for sample in (total, *_without_each_group(sums))
-    ]
+    everywhere = everywhere_alike(pairs)
+    directions = Directions(total, pairs)
+    samples = []
+    for sample in (total, *_without_each_group(sums)):
+        numbers = _head_numbers(sample, pairs, hard, inside)
+        numbers |= directions.shares(sample)
+        numbers["evenness"] = numbers["effective_positions"] / everywhere.effective_positions
+        numbers["nearness"] = 1 - numbers["distance"] / everywhere.distance
+        samples.append(numbers)
     weights = total.by_displacement[:, inside] / (total.images * pairs.counts[inside])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
@@ -157,6 +159,8 @@ def layer_statistics(
                 head=head,
                 shift=tuple(_estimate([*axis]) for axis in shifts.T),
                 hard_shift=tuple(hard_shifts[head].tolist()),
+                side=directions.side(head),
+                line=directions.line(head),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
                 kernel=tuple(weights[head].tolist()) if has_kernel else (),
@@ -165,13 +169,7 @@ def layer_statistics(
                 **numbers,
             )
         )
-    coverage = []
-    hard_coverage = []
-    for sample in samples:
-        coverage.append(covered(sample["shift"], kernel_size))
-        hard_coverage.append(
-            covered(hard_shifts[sample["hard_share"] > RULES["hard"].limit], kernel_size)
-        )
+    coverage = [covered(sample["shift"], kernel_size) for sample in samples]
     explained = Estimate(nan, nan)
     components = 0
     images = (0, 0)
@@ -185,7 +183,6 @@ def layer_statistics(
         images=int(total.images),
         heads=tuple(heads),
         tap_coverage=_estimate(coverage),
-        hard_tap_coverage=_estimate(hard_coverage),
         non_locality=Estimate(mean_of([head.non_locality for head in heads]), mean_of(errors)),
         convolution_score=explained,
         convolution_components=components,
@@ -198,7 +195,7 @@ def _head_numbers(
     pairs: Pairs,
     hard: Int64[Tensor, " heads"],
     inside: Int64[Tensor, " kernel"],
-) -> Mapping[str, Float64[Tensor, "heads ..."]]:
+) -> dict[str, Float64[Tensor, "heads ..."]]:
     """Computes the numbers of all heads from sums over one set of images.
 
     `hard` is the displacement of each head, `inside` are those of the kernels.

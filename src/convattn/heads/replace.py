@@ -12,7 +12,7 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_
 from convattn.heads.catalogue import is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.families.attention_class import TokenAttention
-from convattn.heads.head_report import HeadReport, LayerReport
+from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
 from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
@@ -213,7 +213,7 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
     if len(set(names)) != len(names):
         raise ArgumentError("report must name each layer once")
     for layer in report.layers:
-        once, again, _ = layer.name.partition(" (call ")
+        once, again, _ = layer.name.partition(AGAIN)
         if again and once in modules:
             raise UnsupportedModelError(
                 f"{once} runs more than once on an image, and its heads cannot be replaced"

@@ -1,39 +1,226 @@
-"""What a head, and a layer, is called: rules over measured numbers, and a sentence made of their results."""
+"""What a head, and a layer, is called: rules over measured numbers, and sentences made of their results.
+
+A rule holds if the number is beyond its limit by more than chance gives once in a hundred times. Words of position say
+more: at least half of what displacement explains stays on images with shuffled patches (else what is near in an image
+made it so), and the head says with untrained weights something else (else the architecture made it so).
+"""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import ge, gt
 from typing import Any
 
+from convattn.heads.jackknife import GROUPS, Estimate, held_out
 from convattn.wording import counted
 
 CONVOLUTIONAL = 0.9
-"""Position score from which a head counts as a convolution."""
+"""Position score from which a head is a convolution."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A head is called `name` if one of its numbers passes a limit."""
+    """A head is called by a word if its numbers reach their limits."""
 
-    name: str  # What the head is called
-    number: str  # Name of the number, such as "position_score"
-    passes: Callable[[float, float], bool]  # Compares the number with the limit
-    limit: float
+    word: str  # What the head is called
+    limits: dict[str, float]  # Limits by the name of the number
+    by_position: bool  # Whether the word says that displacement decides
+    meaning: str  # The rule in words
 
-    def holds(self, head: Any) -> bool:
-        """Says whether a head's number passes; a number that is not known (nan) does not."""
-        return self.passes(getattr(head, self.number).value, self.limit)
+    def holds(self, head: Any, images: int) -> bool:
+        """Says whether a head, measured on some images, keeps the rule; a number that is not known does not."""
+        for name, limit in self.limits.items():
+            groups = held_out(images) if name == "position_score" else images
+            if not getattr(head, name).least(min(groups, GROUPS)) >= limit:
+                return False
+        return True
 
 
-RULES = {
-    rule.name: rule
-    for rule in (
-        Rule("convolutional", "position_score", ge, CONVOLUTIONAL),
-        Rule("hard", "hard_share", gt, 0.5),
-    )
+CONVOLUTION = "convolution"
+NEIGHBOUR = "neighbour"
+RULES = (
+    Rule(
+        CONVOLUTION,
+        {"position_score": CONVOLUTIONAL},
+        by_position=True,
+        meaning="displacement explains at least 90 % of its attention",
+    ),
+    Rule(
+        "special tokens",
+        {"prefix_share": 0.5},
+        by_position=False,
+        meaning="at least half of its attention is on class and register tokens",
+    ),
+    Rule(
+        NEIGHBOUR,
+        {"hard_share": 0.5},
+        by_position=True,
+        meaning="at least half of its attention is at one displacement",
+    ),
+    Rule(
+        "window",
+        {"position_score": 0.5, "nearness": 0.5},
+        by_position=True,
+        meaning="displacement explains at least half of its attention, which is at most half as far as by chance",
+    ),
+    Rule(
+        "line",
+        {"line_share": 0.6},
+        by_position=True,
+        meaning="at least 60 % of its attention is in the query's own row, or column",
+    ),
+    Rule(
+        "half-plane",
+        {"side_share": 0.75},
+        by_position=True,
+        meaning="at least three quarters of its attention are on one side of the query",
+    ),
+    Rule(
+        "anywhere",
+        {"evenness": 0.9},
+        by_position=False,
+        meaning="it looks everywhere nearly alike",
+    ),
+    Rule(
+        "content",
+        {"content_share": 0.5},
+        by_position=False,
+        meaning="at least half of the variance of its attention is between images",
+    ),
+)
+"""The rules; the first that holds gives the word."""
+
+MIXED = "mixed"
+"""Word of a head for which no rule holds."""
+
+MEANINGS = {rule.word: rule.meaning for rule in RULES} | {
+    "row": "at least 60 % of its attention is in the query's own row",
+    "column": "at least 60 % of its attention is in the query's own column",
+    "one side": "at least three quarters of its attention are on one side of the query",
+    MIXED: "none of these",
 }
-"""The rules for heads, by name."""
+"""What each word means."""
+
+_STAYS = 0.5
+"""Share of a position score that stays where patches are shuffled, for a head that looks by position."""
+
+
+@dataclass(frozen=True)
+class HeadVerdict:
+    """What one head is."""
+
+    word: str  # "convolution", "neighbour", "window", …
+    place: str  # Where it looks, such as "1 below"; empty if nowhere in particular
+    tap: (
+        tuple[float, ...] | None
+    )  # The displacement that gets most of its attention; None if none does
+    by_construction: bool  # Whether it is so without training as well
+
+    def __str__(self) -> str:
+        """Returns the word, the place, and whether the architecture does it."""
+        words = f"{self.word} {self.place}".rstrip()
+        return f"{words} (by construction)" if self.by_construction else words
+
+
+def judge(
+    head: Any,
+    images: int,
+    *,
+    shuffled: Any = None,
+    untrained: Any = None,
+    control_images: int = 0,
+    without_content: bool = False,
+) -> HeadVerdict:
+    """Says what a head is.
+
+    Args:
+        head: Its `HeadStatistics`.
+        images: On how many images they were measured.
+        shuffled: The same on images with shuffled patches; None if not measured.
+        untrained: The same with untrained weights; None if not measured.
+        control_images: On how many images these were measured.
+        without_content: Whether its class has no content, so that displacement decides whatever was measured.
+
+    Returns:
+        The verdict.
+    """
+    if without_content:
+        return _verdict(RULES[0], head, images, by_construction=True)
+    for rule in RULES:
+        if not rule.holds(head, images):
+            continue
+        if not rule.by_position:
+            return _verdict(rule, head, images, by_construction=False)
+        if shuffled is None or not _goes_away(head, shuffled, control_images):
+            built = untrained is not None and rule.holds(untrained, control_images)
+            return _verdict(rule, head, images, by_construction=built)
+    return _verdict(None, head, images, by_construction=False)
+
+
+def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
+    """Says whether most of what displacement explains is gone on shuffled images, by more than chance."""
+    left = shuffled.position_score
+    lost = Estimate(_STAYS * head.position_score.value - left.value, left.error)
+    return lost.least(min(held_out(images), GROUPS)) > 0
+
+
+def _verdict(rule: Rule | None, head: Any, images: int, *, by_construction: bool) -> HeadVerdict:
+    """Says where a head looks for which a rule holds; None is a head without one."""
+    hard = next(rule for rule in RULES if rule.word == NEIGHBOUR).holds(head, images)
+    tap = head.hard_shift if hard else None
+    word = MIXED if rule is None else rule.word
+    place = ""
+    if word in (CONVOLUTION, NEIGHBOUR) and tap is not None:
+        place = direction(tap)
+    elif word == "window":
+        around = [round(axis.value) for axis in head.shift]
+        place = direction(around) if any(around) else ""
+    elif word == "line":
+        word = ("row", "column")[head.line]
+    elif word == "half-plane":
+        place = direction(head.side).removeprefix("1 ")
+        word = word if len(head.side) > 1 else "one side"
+    return HeadVerdict(word, place, tap, by_construction)
+
+
+_NOUNS = (CONVOLUTION, NEIGHBOUR, "window", "row", "column", "half-plane")
+
+_SIDES = {1: (("before", "after"),), 2: (("above", "below"), ("left", "right"))}
+
+
+def direction(shift: Sequence[float]) -> str:
+    """Names a displacement.
+
+    Example:
+        >>> direction((1.0, -2.0)), direction((0, 0)), direction((-1,))
+        ('1 below, 2 left', 'itself', '1 before')
+    """
+    sides = _SIDES.get(len(shift))
+    if sides is None:
+        return str(tuple(shift))
+    parts = []
+    for step, (back, forth) in zip(shift, sides, strict=True):
+        if step:
+            parts.append(f"{abs(step):g} {forth if step > 0 else back}")
+    return ", ".join(parts) or "itself"
+
+
+def count_words(verdicts: Sequence[HeadVerdict]) -> str:
+    """Counts heads by their words, in the order of the rules: "2 neighbours, 4 content"."""
+    counts = Counter(verdict.word for verdict in verdicts)
+    parts = []
+    for word in MEANINGS:
+        if word in _NOUNS and counts[word]:
+            parts.append(counted(counts[word], word))
+        elif counts[word]:
+            parts.append(f"{counts[word]} {word}")
+    return ", ".join(parts)
+
+
+def convolutions(verdicts: Sequence[HeadVerdict]) -> int:
+    """Counts the heads that are convolutions."""
+    return sum(verdict.word == CONVOLUTION for verdict in verdicts)
+
 
 _WORTH_SAYING = 0.005
 """Share of attention on prefix tokens from which the sentence names it."""
@@ -46,60 +233,26 @@ _RESOLVED = 2
 class LayerVerdict:
     """What the heads of a layer are together."""
 
-    heads: int  # Number of heads
-    hard: int  # How many are hard
-    largest_share: float  # Largest share of a head's attention at one displacement
+    heads: tuple[HeadVerdict, ...]  # What each is
+    untrained: tuple[HeadVerdict, ...]  # What each is with untrained weights; empty if not measured
     kernel: tuple[int, ...]  # Taps along each axis of the kernel that the layer is compared with
-    tap_coverage: float  # Share of its taps that hard heads look at
-    convolutional: int  # How many heads are convolutional
-    unknown: int  # Of how many the position score is not known
-    content_share: float  # Mean share of the variance of the weights that comes from content
     distance: float  # Mean distance, in cells
     prefix_share: float  # Mean share of attention on prefix tokens
-    convolution: float  # R² of the best convolution; nan if it was not measured
-    convolution_error: float  # Its standard error; nan if it is not known
+    convolution: Estimate  # R² of the best convolution; nan if it was not measured
     in_controls: dict[str, float]  # R² of the best convolution in each control
 
     def sentence(self) -> str:
-        """Says what the heads do, how far they look, and what a convolution explains."""
-        parts = [self._fixed(), self._positional(), self._reach(), self._explained()]
+        """Says what the heads are, how far they look, and what a convolution of the layer's input explains."""
+        parts = [headline(self.heads, self.untrained), self._held(), self._reach()]
+        parts.append(self._explained())
         return " ".join(f"{part}." for part in parts if part)
 
-    def _fixed(self) -> str:
-        if not self.hard:
-            none = "The only head does not look"
-            if self.heads > 1:
-                none = f"None of {self.heads} heads looks"
-            most = percent(self.largest_share)
-            return f"{none} mostly at one fixed displacement (at most {most} of its attention)"
-        covering = "look mostly at one fixed displacement, and together they cover"
-        if self.hard == 1:
-            covering = "looks mostly at one fixed displacement, and covers"
-        heads = counted(self.heads, "head")
+    def _held(self) -> str:
+        held = taps_held(self.heads, self.kernel)
+        if not held:
+            return ""
         taps = math.prod(self.kernel)
-        covered = f"{round(self.tap_coverage * taps)} of the {taps} taps"
-        return f"{self.hard} of {heads} {covering} {covered} of a {self._kernel_words()} kernel"
-
-    def _positional(self) -> str:
-        content = percent(self.content_share)
-        return f"{self._by_position()}, and {content} of the variance of the weights comes from the content"
-
-    def _by_position(self) -> str:
-        if self.unknown == self.heads:
-            return "It is not known which heads attend by position alone"
-        attending = f"{self.convolutional} attend"
-        if self.convolutional == self.heads:
-            attending = "It attends" if self.heads == 1 else "All heads attend"
-        elif self.convolutional == 0:
-            attending = "No head attends"
-        elif self.convolutional == 1:
-            attending = "1 attends"
-        unknown = ""
-        if self.unknown:
-            unknown = f", not known of {counted(self.unknown, 'head')}"
-        return (
-            f"{attending} by position alone (position score of at least {CONVOLUTIONAL}{unknown})"
-        )
+        return f"They hold {len(held)} of the {taps} taps of a {self._kernel_words()} kernel ({', '.join(held)})"
 
     def _reach(self) -> str:
         reach = f"A query looks {self.distance:.1f} cells away on average"
@@ -109,14 +262,18 @@ class LayerVerdict:
 
     def _explained(self) -> str:
         kernel = self._kernel_words()
-        if self.convolution < _RESOLVED * self.convolution_error:
+        explained = self.convolution
+        if explained.value < _RESOLVED * explained.error:
             return f"How much of its output a {kernel} convolution explains is not resolved on these images"
-        if not math.isfinite(self.convolution):
+        if not math.isfinite(explained.value):
             return ""
-        share = f"{100 * max(self.convolution, 0):.0f}"
-        if math.isfinite(self.convolution_error):
-            share += f" ± {100 * self.convolution_error:.0f}"
-        told = f"The best {kernel} convolution explains at least {share} % of its output"
+        share = f"{100 * max(explained.value, 0):.0f}"
+        if math.isfinite(explained.error):
+            share += f" ± {100 * explained.error:.0f}"
+        told = (
+            f"Whatever its heads are, the best {kernel} convolution explains at least {share} %"
+            " of the layer's output"
+        )
         controls = [f"{percent(score)} with {name}" for name, score in self.in_controls.items()]
         return f"{told} ({', '.join(controls)})" if controls else told
 
@@ -124,6 +281,32 @@ class LayerVerdict:
         if len(self.kernel) == 1:
             return f"{self.kernel[0]}-tap"
         return " × ".join(map(str, self.kernel))
+
+
+def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> str:
+    """Says how many heads are convolutions, whether the architecture does it, and what the others are."""
+    found = convolutions(heads)
+    are = "is a convolution" if found == 1 else "are convolutions"
+    line = f"{found} of {counted(len(heads), 'head')} {are}"
+    built = sum(head.word == CONVOLUTION and head.by_construction for head in heads)
+    if untrained and found:
+        line += f", and {convolutions(untrained)} of {len(untrained)} with untrained weights"
+    if built and built == found:
+        line += ": the architecture does it"
+    others = [head for head in heads if head.word != CONVOLUTION]
+    return f"{line}; {count_words(others)}" if others else line
+
+
+def taps_held(heads: Sequence[HeadVerdict], kernel: Sequence[int]) -> tuple[str, ...]:
+    """Names the taps of a kernel that get most of the attention of a head."""
+    held: dict[str, None] = {}
+    for head in heads:
+        if head.tap is None:
+            continue
+        inside = [2 * abs(step) < taps for step, taps in zip(head.tap, kernel, strict=True)]
+        if all(inside):
+            held[direction(head.tap)] = None
+    return tuple(held)
 
 
 def percent(share: float) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 from convattn.errors import optional_module
 from convattn.heads.head_report import (
     HeadReport,
-    HeadStatistics,
     LayerReport,
     LayerStatistics,
     mean_of,
 )
 from convattn.lab.figures import COLOURS, add_ellipse, figure_files
+from convattn.wording import counted
 
 CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
 """Line and marker of what was measured and of each control."""
@@ -103,15 +103,93 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
     return Path(path)
 
 
-def head_picture(layer: LayerReport, head: HeadStatistics) -> bytes:
-    """Draws the mean weight of a head at each displacement: a PNG file of a pixel for each, the query in the middle."""
+def head_grid(
+    paths: Sequence[str | os.PathLike[str]],
+    report: HeadReport,
+    *,
+    layers: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
+    caption: str | None = None,
+) -> None:
+    """Draws a map of each head: its mean weight at each displacement, with what the head is and its position score.
+
+    Args:
+        paths: Files to write, as PNG, SVG or PDF.
+        report: The report.
+        layers: Names of the layers to draw; None for all.
+        heads: Numbers of the heads to draw, from 0; None for all.
+        caption: What stands below; None says what the maps show.
+
+    Raises:
+        ArgumentError: A file has another ending.
+        UnknownNameError: There is no such layer.
+    """
+    chosen = report.layers if layers is None else [report.layer(name) for name in layers]
+    depths = {layer.name: depth for depth, layer in enumerate(report.layers, start=1)}
+    across = max(len(layer.heads) for layer in chosen) if heads is None else len(heads)
+    size = (1.25 * across + 0.9, 1.45 * len(chosen) + 0.9)
+    with figure_files(paths, size) as figure:
+        panels = figure.subplots(len(chosen), across, squeeze=False)
+        for row, layer in zip(panels, chosen, strict=True):
+            numbers = range(len(layer.heads)) if heads is None else heads
+            image = _draw_heads(list(row), layer, numbers, depths[layer.name])
+            for panel in row[len(numbers) :]:
+                panel.set_visible(False)
+            bar = figure.colorbar(image, ax=list(row), shrink=0.8, pad=0.01)
+            bar.ax.tick_params(labelsize=6)
+        words = f"{report.model}, {counted(report.images, 'image')}. {_CAPTION}"
+        figure.supxlabel(words if caption is None else caption, fontsize=7)
+
+
+_CAPTION = "Mean attention at each displacement, in cells; ring: query; R²: position score"
+
+
+def _draw_heads(
+    panels: Sequence[Any], layer: LayerReport, numbers: Sequence[int], depth: int
+) -> Any:
+    """Draws some heads of a layer on one scale, and returns the last picture."""
+    maps = head_maps(layer)
+    most = max(float(np.nanmax(weights)) for weights in maps)
+    image = None
+    for panel, number in zip(panels, numbers, strict=False):
+        rows, cols = maps[number].shape
+        edges = (-cols / 2, cols / 2, rows / 2, -rows / 2)
+        image = panel.imshow(
+            maps[number], norm=_scale(most), cmap="magma", extent=edges, interpolation="none"
+        )
+        panel.plot(0, 0, marker="o", markersize=4, markerfacecolor="none", color="w", mew=0.6)
+        score = layer.heads[number].position_score.value
+        panel.set_title(
+            f"{depth}.{number + 1} {layer.verdicts[number]}\nR² {score:z.2f}", fontsize=6
+        )
+        panel.set(xticks=[], yticks=[])
+    return image
+
+
+def _scale(most: float) -> Any:
+    """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
+
+
+def head_maps(layer: LayerReport) -> list[np.ndarray]:
+    """Returns the mean weight of each head at the displacements near the query, which is in the middle."""
+    return [kernel_image(layer, head.kernel) for head in layer.heads]
+
+
+def head_pictures(layer: LayerReport) -> list[bytes]:
+    """Draws `head_maps` of a layer on one scale: PNG files of a pixel for each displacement."""
     matplotlib = optional_module("matplotlib.image", "matplotlib", "train")
-    weights = kernel_image(layer, head.kernel)
-    most = max(float(np.nanmax(weights)), 1e-12)
-    matplotlib.image.imsave(
-        file := io.BytesIO(), weights, vmin=0, vmax=most, cmap="magma", format="png"
-    )
-    return file.getvalue()
+    maps = head_maps(layer)
+    scale = _scale(max(float(np.nanmax(weights)) for weights in maps))
+    pictures = []
+    for weights in maps:
+        file = io.BytesIO()
+        shown = np.asarray(scale(weights))
+        matplotlib.image.imsave(file, shown, vmin=0, vmax=1, cmap="magma", format="png")
+        pictures.append(file.getvalue())
+    return pictures
 
 
 def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
@@ -140,7 +218,8 @@ def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: H
 def _draw_map(panel: Any, layer: LayerReport) -> None:
     panel.plot(0, 0, marker="+", color="0.5", linestyle="none")
     places = [_row_col([one.value for one in head.shift]) for head in layer.heads]
-    for head, (row, col) in zip(layer.heads, places, strict=True):
+    verdicts = layer.verdicts
+    for head, verdict, (row, col) in zip(layer.heads, verdicts, places, strict=True):
         colour = COLOURS[head.head % len(COLOURS)]
         width = 2 * head.spread.value
         height = width if len(layer.grid) > 1 else 0.15 * width
@@ -154,7 +233,7 @@ def _draw_map(panel: Any, layer: LayerReport) -> None:
                 linewidth=0.7,
                 alpha=0.6,
             )
-        weight = "bold" if head.hard else "normal"
+        weight = "normal" if verdict.tap is None else "bold"
         panel.text(
             col,
             row,
@@ -189,15 +268,20 @@ def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
+_REACH = 5
+"""Displacements along each axis that maps show at most."""
+
+
 def _near(layer: LayerReport) -> list[int]:
     """Returns the displacements of the smallest square that holds most of what the heads of a layer attend to."""
     sizes = [max(map(abs, step)) for step in layer.displacements]
     whole = sum(sum(map(abs, head.kernel)) for head in layer.heads)
-    for reach in range(2, math.ceil(max(sizes)) + 1):
+    near: list[int] = []
+    for reach in range(2, _REACH + 1):
         near = [number for number, size in enumerate(sizes) if size <= reach]
         if sum(abs(head.kernel[number]) for head in layer.heads for number in near) >= 0.95 * whole:
-            return near
-    return list(range(len(sizes)))
+            break
+    return near
 
 
 def _row_col(shift: list[float]) -> tuple[float, float]:

@@ -377,7 +377,9 @@ def _describe_statistics(report: HeadReport | None, name: str, heads: int) -> di
     """Returns the sentence of a layer and the numbers of its heads; None where the report does not have it."""
     for layer in report.layers if report else ():
         if layer.name == name and len(layer.heads) == heads:
-            numbers = [_describe_head(head) for head in layer.heads]
+            numbers = []
+            for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
+                numbers.append({**_describe_head(head), "verdict": str(verdict)})
             return {"sentence": layer.sentence, "statistics": numbers}
     return {"sentence": None, "statistics": None}
 
