@@ -3,6 +3,7 @@ import inspect
 import pickle
 import re
 
+import numpy as np
 import pytest
 
 from convattn import errors
@@ -141,3 +142,8 @@ def test_a_long_value_is_cut_and_its_type_named():
 def test_a_lack_of_memory_is_said(error):
     message = "images must fit into memory with the network, but there is not enough of it to run on 4 images"
     assert must_fit("4 images", error) == message
+
+
+def test_an_array_in_place_of_a_tensor_is_answered_with_the_remedy():
+    message = must_be_a("images", "a tensor", np.zeros(3))
+    assert message.endswith("ndarray: torch.as_tensor(numpy.asarray(it)) makes a tensor of it")

@@ -74,7 +74,10 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
         >>> must_be_a("model", "an nn.Module", (1, 2))
         'model must be an nn.Module, but is of type tuple'
     """
-    return f"{argument} must be {expectation}, but is of type {type(value).__name__}"
+    message = f"{argument} must be {expectation}, but is of type {type(value).__name__}"
+    if hasattr(value, "__array_interface__"):  # as arrays of numpy and pictures of pillow have
+        message += ": torch.as_tensor(numpy.asarray(it)) makes a tensor of it"
+    return message
 
 
 def must_fit(words: str, error: Exception) -> str:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from convattn.cli.network_options import read_value
+from convattn.cli.network_options import NetworkOptions, read_value
+from convattn.errors import DeviceError
 
 VALUES = {
     "3": 3,
@@ -19,3 +20,16 @@ VALUES = {
 def test_a_value_is_json_or_else_text(text, value):
     assert read_value(text) == value
     assert type(read_value(text)) is type(value)
+
+
+def test_a_network_is_moved_to_the_device():
+    options = NetworkOptions(random_weights=True, device="meta")
+    loaded = options.load("convattn:ConvNet")
+    assert next(loaded.network.parameters()).is_meta
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_named(device):
+    options = NetworkOptions(random_weights=True, device=device)
+    with pytest.raises(DeviceError, match=f"--device {device} cannot be used: "):
+        options.load("convattn:ConvNet")

@@ -29,7 +29,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_run_goes_where_it_is_told_and_is_summarised(capsys):
-    assert main(["train", "digits-quadratic", "-o", "there/run", *SET, "--set", "seed=3"]) == 0
+    assert main(["train", "digits-quadratic", "-o", "there/run", *SET, "--seed", "3"]) == 0
     record = RunRecord.load("there/run/record.json")
     assert (record.seed, record.recipe["model"]["width"], record.recipe["training"]["epochs"]) == (
         3,

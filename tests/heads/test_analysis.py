@@ -109,9 +109,17 @@ def test_components_are_all_channels_unless_windows_are_large(kernel_size, compo
     assert layer.measured.convolution_components == components
 
 
+def test_four_images_give_every_number_its_error():
+    layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
+    assert layer.measured.convolution_images == (2, 2)
+    assert all(math.isfinite(head.position_score.error) for head in layer.heads)
+
+
 def test_a_report_is_read_back():
     report = analyze(gated(0.3), noise(3, 6, 5, 6), progress=False)
-    assert repr(HeadReport.from_json(report.to_json())) == repr(report)
+    assert HeadReport.from_json(report.to_json()).to_json() == report.to_json()
+    assert len(repr(report.layers[0])) < 1000
+    assert len(repr(report.layers[0].heads[0])) < 1000
     assert report.layer("").heads == report.layers[0].heads
     with pytest.raises(UnknownNameError, match="unknown layer 'blocks'"):
         report.layer("blocks")
@@ -329,7 +337,7 @@ MISTAKES = {
     "array": (gated(0.5), [IMAGE, IMAGE.numpy()], {}, r"\[1\] must be a tensor, .* type ndarray"),
     "sparse": (gated(0.5), IMAGE[None].to_sparse(), {}, "images must be dense"),
     "one sparse": (gated(0.5), [IMAGE, IMAGE.to_sparse()], {}, r"\[1\] must be dense, but is"),
-    "grey": (gated(0.5), noise(4, 1, 5, 6), {}, r"images must .* of shape \(3, 1, 5, 6\)"),
+    "grey": (gated(0.5), noise(4, 1, 5, 6), {}, r"images must .* of shape \(2, 1, 5, 6\)"),
     "sizes": (gated(0.5), [IMAGE, noise(6, 7, 6)], {}, r"of \(6, 5, 6\) and \(6, 7, 6\)"),
     "meta images": (gated(0.5), IMAGE[None].to("meta"), {}, "on the meta device"),
     "nan": (gated(0.5), torch.full((3, 6, 5, 6), torch.nan), {}, "must hold finite numbers"),

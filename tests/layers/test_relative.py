@@ -349,3 +349,17 @@ def test_padding_without_a_window_warns():
     with pytest.warns(UserWarning, match="padding=1 without a kernel_size makes the output larger"):
         RelativeAttention2d(3, 8, padding=1, num_heads=9)
     RelativeAttention2d(3, 8, 1, padding=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(2, 8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 1\)"),
+        (torch.zeros(8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 0\)"),
+        (torch.zeros(1, 3, 8, 8).to_sparse(), r"x must be dense, as x\.to_dense\(\) makes it"),
+    ],
+    ids=["channels last", "one image, channels last", "sparse"],
+)
+def test_images_of_another_form_are_refused_with_the_remedy(x, words):
+    with pytest.raises(ArgumentError, match=words):
+        RelativeAttention2d(3, 8, 3, padding=1)(x)

@@ -327,7 +327,8 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
     folder = save_network(made, tmp_path / "own")
     with pytest.raises(
         ArgumentError,
-        match=r"model must be given, because .*own does not .*: a torch.nn.*Sequential",
+        match=r"model must be given, because .*own does not say what builds its torch.nn.*Sequential, so that it is"
+        r" loaded only from Python: load_network\(.*own', model=Sequential\(\.\.\.\)\)",
     ):
         load_network(folder)
     with pytest.raises(

@@ -65,7 +65,8 @@ def certify(  # noqa: PLR0913 - the options of the command
         loaded = network.load(original)
         second: Any = other
         if Path(other).is_dir():
-            second = NetworkOptions(no_verify=network.no_verify).load(other).network
+            bare = NetworkOptions(no_verify=network.no_verify, device=network.device)
+            second = bare.load(other).network
         on = images.read(loaded)
         if on.random and tolerance is not None:
             raise ArgumentError(

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from convattn.cli.output import Settings, key_values
-from convattn.errors import ArgumentError, UnknownNameError
+from convattn.errors import (
+    ArgumentError,
+    DeviceError,
+    UnknownNameError,
+    without_trace,
+)
 
 if TYPE_CHECKING:
     from convattn.networks.loading import LoadedNetwork
@@ -29,6 +34,7 @@ class NetworkOptions:
             num_classes=10, or a value of the configuration of one of hf:; the value is JSON or text. May be given more
             than once.
         no_verify: Accept a folder whose files were changed after it was saved.
+        device: Where the network computes, for instance cuda or cuda:1. Default: cpu.
     """
 
     weights: Path | None = None
@@ -36,6 +42,7 @@ class NetworkOptions:
     random_weights: bool = False
     arguments: Settings = ()
     no_verify: bool = False
+    device: str = "cpu"
 
     def by_name(self) -> dict[str, object]:
         """Returns the options of a network that is built, by their names."""
@@ -47,10 +54,14 @@ class NetworkOptions:
         }
 
     def load(self, source: str) -> "LoadedNetwork":
-        """Loads a saved network, or builds one of another library."""
-        if _is_saved(source):
-            return self._load_folder(source)
-        return self._build(source)
+        """Loads a saved network, or builds one of another library, and moves it to the device."""
+        load = self._load_folder if _is_saved(source) else self._build
+        loaded = load(source)
+        try:
+            return loaded._replace(network=loaded.network.to(self.device))
+        except (RuntimeError, AssertionError) as error:  # as torch refuses a device
+            reason = without_trace(error)
+            raise DeviceError(f"--device {self.device} cannot be used: {reason}") from None
 
     def loader(self, sources: Sequence[str]) -> "Callable[[str], LoadedNetwork]":
         """Returns what loads each of several networks.
@@ -60,7 +71,7 @@ class NetworkOptions:
         saved = [source for source in sources if _is_saved(source)]
         if len(saved) == len(sources):
             return self.load
-        bare = NetworkOptions(no_verify=self.no_verify)
+        bare = NetworkOptions(no_verify=self.no_verify, device=self.device)
 
         def load(source: str) -> "LoadedNetwork":
             options = bare if source in saved else self

@@ -18,12 +18,13 @@ from convattn.cli.output import (
 from convattn.cli.threads import one_thread
 
 
-def train(
+def train(  # noqa: PLR0913 - the options of the command
     recipe: str,
     /,
     *,
     scale: Literal["paper", "medium", "small", "tiny"] | None = None,
     output: OutputOrDefault = None,
+    seed: WholeNumber | None = None,
     overrides: Settings = (),
     resume: bool = False,
     checkpoint_every: WholeNumber | None = None,
@@ -44,6 +45,7 @@ def train(
             on embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
+        seed: Seed of weights, order and augmentation. Default: what the recipe says, 0.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
             once.
         resume: Continue the run in the folder; a finished run is left as it is.
@@ -55,6 +57,8 @@ def train(
         0.
     """
     changes = key_values(overrides, "--set")
+    if seed is not None:
+        changes["seed"] = str(seed)
     from convattn.lab import load_recipe
     from convattn.lab import train as train_by
 

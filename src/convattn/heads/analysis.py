@@ -284,8 +284,10 @@ class Run:
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
         shape: tuple[int, ...] | None = None
+        parameter = next(model.parameters(), None)
+        device = None if parameter is None else parameter.device
         for start, stop in self._batches((fitted, self.count), like):
-            batch = _batch([image(number) for number in order[start:stop]], shape)
+            batch = _batch([image(number) for number in order[start:stop]], shape).to(device)
             shape = tuple(batch.shape[1:])
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)

@@ -7,7 +7,7 @@ determine, as the share explained where nothing varies, is nan.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from convattn.errors import UnknownNameError
@@ -49,7 +49,9 @@ class HeadStatistics:
     entropy: Estimate  # Mean entropy of a query's weights on positions, in nats
     effective_positions: Estimate  # exp(entropy)
     hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
-    hard_shift: tuple[float, ...]  # That δ
+    hard_shift: tuple[
+        float, ...
+    ]  # That δ, one of the grid's; how sure it is, the error of `hard_share` says
     evenness: (
         Estimate  # Effective positions, as a share of those of a head that looks everywhere alike
     )
@@ -70,14 +72,14 @@ class HeadStatistics:
     distance: Estimate  # Mean attention distance E‖δ‖ of attention on positions (Raghu et al. 2021)
     non_locality: Estimate  # (1/N) Σ A‖δ‖, prefix tokens at no distance (d'Ascoli et al. 2021)
     prefix_share: Estimate  # Share of attention on prefix tokens
-    prefix_weights: tuple[float, ...]  # Mean weight that a position pays to each prefix token
+    # Mean weight that a position pays to each prefix token
+    prefix_weights: tuple[float, ...] = field(repr=False)
     # Mean weights of each prefix token's own query, over all keys in the layer's order (prefix tokens where they stand)
-    prefix_maps: tuple[tuple[float, ...], ...]
-    kernel: tuple[
-        float, ...
-    ]  # Mean weight at each of the layer's `displacements`; empty in controls
+    prefix_maps: tuple[tuple[float, ...], ...] = field(repr=False)
+    # Mean weight at each of the layer's `displacements`; empty in controls
+    kernel: tuple[float, ...] = field(repr=False)
     # The weights behind `position_score` at these displacements: over all they sum to the mean attention on positions
-    position_kernel: tuple[float, ...]
+    position_kernel: tuple[float, ...] = field(repr=False)
     kernel_share: Estimate  # Share of the attention on positions that is at these displacements
 
     def row(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class LayerStatistics:
     """One layer as measured: its heads, and what they are together."""
 
     images: int  # Number of images
-    heads: tuple[HeadStatistics, ...]  # The heads
+    heads: tuple[HeadStatistics, ...] = field(repr=False)  # The heads
     tap_coverage: Estimate  # Share of the taps that a head's mean shift matches within half a cell
     non_locality: Estimate  # Mean over the heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
@@ -144,11 +146,11 @@ class LayerReport:
     error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
     budget: float  # Largest difference that rounding explains
     uniform_distance: float  # Mean attention distance of a head that looks everywhere alike
-    displacements: tuple[
-        tuple[float, ...], ...
-    ]  # Displacements of the kernels: all within the report's radius
+    # Displacements of the kernels: all within the report's radius
+    displacements: tuple[tuple[float, ...], ...] = field(repr=False)
     measured: LayerStatistics  # What was measured
-    controls: tuple[Control, ...]  # The same without trained weights, or on shuffled images
+    # The same without trained weights, or on shuffled images
+    controls: tuple[Control, ...] = field(repr=False)
     kernel_size: int  # Taps along each axis of the convolution that it is compared with
     without_content: bool = (
         False  # Whether its class has no content: its heads are convolutions by construction
@@ -266,7 +268,7 @@ class HeadReport(Record):
     seed: int
     layers: tuple[LayerReport, ...]
     versions: dict[str, str]
-    weights: dict[str, str]
+    weights: dict[str, str] = field(repr=False)
     not_covered: tuple[str, ...] = ()
 
     def layer(self, name: str) -> LayerReport:

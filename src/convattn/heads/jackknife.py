@@ -18,7 +18,7 @@ _T99 = (31.82, 6.97, 4.54, 3.75, 3.37, 3.15, 3.0, 2.9, 2.83)
 """Standard errors that a mean of 2, 3, … `GROUPS` groups exceeds by chance once in a hundred times (Student's t)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """A number measured on a sample of images."""
 
@@ -30,6 +30,8 @@ class Estimate:
         value = f"{self.value:.3g}"
         return f"{value} ± {self.error:.2g}" if math.isfinite(self.error) else value
 
+    __repr__ = __str__
+
     def least(self, groups: int) -> float:
         """Returns what it is at least, but for one case in a hundred; an error that is not known counts as 0."""
         if not math.isfinite(self.error) or groups < 2:
@@ -38,8 +40,10 @@ class Estimate:
 
 
 def held_out(images: int) -> int:
-    """Returns how many of some images are held out from fits."""
-    return max(1, round(images / HELD_OUT)) if images > 1 else 0
+    """Returns how many of some images are held out from fits: of four or more at least two, for standard errors."""
+    if images < 2:
+        return 0
+    return max(1 if images < 4 else 2, round(images / HELD_OUT))
 
 
 def jackknife(others: list[float]) -> float:

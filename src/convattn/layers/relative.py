@@ -708,9 +708,14 @@ def require_images(
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
-        raise ShapeError(
-            must_be("x", f"of shape (batch, {channels}, {dims} spatial sizes)", tuple(x.shape))
-        )
+        expected = f"of shape (batch, {channels}, {dims} spatial sizes)"
+        message = must_be("x", expected, tuple(x.shape))
+        place = x.ndim - dims - 1
+        if place in (0, 1) and x.shape[-1] == channels:
+            message += f": if channels are last, pass x.movedim(-1, {place})"
+        raise ShapeError(message)
+    if x.layout is not torch.strided:
+        raise ArgumentError(must_be("x", "dense, as x.to_dense() makes it", x.layout))
     if x.dtype is not dtype:
         # Under autocast, images and weights may differ in dtype, unless one is float64, which it leaves as it is.
         autocast = autocasts(x.device if device is None else device) and torch.float64 not in (

@@ -180,9 +180,11 @@ def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) ->
     """Builds the architecture that a configuration names."""
     source = config["source"]
     if source is None:
+        kind = config["class"].rpartition(".")[2]
         raise ArgumentError(
-            f"model must be given, because {file.parent} does not say what builds its network: a {config['class']} as"
-            " it was before its conversion, or a function that builds one"
+            f"model must be given, because {file.parent} does not say what builds its {config['class']}, so that it is"
+            f" loaded only from Python: load_network({str(file.parent)!r}, model={kind}(...)), as it was before its"
+            " conversion"
         )
     try:
         if source.startswith("hf:"):
