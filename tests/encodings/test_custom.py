@@ -78,6 +78,34 @@ class TestSlope(EncodingContract):
         return Slope(num_heads, dims, period=2.0)
 
 
+class Diagonal(Encoding):
+    """An encoding of images alone."""
+
+    def __init__(self, num_heads, dims):
+        super().__init__(num_heads, dims)
+        self.steepness = torch.nn.Parameter(torch.ones(num_heads, 2))
+
+    def score(self, displacement):
+        rows, cols = displacement.unbind(-1)
+        along = torch.stack([rows + cols, rows - cols]).square()
+        return -torch.einsum("ha,a...->h...", self.steepness.to(displacement.dtype), along)
+
+
+def diagonal(encoding, displacement):
+    rows, cols = displacement.unbind(-1)
+    scores = [-a * (rows + cols) ** 2 - b * (rows - cols) ** 2 for a, b in encoding.steepness]
+    return torch.stack(scores)
+
+
+class TestDiagonal(EncodingContract):
+    formula = Formula(diagonal)
+    dims = (2,)
+
+    def create(self, num_heads, dims):
+        assert dims == 2
+        return Diagonal(num_heads, dims)
+
+
 class TestLayerWithRing(AttentionContract):
     formula = Formula(ring)
 

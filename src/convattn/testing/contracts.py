@@ -21,11 +21,18 @@ from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.errors import ArgumentError
 from convattn.grid import Axis
-from convattn.layers import RelativeAttention1d
+from convattn.layers import (
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 
 __all__ = ["EncodingContract", "Formula", "stir"]
 
 M = TypeVar("M", bound=nn.Module)
+
+_LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,13 @@ class EncodingContract:
     Attributes:
         formula: Its equations.
         reach: Largest absolute displacement that the encodings made by `create` hold.
+        dims: Numbers of axes for which `create` makes one. Tests of other numbers are skipped; what is tested once, as
+            in a layer, is tested with the first.
     """
 
     formula: Formula
     reach: int = 6
+    dims: tuple[int, ...] = (2, 1, 3)
 
     def create(self, num_heads: int, dims: int) -> Encoding:
         """Makes an encoding.
@@ -62,7 +72,9 @@ class EncodingContract:
         raise NotImplementedError
 
     def drawn(self, dims: int, num_heads: int = 3) -> Encoding:
-        """Makes an encoding with random parameters, the same each time."""
+        """Makes an encoding with random parameters, the same each time; skips the test if it has other axes."""
+        if dims not in self.dims:
+            pytest.skip(f"{type(self).__name__} has encodings of {self.dims} axes")
         torch.manual_seed(dims)
         return stir(self.create(num_heads, dims))
 
@@ -93,8 +105,9 @@ class EncodingContract:
         self, dtype: torch.dtype
     ) -> None:
         """A half-precision encoding loses nothing beyond the rounding of its parameters."""
-        encoding = self.drawn(2).to(dtype)
-        points = self.points(2, 31, dtype=torch.float32)
+        dims = self.dims[0]
+        encoding = self.drawn(dims).to(dtype)
+        points = self.points(dims, 31, dtype=torch.float32)
         self.check_scores(encoding, points)
 
     @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -149,8 +162,9 @@ class EncodingContract:
 
     def test_rebuilds_from_its_class_and_options(self) -> None:
         """Class, sizes, options and state give an encoding with the same scores, bit by bit; so do copies."""
-        encoding = self.drawn(2)
-        points = self.points(2, 31, dtype=torch.float32)
+        dims = self.dims[0]
+        encoding = self.drawn(dims)
+        points = self.points(dims, 31, dtype=torch.float32)
         options = json.loads(json.dumps(encoding.options()))
         rebuilt = type(encoding)(encoding.num_heads, encoding.dims, **options)
         rebuilt.load_state_dict(encoding.state_dict())
@@ -162,19 +176,22 @@ class EncodingContract:
 
     def test_a_layer_attends_by_the_formula(self) -> None:
         """A layer computes y[q] = b + Σ_h W_h Σ_k A_h[q, k] x[k], with A the softmax of the formula's scores."""
-        encoding = self.drawn(1)
-        x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(5))
-        layer = RelativeAttention1d(3, 7, num_heads=encoding.num_heads, encoding=encoding)
+        dims = self.dims[0]
+        encoding = self.drawn(dims)
+        sizes = (5, 3, 2)[:dims]
+        x = torch.randn(2, 3, *sizes, generator=torch.Generator().manual_seed(5))
+        layer = _LAYERS[dims](3, 7, encoding=encoding)
 
-        def attend(layer: RelativeAttention1d, x: Tensor) -> Tensor:
-            places = torch.arange(x.shape[2], dtype=x.dtype)
+        def attend(layer: RelativeAttention, x: Tensor) -> Tensor:
+            along = [torch.arange(size, dtype=x.dtype) for size in sizes]
+            places = torch.cartesian_prod(*along).view(-1, dims)
             displacements = places - places[:, None]
-            scores = self.formula.score(layer.encoding, displacements.reshape(-1, 1))
-            weights = scores.view(-1, *displacements.shape).softmax(-1)
+            scores = self.formula.score(layer.encoding, displacements.flatten(0, 1))
+            weights = scores.view(-1, *displacements.shape[:2]).softmax(-1)
             maps = layer.values.maps()
-            y = torch.einsum("hoc,hqk,bck->boq", maps, weights, x)
+            y = torch.einsum("hoc,hqk,bck->boq", maps, weights, x.flatten(2))
             bias = layer.get_parameter("bias")
-            return y + bias[:, None]
+            return (y + bias[:, None]).unflatten(2, sizes)
 
         hi, lows = references(attend, layer, x)
         assert_within_budget(layer(x), hi, lows)
