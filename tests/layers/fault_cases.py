@@ -23,7 +23,10 @@ DENSE, FOURIER = (
 )
 NARROW = LayerCase("quadratic", options={"impl": "separable", "head_width": 2})
 SHIFT, TOGETHER = hard("quadratic", (-1, 2), (0, -1)), hard("quadratic", (-1, 2), (-1, 2))
-CONTENT = LayerCase("learned_axial", options={"impl": "content", "content": Content(key_width=3)})
+CONTENT, MASKED = (
+    LayerCase(name, options={"impl": "content", "content": Content(key_width=3)})
+    for name in ("learned_axial", "learned_table")
+)
 BETWEEN = {
     "centres": torch.tensor([[0.5001, -0.4999], [-1.5001, 0.4999]]),
     "root_sharpness": torch.full((2,), 110.0),
@@ -199,16 +202,23 @@ VALUES = [
     Fault(
         "content",
         "the softmax leaks",
-        CONTENT,
-        "functional.content:attention_weights",
+        MASKED,
+        "functional.fused:attention_weights",
         of_result(leaky),
     ),
     Fault(
         "content",
         "position in half precision",
         CONTENT,
-        "functional.content:_Call._along",
+        "layers.content_scores:feature_channels",
         of_result(halved),
+    ),
+    Fault(
+        "content",
+        "values in half precision",
+        CONTENT,
+        "functional.fused:_one_width",
+        of_argument(2, halved),
     ),
     Fault(
         "values",
@@ -318,8 +328,8 @@ GRADIENTS = [
     Fault(
         "content",
         "queries in half precision when computed again",
-        CONTENT,
-        "functional.content:checkpoint",
+        MASKED,
+        "functional.fused:checkpoint",
         from_other_queries_again,
         "x",
     ),
@@ -364,8 +374,8 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "functional.content:attention_weights",
-            of_argument(0, of_bfloat16),
+            "layers.content_scores:score_channels",
+            of_result(of_bfloat16),
         ),
         (
             "values",

@@ -130,13 +130,28 @@ def test_pruning_takes_effect(place, name):
     assert torch.equal(pruned, layer(x))
 
 
-@pytest.mark.parametrize("place", ["", "query", "key"])
-def test_hooks_that_would_be_ignored_are_refused(place):
+@pytest.mark.parametrize("place", ["query", "key"])
+def test_hooks_on_queries_and_keys_run(place):
     layer, x = (
         RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
         torch.randn(2, 4, 3, 5),
     )
+    before = layer(x)
     layer.content.get_submodule(place).register_forward_hook(lambda _, __, y: 2 * y)
+    after = layer(x)
+    assert not torch.equal(before, after)
+    with torch.no_grad():
+        layer.content.get_submodule(place).weight.mul_(2)
+    layer.content.get_submodule(place)._forward_hooks.clear()
+    assert torch.equal(layer(x), after)
+
+
+def test_hooks_that_would_be_ignored_are_refused():
+    layer, x = (
+        RelativeAttention2d(4, 6, num_heads=2, encoding="quadratic", content=True),
+        torch.randn(2, 4, 3, 5),
+    )
+    layer.content.register_forward_hook(lambda _, __, y: 2 * y)
     with pytest.raises(ArgumentError, match=r"the forward hook .* would be ignored"):
         layer(x)
     layer.impl = "reference"

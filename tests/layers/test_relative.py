@@ -52,7 +52,12 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto", "content" or "reference" with content, but is \'dense\'',
+        'impl must be "auto", "content", "quadratic" or "reference" with content, but is \'dense\'',
+    ),
+    (
+        {"impl": "quadratic", "encoding": "learned_axial", "content": True},
+        ArgumentError,
+        'impl must be "auto", "content" or "reference" unless the encoding is a Quadratic',
     ),
     (
         {"impl": "content"},

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import attention_weights, combine_heads
+from convattn.functional.reference import attention_weights, combine_heads, displacement_places
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
     needs_own_operations,
@@ -294,16 +294,8 @@ def _attend(
     scores: Tensor, axes: Sequence[Axis], queries: Tensor, pixels: Tensor
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
-    sizes = [len(axis.queries) for axis in axes]
-    index = []
-    for number, along in enumerate(torch.unravel_index(queries, sizes)):
-        axis = axes[number]
-        query = axis.queries.start + axis.queries.step * along
-        keys = torch.arange(axis.keys, device=pixels.device)
-        shape = [len(queries)] + [1] * len(axes)
-        shape[1 + number] = axis.keys
-        index.append((keys - query[:, None] - axis.lowest).view(shape))
-    weights = attention_weights(scores[tuple(index)].flatten(1)).to(pixels.dtype)
+    own = scores.flatten()[displacement_places(axes, queries)]
+    weights = attention_weights(own).to(pixels.dtype)
     pattern = "queries keys, batch channels keys -> batch channels queries"
     return einsum(weights, pixels.flatten(2), pattern)
 

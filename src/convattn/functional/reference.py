@@ -4,11 +4,12 @@ Written to be read, with all N × N weights in memory. Notation and signs follow
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from math import prod
+from typing import Literal, NamedTuple
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -106,13 +107,32 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    dims = len(axes)
-    index = []
-    for number, axis in enumerate(axes):
-        shape = [1] * (2 * dims)
-        shape[number], shape[dims + number] = len(axis.queries), axis.keys
-        index.append(axis.index(table.device).view(shape))
-    return table[(slice(None), *index)].flatten(1, dims).flatten(2)
+    queries = prod([len(axis.queries) for axis in axes])
+    places = displacement_places(axes, torch.arange(queries, device=table.device))
+    return table.flatten(1)[:, places]
+
+
+def displacement_places(
+    axes: Sequence[Axis], queries: Int[Tensor, " queries"]
+) -> Int[Tensor, "queries keys"]:
+    """Returns where the displacements from some queries to every key are in a flattened table of all displacements.
+
+    Args:
+        axes: Queries and keys along each axis.
+        queries: Numbers of the queries, in row-major order.
+
+    Returns:
+        Places in the table of `Encoding.table`, flattened.
+    """
+    sizes = [len(axis.queries) for axis in axes]
+    places = queries.new_zeros(len(queries), 1)
+    for axis, along in zip(axes, torch.unravel_index(queries, sizes), strict=True):
+        positions = axis.queries.start + axis.queries.step * along
+        keys = torch.arange(axis.keys, device=queries.device)
+        own = keys - positions[:, None, None] - axis.lowest
+        displacements = axis.highest - axis.lowest + 1
+        places = (places[:, :, None] * displacements + own).flatten(1)
+    return places
 
 
 def attention_weights(
@@ -171,6 +191,90 @@ def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "h
     return whole
 
 
+def content_scores(
+    query: Float[Tensor, "images heads queries width"],
+    key: Float[Tensor, "images heads keys width"],
+    position: Float[Tensor, "heads_or_one queries keys width"] | None = None,
+    content_bias: Float[Tensor, "heads width"] | None = None,
+) -> Float[Tensor, "images heads queries keys"]:
+    """Computes the terms of the relative score that depend on the input.
+
+    `s = ((q + u)·k + q·r_δ) / √width`: content–content, content bias and content–position. The fourth term, the
+    position bias v·r_δ, is the encoding's own score, which the caller adds (docs/explanation/theory.md §6;
+    Transformer-XL, Dai et al. 2019, §3.3).
+
+    Args:
+        query: q = W_q x at the queries.
+        key: k = W_k x at the keys.
+        position: r_δ (projected to the heads' width, or shared by all heads); None leaves content–position out.
+        content_bias: u per head; None leaves the content bias out.
+
+    Returns:
+        Scores in at least float32.
+    """
+    query, key = _at_least_float32(query), _at_least_float32(key)
+    biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
+    scores = einsum(
+        biased,
+        key,
+        "images heads queries width, images heads keys width -> images heads queries keys",
+    )
+    if position is not None:
+        position = position.to(query.dtype).expand(query.shape[1], -1, -1, -1)
+        scores = scores + einsum(
+            query,
+            position,
+            "images heads queries width, heads queries keys width -> images heads queries keys",
+        )
+    return scores * query.shape[-1] ** -0.5
+
+
+def gated_weights(
+    content: Float[Tensor, "images heads queries keys"],
+    position: Float[Tensor, "heads queries keys"],
+    share: Float[Tensor, " heads"],
+) -> Float[Tensor, "images heads queries keys"]:
+    """Mixes two attention distributions: A = (1 − s) · content + s · position.
+
+    Args:
+        content: Weights from content scores.
+        position: Weights from displacement scores.
+        share: s per head, the share of position; 1 leaves position alone.
+
+    Returns:
+        Weights that sum to one over the keys (d'Ascoli et al. 2021, ConViT, eq. 6); with s above 1 some are negative.
+    """
+    share = share.to(content.dtype)[:, None, None]
+    return (1 - share) * content + share * position
+
+
+def position_share(
+    gate: Float[Tensor, " heads"], kind: Literal["sigmoid", "tanh"]
+) -> Float[Tensor, " heads"]:
+    """Computes the share of position from a gate: s = σ(λ), or s = 1 − tanh(g).
+
+    σ reaches 1 only by rounding, where it has no gradient. 1 − tanh(g) is exactly 1 at g = 0, with the slope −1: such a
+    gate can start closed on content, and open.
+
+    Args:
+        gate: λ or g per head.
+        kind: Which of the two.
+
+    Returns:
+        The share, in at least float32: in (0, 1), or in (0, 2) of a tanh.
+
+    Example:
+        >>> position_share(torch.tensor([0.0, 20.0]), "tanh").tolist()
+        [1.0, 0.0]
+    """
+    gate = _at_least_float32(gate)
+    return torch.sigmoid(gate) if kind == "sigmoid" else 1 - torch.tanh(gate)
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def attend(
     weights: Float[Tensor, "*batch heads queries keys"],
     keys: Float[Tensor, "images channels *spatial"],
@@ -205,6 +309,24 @@ class HeadMaps(NamedTuple):
     value: Float[Tensor, "heads inner channels_per_group"]  # W_val, or W_h itself
     output: Float[Tensor, "heads outputs inner_per_group"] | None  # W_out; None if `value` is W_h
     groups: int  # blocks of each W_h
+
+    def weighted(self, factors: Float[Tensor, " heads"]) -> "HeadMaps":
+        """Multiplies each head's matrix by a number."""
+        numbers = factors.to(self.value.dtype)[:, None, None]
+        if self.output is None:
+            return self._replace(value=numbers * self.value)
+        return self._replace(output=numbers * self.output)
+
+    def values(
+        self, keys: Float[Tensor, "batch channels *spatial"]
+    ) -> Float[Tensor, "batch heads keys inner"]:
+        """Returns W_val x, or W_h x, at every key."""
+        split = "batch (groups channels) ... -> batch groups channels (...)"
+        pixels = rearrange(keys, split, groups=self.groups)
+        blocks = self.value.unflatten(1, (self.groups, -1))
+        pattern = "batch groups channels keys, heads groups inner channels"
+        values = einsum(pixels, blocks, f"{pattern} -> batch heads keys groups inner")
+        return values.flatten(3)
 
     def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""

@@ -9,14 +9,23 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional import (
-    ContentMaps,
-    PositionTables,
-    content_attention,
+from convattn.functional.fused import Mask, fused_attention
+from convattn.functional.positions import (
+    Channels,
+    feature_channels,
+    one_hot,
+    score_channels,
+    second_degree,
+    second_degree_error,
+    second_degree_key,
+    second_degree_query,
+)
+from convattn.functional.reference import (
     content_scores,
+    displacement_places,
     query_pixels,
 )
 from convattn.functional.torch_modes import without_autocast
@@ -105,48 +114,128 @@ class ContentScores(nn.Module):
         keys: Float[Tensor, "images channels *keys"],
         axes: Sequence[Axis],
         encoding: Encoding,
-        maps: Float[Tensor, "heads outputs channels_per_group"],
-        groups: int,
+        value: Float[Tensor, "images heads_or_one keys inner"],
         *,
-        share: Float[Tensor, " heads"] | None,
+        form: str,
+        adds_score: bool,
         dropout: float,
-    ) -> Float[Tensor, "images outputs *queries"]:
-        """Attends in little memory, without the weights of all images at once."""
-        # `share` is the share of position per head if a gate mixes two distributions.
-        for module in (self, self.query, self.key):
-            compute_parameters(module)
-        terms = ContentMaps(
-            self.query.weight, self.key.weight, self.query.bias, self.key.bias, self.content_bias
-        )
-        dtype = torch.promote_types(keys.dtype, torch.float32)
-        with without_autocast(keys.device):
-            position = self.tables(axes, encoding, dtype, keys.device)
-        return content_attention(
-            keys, axes, terms, position, maps, groups, share=share, dropout=dropout
-        )
+    ) -> Float[Tensor, "images heads queries inner"]:
+        """Takes the means of values in little memory.
 
-    def tables(
-        self, axes: Sequence[Axis], encoding: Encoding, dtype: torch.dtype, device: torch.device
-    ) -> PositionTables:
-        """Returns the scores and features of every displacement; axis by axis if the encoding allows."""
-        features: list[Tensor] = []
-        if isinstance(encoding, AxisAdditiveEncoding):
-            scores = encoding.axis_tables(axes, dtype, device)
-            if self.uses_position:
-                features = encoding.axis_features(axes, dtype, device)
-        else:
-            scores = [encoding.table(axes, dtype, device)]
-            if self.uses_position:
-                grids = torch.meshgrid(
-                    *(axis.displacements(device).to(dtype) for axis in axes), indexing="ij"
-                )
-                features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
+        Args:
+            keys: Key images.
+            axes: Queries and keys along each axis.
+            encoding: Displacement → score per head.
+            value: Values.
+            form: How scores of displacements reach the kernel: "one-hot", "quadratic" or "mask".
+            adds_score: Whether the encoding's own score is added.
+            dropout: Probability of dropping a weight.
+
+        Returns:
+            The means, in at least float32.
+        """
+        compute_parameters(self)
+        query = self._heads(self.query, query_pixels(keys, axes))
+        key = self._heads(self.key, keys)
+        with without_autocast(keys.device):
+            wide = torch.promote_types(query.dtype, torch.float32)
+            scale = self.key_width**-0.5
+            unbiased = query.to(wide) * scale
+            query, key, mask = unbiased, key.to(wide), None
+            if self.content_bias is not None:
+                query = query + scale * self.content_bias.to(wide)[:, None]
+            scoring = encoding if adds_score else None
+            if form == "mask":
+                mask = self._mask(axes, encoding, scoring, unbiased)
+            elif adds_score or self.uses_position:
+                of_queries = self._one_hot if form == "one-hot" else self._second_degree
+                query, key = of_queries(axes, encoding, scoring, unbiased).append(query, key)
+            return fused_attention(query, key, value.to(wide), mask, dropout)
+
+    def _one_hot(
+        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
+    ) -> Channels:
+        """Returns a channel for each key along each axis."""
+        own = query.new_zeros(())
+        if isinstance(scoring, AxisAdditiveEncoding):
+            tables = scoring.axis_tables(axes, query.dtype, query.device)
+            own = score_channels(tables, axes)
+        if self.uses_position:
+            assert isinstance(encoding, AxisAdditiveEncoding)
+            features = encoding.axis_features(axes, query.dtype, query.device)
+            own = own + feature_channels(query, self._projected(features), axes)
+        return Channels(own, one_hot(axes, query.dtype, query.device))
+
+    def _second_degree(
+        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
+    ) -> Channels:
+        """Returns n + 1 channels of quadratic scores."""
+        encoding.require_axes(axes)
+        square = linear = query.new_zeros(())
+        if isinstance(scoring, Quadratic):
+            square, linear = second_degree(scoring, query.dtype, query.device)
+            square, linear = square[:, None], linear[:, None]
+        if self.uses_position:
+            seen = query
+            if self.position is not None:
+                seen = query @ self.position.to(query.dtype)
+            square, linear = square + seen[..., 0], linear + seen[..., 1:]
+        own = second_degree_query(square, linear, axes)
+        return Channels(own, second_degree_key(axes, query))
+
+    def rounding(
+        self, encoding: Quadratic, axes: Sequence[Axis], dtype: torch.dtype, *, adds_score: bool
+    ) -> float:
+        """Bounds the attention that rounding moves in n + 1 channels, for images of absolute value ≤ 1."""
+        square, linear = second_degree(encoding, torch.float64)
+        square, linear = adds_score * square.abs(), adds_score * linear.abs()
+        if self.uses_position:
+            weight = self.query.weight.double().unflatten(0, (self.num_heads, -1))
+            bias = weight.new_zeros(self.num_heads, self.key_width)
+            if self.query.bias is not None:
+                bias = self.query.bias.double().view_as(bias)
+            affine = torch.cat([weight, bias[..., None]], dim=-1)
+            if self.position is not None:
+                affine = self.position.double().mT @ affine
+            largest = affine.abs().sum(-1) * self.key_width**-0.5
+            square, linear = square + largest[:, 0], linear + largest[:, 1:]
+        return second_degree_error(square, linear, axes, dtype, self.key_width)
+
+    def _mask(
+        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
+    ) -> Mask | None:
+        """Returns a function that looks up the scores of displacements for some queries."""
+        table = features = None
+        if scoring is not None:
+            table = scoring.table(axes, query.dtype, query.device).flatten(1)
+        if self.uses_position:
+            along = [axis.displacements(query.device).to(query.dtype) for axis in axes]
+            grids = torch.meshgrid(*along, indexing="ij")
+            displacements = torch.stack(grids, dim=-1).flatten(0, -2)
+            (features,) = self._projected([encoding.features(displacements)])
+        if table is None and features is None:
+            return None
+
+        def scores_of(images: slice, queries: slice) -> Tensor:
+            numbers = torch.arange(query.shape[2], device=query.device)[queries]
+            places = displacement_places(axes, numbers)
+            scores = query.new_zeros(()) if table is None else table[:, places]
+            if features is None:
+                return scores
+            seen = query[images, :, queries] @ features.mT
+            return scores + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
+
+        numbers = 0 if features is None else features.shape[1]
+        return Mask(scores_of, numbers)
+
+    def _projected(
+        self, features: Sequence[Float[Tensor, "displacements features"]]
+    ) -> list[Float[Tensor, "heads_or_one displacements width"]]:
+        """Returns Ŵr_δ of each head, or r_δ for all heads."""
         if self.position is None:
-            return PositionTables(scores, [table[None] for table in features])
+            return [table[None] for table in features]
         pattern = "heads width features, displacements features -> heads displacements width"
-        return PositionTables(
-            scores, [einsum(self.position.to(dtype), table, pattern) for table in features]
-        )
+        return [einsum(self.position.to(table.dtype), table, pattern) for table in features]
 
     def _heads(
         self, linear: nn.Linear, pixels: Tensor
@@ -162,23 +251,13 @@ class ContentScores(nn.Module):
         self, axes: Sequence[Axis], encoding: Encoding, query: Tensor
     ) -> Float[Tensor, "heads_or_one queries keys width"]:
         """Returns Ŵr_δ for every query and key."""
-        dtype = torch.promote_types(query.dtype, torch.float32)
         encoding.require_axes(axes)
-        offsets = [
-            axis.displacements(query.device)[axis.index(query.device)].to(dtype) for axis in axes
-        ]
-        grids = torch.meshgrid(*(offset.flatten() for offset in offsets), indexing="ij")
-        sizes = [size for axis in axes for size in (len(axis.queries), axis.keys)]
-        displacement = torch.stack(grids, dim=-1).view(*sizes, len(axes))
-        dims = range(len(axes))
-        displacement = displacement.permute(
-            *(2 * d for d in dims), *(2 * d + 1 for d in dims), 2 * len(axes)
-        )
-        features = encoding.features(displacement.flatten(0, len(axes) - 1).flatten(1, -2))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        along = [axis.displacements(query.device).to(dtype) for axis in axes]
+        table = torch.stack(torch.meshgrid(*along, indexing="ij"), dim=-1).flatten(0, -2)
+        numbers = torch.arange(query.shape[2], device=query.device)
+        features = encoding.features(table[displacement_places(axes, numbers)])
         if self.position is None:
             return features[None]
-        return einsum(
-            self.position.to(dtype),
-            features,
-            "heads width features, queries keys features -> heads queries keys width",
-        )
+        pattern = "heads width features, queries keys features -> heads queries keys width"
+        return einsum(self.position.to(dtype), features, pattern)

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import Encoding
+from convattn.encodings import Encoding, Shift
 from convattn.functional import (
     Cost,
     HeadMaps,
@@ -18,15 +17,20 @@ from convattn.functional import (
     add_bias,
     attend,
     attention_weights,
+    combine_heads,
     displacement_scores,
     gated_weights,
     pad_keys,
 )
-from convattn.functional.content import PIECE_BYTES
-from convattn.functional.plan import explicit_flops
+from convattn.functional.fused import PIECE_BYTES
+from convattn.functional.plan import REQUESTED, explicit_flops
+from convattn.functional.positions import position_width
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.layers.content_scores import ContentScores
+
+_WIDEST = 128
+"""Most one-hot channels of a sequence: beyond, the means of explicit weights take less time than wide queries."""
 
 
 def weights_by_definition(
@@ -101,36 +105,57 @@ class ReferencePath(_LayerPath):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContentPath(_LayerPath):
-    """Content scores, some images or rows of queries at a time."""
+    """Content scores by a fused kernel; with a gate, beside the attention of position on a path of its own."""
 
     content: ContentScores
+    form: str  # how scores of displacements reach the kernel, "one-hot", "quadratic" or "mask"
+    position: Path | None  # attention of positions alone, if a gate mixes it in
 
     def cost(self) -> Cost:
-        """Counts the pieces that are in memory at a time."""
-        work, key_width = self.work, self.content.key_width
-        displacements = 0
-        if self.content.uses_position:
-            along = [axis.highest - axis.lowest + 1 for axis in work.axes]
-            displacements = sum(along) if self.encoding.axis_additive else prod(along)
-        flops = _content_flops(work, key_width, displacements)
-        row = work.queries // next((count for count in work.sizes if count > 1), 1)
-        fitting = PIECE_BYTES // (8 * work.heads * work.keys)
-        at_once = min(work.queries, max(row, fitting))
-        pixels = work.heads * (work.queries + work.keys) * key_width
-        return Cost(flops, 12 * work.heads * at_once * work.keys + pixels * work.itemsize)
+        """Counts queries, keys and values of all images, and what the kernel does."""
+        work, content = self.work, self.content
+        channels = 0
+        if self.form != "mask":
+            channels = position_width(self.form, work.axes)
+        width = content.key_width + channels
+        inner = work.channels if self.order == "weights" else work.inner
+        widest = max(width, inner)
+        numbers = work.batch * work.heads * (work.queries + 2 * work.keys) * widest
+        memory = numbers * work.softmax_dtype.itemsize
+        if self.form == "mask" or self.dropout:
+            memory += PIECE_BYTES
+        flops = _content_flops(work, width, 0)
+        if self.position is not None:
+            position = self.position.cost()
+            flops, memory = flops + position.flops, max(memory, position.bytes)
+        return Cost(flops, memory)
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
-        """Attends in little memory."""
-        y = self.content.attend(
-            pad_keys(x, self.work.geometry),
-            self.work.axes,
+        """Attends to content, and to positions if a gate keeps them apart."""
+        work, share = self.work, self.share
+        keys = pad_keys(x, work.geometry)
+        own = maps if share is None else maps.weighted(1 - share)
+        value = own.values(keys) if self.order == "values" else keys.flatten(2).mT[:, None]
+        mixed = self.content.attend(
+            keys,
+            work.axes,
             self.encoding,
-            maps.whole(),
-            maps.groups,
-            share=self.share,
+            value,
+            form=self.form,
+            adds_score=share is None,
             dropout=self.dropout,
         )
-        return add_bias(y, bias)
+        mixed = mixed.mT.to(keys.dtype)
+        if self.order == "weights":
+            y = combine_heads(mixed, own.whole(), maps.groups)
+        elif own.output is None:
+            y = mixed.sum(1)
+        else:
+            y = combine_heads(mixed, own.output, maps.groups)
+        y = add_bias(y.view(*y.shape[:2], *work.sizes), bias)
+        if self.position is None or share is None:
+            return y
+        return y + self.position.attend(x, maps.weighted(share), None)
 
 
 def _content_flops(work: Work, width: int, displacements: int) -> int:
@@ -141,3 +166,53 @@ def _content_flops(work: Work, width: int, displacements: int) -> int:
     softmax = 5 * work.batch * work.weights(by_axis=False)
     means = work.mixing(work.channels, by_axis=False)
     return 2 * work.heads * (products + position) + softmax + means + work.maps
+
+
+def content_path(impl: str, *, position: Path | None, **options: Any) -> ContentPath:
+    """Chooses how scores of displacements reach the kernel.
+
+    Args:
+        impl: "auto", "content" or "quadratic".
+        position: Attention of positions alone, if a gate mixes it in.
+        **options: The other arguments of `ContentPath`.
+
+    Returns:
+        The path.
+    """
+    work, encoding, content = options["work"], options["encoding"], options["content"]
+    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
+    leak = 0.0 if position is None else position.leak
+    needs_position = position is None or content.uses_position
+    form = _form(encoding, work)
+    if impl == "quadratic" and needs_position:
+        form = "quadratic"
+        leak += content.rounding(
+            encoding, work.axes, work.softmax_dtype, adds_score=position is None
+        )
+    order = "values" if work.inner < work.channels else "weights"
+    if needs_position:
+        reason = f"{reason}; scores of displacements are {_words(form, work)}"
+    return ContentPath(
+        name="content",
+        reason=reason,
+        order=order,
+        leak=leak,
+        form=form,
+        position=position,
+        **options,
+    )
+
+
+def _form(encoding: Encoding, work: Work) -> str:
+    """Returns "one-hot" if scores are few channels, or "mask"."""
+    # the kernel's gradient leaves rounding where weights are exactly 0 and 1
+    if not encoding.axis_additive or isinstance(encoding, Shift):
+        return "mask"
+    long = work.line is not None and position_width("one-hot", work.axes) > _WIDEST
+    return "mask" if long else "one-hot"
+
+
+def _words(form: str, work: Work) -> str:
+    if form == "mask":
+        return "a mask"
+    return f"{position_width(form, work.axes)} channels ({form})"

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding, ScoreFunction, Shift, create_encoding
+from convattn.encodings import Encoding, Quadratic, ScoreFunction, Shift, create_encoding
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
     HeadMaps,
@@ -26,11 +26,11 @@ from convattn.functional.plan import REQUESTED, can_be_read, plan
 from convattn.functional.torch_modes import autocasts
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
-from convattn.layers.paths import ContentPath, ReferencePath, weights_by_definition
+from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
 from convattn.layers.values import make_values
 from convattn.record import Record
 
-PATHS = ("auto", "content", "dense", "fourier", "reference", "separable", "shift")
+PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
 """Values of a layer's argument `impl`: the ways to compute it."""
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
@@ -46,6 +46,9 @@ _WITH_CENTRES = {
     "shift": "displacements",
 }
 """Encodings whose heads look at centres, and the argument that places these."""
+
+_CONTENT_PATHS = ("content", "quadratic")
+"""Paths on which scores depend on the images."""
 
 _CONVOLUTION_PATHS = ("auto", "shift")
 """Paths on which hard heads run as a convolution."""
@@ -238,10 +241,11 @@ class RelativeAttention(HasKernel, ABC):
             input_dilation: Step of the input pixels on the key grid, ≥ 1; above 1 as in a transposed convolution.
             dropout: Probability in [0, 1) with which an attention weight is dropped in training; without content one
                 draw serves the whole batch.
-            impl: "reference" (explicit scores, written to be read), "content" (in little memory; compiled, the same as
-                "reference"), "dense" (explicit weights in large products), "fourier" (fast
-                transforms), "separable" (one softmax per axis; axis-additive encodings), "shift" (a convolution; hard
-                heads of axis-additive encodings; their gradient is zero) or "auto": what `plan` chooses.
+            impl: "reference" (explicit scores, written to be read), "content" (a fused kernel), "quadratic" (the same
+                with the scores of a `Quadratic` in n + 1 channels, which are off by what `plan` states as its bound),
+                "dense" (explicit weights in large products), "fourier" (fast transforms), "separable" (one softmax per
+                axis; axis-additive encodings), "shift" (a convolution; hard heads of axis-additive encodings; their
+                gradient is zero) or "auto": what `plan` chooses.
             device: Where to put the parameters.
             dtype: Dtype of the parameters, the encoding's included.
 
@@ -429,7 +433,7 @@ class RelativeAttention(HasKernel, ABC):
         """Tells whether content scores change the result in the present mode, or have a gradient."""
         if self.content is None:
             return False
-        if self.gate is None or self.gate_kind != "tanh" or self._impl == "content":
+        if self.gate is None or self.gate_kind != "tanh" or self._impl in _CONTENT_PATHS:
             return True
         if not can_be_read(self.gate):
             return True
@@ -483,21 +487,19 @@ class RelativeAttention(HasKernel, ABC):
         dropout = self.dropout if self.training else 0.0
         if content is None and self.impl != "reference":
             return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
-        name, reason = self.impl, REQUESTED
-        if name == "auto":
-            name, reason = "content", "the scores depend on the input"
         options: dict[str, Any] = {
-            "name": name,
-            "reason": reason,
             "work": work,
             "encoding": self.encoding,
             "content": content,
             "share": self._share(),
             "dropout": dropout,
         }
-        if name == "reference" or torch.compiler.is_compiling():
-            return ReferencePath(**options)
-        return ContentPath(**options)
+        if self.impl == "reference":
+            return ReferencePath(name="reference", reason=REQUESTED, **options)
+        position = None
+        if self.gate is not None:
+            position = plan(work, self.encoding, "auto", dropout)
+        return content_path(self.impl, position=position, **options)
 
     @property
     def _like(self) -> Tensor:
@@ -515,12 +517,15 @@ class RelativeAttention(HasKernel, ABC):
         if impl not in PATHS:
             raise UnknownNameError("impl", impl, PATHS)
         content, dropout = self.content is not None, self.dropout
+        quadratic = isinstance(self.encoding, Quadratic)
         expected = None
-        if content and impl not in ("auto", "content", "reference"):
-            expected = '"auto", "content" or "reference" with content'
-        elif not content and impl == "content":
-            others = ", ".join(path for path in PATHS if path != "content")
+        if content and impl not in ("auto", *_CONTENT_PATHS, "reference"):
+            expected = '"auto", "content", "quadratic" or "reference" with content'
+        elif not content and impl in _CONTENT_PATHS:
+            others = ", ".join(path for path in PATHS if path not in _CONTENT_PATHS)
             expected = f"one of {others} without content"
+        elif impl == "quadratic" and not quadratic:
+            expected = '"auto", "content" or "reference" unless the encoding is a Quadratic'
         elif dropout and impl in ("fourier", "separable", "shift"):
             expected = '"auto", "dense" or "reference" with dropout'
         elif impl in ("separable", "shift") and not self.encoding.axis_additive:
@@ -578,7 +583,7 @@ class RelativeAttention2d(RelativeAttention):
             which "tanh" starts without content.
         input_dilation: Step of the input's pixels among the keys, ≥ 1; above 1 as in a transposed convolution.
         dropout: Probability in [0, 1) with which an attention weight is dropped in training.
-        impl: "auto", or what computes: "reference", "content", "dense", "fourier", "separable" or "shift".
+        impl: "auto", or what computes: "reference", "content", "quadratic", "dense", "fourier", "separable" or "shift".
         device: Where to put the parameters.
         dtype: Dtype of the parameters, the encoding's included.
 

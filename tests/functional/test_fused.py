@@ -1,4 +1,4 @@
-"""Content attention, some images at a time: parts give what the whole gives, and nothing large is kept."""
+"""Attention by torch's fused kernel, and in pieces: the definition with all gradients, and nothing large is kept."""
 
 import importlib
 
@@ -7,6 +7,7 @@ import torch
 from tests.testing.dense import as_dtype
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable
@@ -17,7 +18,7 @@ from convattn.layers import (
     RelativeAttention3d,
 )
 
-MODULE = importlib.import_module("convattn.functional.content")
+MODULE = importlib.import_module("convattn.functional.fused")
 
 
 NARROW = Content(key_width=3)
@@ -65,44 +66,31 @@ def check(layer, x, expected=None):
 
 
 PIECES = {
-    "tables by axis": (RelativeAttention2d, "learned_axial", (5, 7), {}),
+    "a mask": (RelativeAttention2d, "learned_table", (5, 7), {}),
+    "a mask of each image": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
     "a query bias and no projection": (
         RelativeAttention2d,
-        "learned_axial",
+        "distance",
         (5, 7),
         {"content": Content(query_bias=True, content_bias=False)},
     ),
-    "features of all axes at once": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
-    "no features": (
-        RelativeAttention2d,
-        "learned_axial",
-        (5, 7),
-        {"content": Content(position=False)},
-    ),
-    "one row": (RelativeAttention2d, "learned_axial", (1, 9), {}),
-    "one column": (RelativeAttention2d, "learned_axial", (9, 1), {}),
-    "one pixel": (RelativeAttention2d, "learned_axial", (1, 1), {}),
-    "a sequence": (RelativeAttention1d, "learned_axial", (11,), {}),
-    "a volume": (RelativeAttention3d, "sinusoidal", (2, 3, 4), {}),
+    "one row": (RelativeAttention2d, "learned_table", (1, 9), {}),
+    "one pixel": (RelativeAttention2d, "generalized_quadratic", (1, 1), {}),
+    "a sequence": (RelativeAttention1d, "learned_table", (11,), {}),
+    "a volume": (RelativeAttention3d, "generalized_quadratic", (2, 3, 4), {}),
     "strides": (
         RelativeAttention2d,
-        "quadratic",
+        "learned_table",
         (7, 9),
         {"kernel_size": 3, "stride": 2, "padding": 1},
     ),
-    "a gate": (RelativeAttention2d, "quadratic", (5, 7), {"gate": "sigmoid"}),
-    "a gate, scores of all axes at once": (
-        RelativeAttention2d,
-        "generalized_quadratic",
-        (5, 7),
-        {"gate": "sigmoid"},
-    ),
-    "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
+    "a gate": (RelativeAttention2d, "generalized_quadratic", (5, 7), {"gate": "sigmoid"}),
+    "groups": (RelativeAttention2d, "learned_table", (5, 7), {"groups": 2}),
 }
 
 
 @pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), PIECES.values(), ids=PIECES)
-def test_rows_of_queries_at_a_time_are_the_reference_with_all_gradients(
+def test_queries_at_a_time_are_the_reference_with_all_gradients(
     kind, encoding, spatial, options, monkeypatch
 ):
     given = {"content": NARROW, **options}
@@ -129,39 +117,40 @@ class Largest(TorchDispatchMode):
         return made
 
 
+def largest(layer, x):
+    with Largest() as met, torch.set_grad_enabled(x.requires_grad):
+        y = layer(x)
+        if x.requires_grad:
+            y.sum().backward()
+    return met.bytes
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "spatial", "encoding", "gate"),
+    ("kind", "spatial", "encoding"),
     [
-        (RelativeAttention2d, (16, 16), LearnedAxial(2, 2, extent=16, width=3), None),
-        (RelativeAttention2d, (16, 16), GeneralizedQuadratic(2, 2), None),
-        (RelativeAttention2d, (16, 16), LearnedTable(2, 2, extent=16), "sigmoid"),
-        (RelativeAttention1d, (256,), LearnedAxial(2, 1, extent=256, width=3), None),
-        (RelativeAttention2d, (1, 256), LearnedAxial(2, 2, extent=256, width=3), None),
+        (RelativeAttention2d, (16, 16), GeneralizedQuadratic(2, 2)),
+        (RelativeAttention2d, (16, 16), LearnedTable(2, 2, extent=16)),
+        (RelativeAttention1d, (256,), LearnedTable(2, 1, extent=256)),
     ],
 )
-def test_an_image_that_does_not_fit_is_computed_in_pieces_that_do(
-    kind, spatial, encoding, gate, gradients, monkeypatch
+def test_a_mask_that_does_not_fit_is_computed_in_pieces_that_do(
+    kind, spatial, encoding, gradients, monkeypatch
 ):
     monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
-    layer, x = (
-        kind(4, 5, num_heads=2, encoding=encoding, content=NARROW, gate=gate),
-        torch.randn(1, 4, *spatial, requires_grad=gradients),
-    )
+    layer = kind(4, 5, num_heads=2, encoding=encoding, content=NARROW)
     whole = 2 * 256 * 256 * 4
-    with Largest() as met, torch.set_grad_enabled(gradients):
-        y = layer(x)
-        if gradients:
-            y.sum().backward()
-    assert met.bytes <= 1 << 17 < whole / 3
+    assert (
+        largest(layer, torch.randn(1, 4, *spatial, requires_grad=gradients)) <= 1 << 17 < whole / 3
+    )
 
 
-def test_a_part_that_forgets_a_term_is_noticed(monkeypatch):
-    """Negative control: without the content-position term the check fails."""
-    along = MODULE._Call._along
-    monkeypatch.setattr(MODULE._Call, "_along", lambda *args: 0 * along(*args))
-    with pytest.raises(AssertionError, match="result: error"):
-        check(made("content"), torch.randn(3, 4, 5, 7))
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("gate", [None, "sigmoid"])
+def test_channels_need_no_weights_of_every_pair(gate, gradients):
+    layer, x = made("content", gate=gate), torch.randn(3, 4, 16, 16, requires_grad=gradients)
+    channels = 3 + 16 + 16
+    assert largest(layer, x) <= 3 * 2 * 256 * channels * 4 < 3 * 2 * 256 * 256 * 4
 
 
 @pytest.mark.parametrize(
@@ -171,24 +160,64 @@ def test_heads_of_every_width_are_the_reference(content):
     check(made("content", content=content), torch.randn(3, 4, 5, 7))
 
 
+def test_a_query_that_forgets_its_channels_is_noticed(monkeypatch):
+    """Negative control: without the content-position term the check fails."""
+    module = importlib.import_module("convattn.layers.content_scores")
+    right = module.feature_channels
+    monkeypatch.setattr(module, "feature_channels", lambda *args: 0 * right(*args))
+    with pytest.raises(AssertionError, match="result: error"):
+        check(made("content"), torch.randn(3, 4, 5, 7))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_the_layer_changes_no_gradient(reentrant):
+    layer, x = made("content"), torch.randn(3, 4, 5, 7)
+    expected = results(layer, x)
+
+    def around(images):
+        return checkpoint(layer, images, use_reentrant=reentrant)
+
+    images = x.clone().requires_grad_()
+    y = around(images)
+    y.backward(upstream_of(y))
+    found = [y.detach(), images.grad, *(number.grad for number in layer.parameters())]
+    for actual, right in zip(found, expected, strict=True):
+        assert torch.equal(actual, right)
+
+
+def test_a_backward_pass_frees_what_the_kernel_kept():
+    layer, x = made("content"), torch.randn(3, 4, 5, 7)
+    y = layer(x)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        y.sum().backward()
+    again = layer(x).sum()
+    again.backward(retain_graph=True)
+    again.backward()
+
+
 def saved_bytes(layer, x):
-    total = 0
+    memory = {}
 
     def pack(tensor):
-        nonlocal total
-        total += tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        memory[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x)
-    return total
+        y = layer(x)
+    assert y.requires_grad
+    return sum(memory.values())
 
 
-def test_no_weights_are_kept_for_the_backward_pass():
-    x = torch.randn(4, 4, 16, 16)
-    weights = 4 * 2 * 256 * 256 * 4
-    assert saved_bytes(made("content"), x) < weights / 4
-    assert saved_bytes(made("reference"), x) > weights
+@pytest.mark.parametrize("encoding", [LearnedAxial(2, 2, extent=24, width=3), LearnedTable(2, 2)])
+def test_no_weights_are_kept_for_the_backward_pass(encoding):
+    layer = RelativeAttention2d(4, 5, num_heads=2, encoding=encoding, content=NARROW)
+    x = torch.randn(2, 4, 24, 24)
+    weights = 2 * 2 * 24**4 * 4
+    assert saved_bytes(layer, x) < weights / 2
+    layer.impl = "reference"
+    assert saved_bytes(layer, x) > weights
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 25])

@@ -1,0 +1,1 @@
+"""What do relative positions cost in a fused attention kernel?"""
