@@ -9,10 +9,18 @@ import torch
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
-from convattn.convert import SamePaddedAttention, conv_to_attention, freeze, network_to_attention
+from convattn.convert import conv_to_attention, freeze, network_to_attention
+from convattn.convert.calls import AttendedCalls, Call
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ConversionError, ShapeError
 from convattn.layers import FrozenAttention, MergedValues, RelativeAttention1d, RelativeAttention2d
+
+
+class Padded(nn.Conv2d):
+    """Pads at the end, and calls a convolution."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
 
 
 def images(*shape):
@@ -75,9 +83,11 @@ def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
         conv_to_attention(nn.Conv2d(4, 6, 3, stride=2), sharpness=sharpness)[0],
         images(2, 4, 9, 8),
     )
-    padded = SamePaddedAttention(layer).eval()
+    options = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    called = Call("Conv2d", (6, 4, 3, 3), options)
+    padded = AttendedCalls(Padded(4, 6, 3, stride=2), [layer], [called]).eval()
     frozen = copy.deepcopy(freeze(nn.Sequential(padded), x))
-    assert not isinstance(frozen[0].attention, RelativeAttention2d)
+    assert not isinstance(frozen[0].layers[0], RelativeAttention2d)
     high = copy.deepcopy(padded).double()(x.double())
     assert_within_budget(frozen(x), high, roundings(call, padded, x))
 

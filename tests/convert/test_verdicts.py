@@ -118,11 +118,11 @@ CLOSE = {
         for sharpness in (9.0, 10.0, 12.0, 15.0)
     },
     "maps, which have no decisions": lambda: to_attention("map", sharpness=10.0),
-    "a limit of the caller": lambda: to_attention("sure", sharpness=3.0, tolerance=0.2),
+    "a limit of the caller": lambda: to_attention("sure", sharpness=5.0, tolerance=0.2),
     "a smaller limit of the caller": lambda: to_attention(sharpness=15.0, tolerance=1e-4),
     "back, by windows that leave little out": lambda: to_conv(cifar_like(10.0), kernel_size=3),
     "back, by a limit of the caller": lambda: to_conv(
-        network_to_attention(network("sure"), sharpness=4.0)[0], kernel_size=3, tolerance=0.2
+        network_to_attention(network("sure"), sharpness=5.0)[0], kernel_size=3, tolerance=0.2
     ),
 }
 DIFFERENT = {
@@ -164,7 +164,7 @@ def tampered(fault):
     layer, _ = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    return certify_attention(conv, layer, leak=0.0, per_unit=0.0)
+    return certify_attention(conv, layer, leak=0.0, per_unit=torch.zeros(5))
 
 
 def wrong_promise(leak):
@@ -172,7 +172,7 @@ def wrong_promise(leak):
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer, _ = conv_to_attention(conv, sharpness=3.0)
-    return certify_attention(conv, layer, leak=leak, per_unit=leak)
+    return certify_attention(conv, layer, leak=leak, per_unit=torch.full((5,), leak))
 
 
 class Wrong(nn.Module):

@@ -12,7 +12,7 @@ from tests.networks.networks import NAMED, OWN_ATTENTION, Tied, converted, image
 from torch import nn
 
 from convattn import load_network, network_to_attention, network_to_conv, save_network
-from convattn.convert import SamePaddedAttention, conv_to_attention, save_layer
+from convattn.convert import conv_to_attention, save_layer
 from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
@@ -118,10 +118,8 @@ def test_a_network_in_channels_last_comes_back_in_it(tmp_path):
     assert torch.equal(loaded(x), made(x))
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["layer", "padded by size"])
-def test_a_layer_is_a_network_too(wrap, tmp_path):
-    layer, _ = conv_to_attention(nn.Conv2d(3, 5, 3))
-    network = SamePaddedAttention(layer) if wrap else layer
+def test_a_layer_is_a_network_too(tmp_path):
+    network, _ = conv_to_attention(nn.Conv2d(3, 5, 3))
     loaded = load_network(save_network(network, tmp_path / "network"))
     assert_same_network(loaded, network.eval())
     again = load_network(save_layer(network, tmp_path / "layer"))

@@ -1,17 +1,16 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
 from convattn.convert.agreement import certify
-from convattn.convert.bounds import off_centre_mass
 from convattn.convert.freezing import freeze
 from convattn.convert.network import network_to_attention, network_to_conv
+from convattn.convert.promise import off_centre_mass
 from convattn.convert.saved_layers import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
-from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
+from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv
 
 __all__ = [
     "SUPPORTED_CONVOLUTIONS",
-    "SamePaddedAttention",
     "attention_to_conv",
     "certify",
     "conv_to_attention",

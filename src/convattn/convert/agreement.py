@@ -3,9 +3,10 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
@@ -16,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import rounded_differently
-from convattn.convert.bounds import largest
 from convattn.convert.certificate import CLOSE, VerdictRecord, require_share
-from convattn.convert.comparison import compare_networks
+from convattn.convert.comparison import compare_layers, compare_networks
 from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import (
     Arguments,
@@ -34,10 +34,6 @@ from convattn.convert.surgery import (
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
 from convattn.wording import counted
-
-_FARTHER = 4
-"""How many times as far from float64 as the reference's own roundings a layer may be. A merged normalisation puts a
-large bias first: with AVX2 the sum is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
 
 _IN_WORDS = {
     "exact": "computes what {} computes, up to rounding",
@@ -169,13 +165,15 @@ def certify(
     source = _Listed(copy_network(reference).eval())
     rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
-    comparison = compare_networks(source, listed, arguments, {}, to_conv=False, rounded=rounded)
+    comparison = compare_networks(source, listed, arguments, [], to_conv=False, rounded=rounded)
     not_covered = ["other images than these", *comparison.not_covered]
     layers = 0
     first = None
+    few = arguments.batches(4)[0]
     try:
         networks = [one.network for one in rounded]
-        layers, first = _compare_layers(source.network, networks, listed, arguments.batches(4)[0])
+        values = partial(_values_of_layers, listed, few)
+        layers, first = compare_layers(source.network, networks, few, values)
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
         not_covered.append(f"single layers, which cannot be watched ({why})")
@@ -193,7 +191,6 @@ def certify(
         exact=may_be_exact, promised=False, changed=changed, tolerance=tolerance
     )
     worst = comparison.nearest_to_rounding
-    name, error, rounding = first or (None, None, None)
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
@@ -212,9 +209,9 @@ def certify(
         ties=ties,
         interval=interval,
         layers=layers,
-        first=name,
-        first_error=error,
-        first_rounding=rounding,
+        first=None if first is None else first.name,
+        first_error=None if first is None else first.apart.error,
+        first_rounding=None if first is None else first.apart.rounding,
         not_covered=tuple(not_covered),
     )
 
@@ -304,37 +301,8 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Listed:
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
-def _compare_layers(
-    source: nn.Module, rounded: Sequence[nn.Module], listed: _Listed, images: Arguments
-) -> tuple[int, tuple[str, float, float] | None]:
-    """Returns how many layers could be matched by their names, and the first outside its tolerance.
-
-    That is its name, its error and what rounding explains. A layer is passed over if all that take its output, or
-    else the module that holds it, are within their tolerances.
-    """
-    exact = copy.deepcopy(source).double()
-    high, takers = layer_outputs(exact, images, torch.float64)
-    values = _values_of_layers(listed, images, high)
-    matched = {}
-    error = {}
-    for name, x in high.items():
-        value = values.get(name)
-        if value is not None and value.shape == x.shape and x.isfinite().all():
-            matched[name] = x
-            error[name] = largest(value.double() - x)
-    rounding = _rounding_of_layers(source, rounded, images, matched)
-    within = {name: error[name] <= rounding[name] for name in matched}
-    for name in matched:
-        parent = name.rpartition(".")[0]
-        after = [within[taker] for taker in takers.get(name, [parent]) if taker in matched]
-        passed_over = bool(after) and all(after)
-        if not within[name] and not passed_over:
-            return len(matched), (name, error[name], rounding[name])
-    return len(matched), None
-
-
 def _values_of_layers(
-    listed: _Listed, images: Arguments, high: Mapping[str, Tensor]
+    listed: _Listed, images: Arguments, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Returns the outputs of the other network's layers by name."""
     if isinstance(listed.network, nn.Module):
@@ -342,30 +310,10 @@ def _values_of_layers(
     if listed.load is None:
         return {}
     once = []  # innermost layers that run once
-    for name in high:
-        is_inner = not any(other.startswith(f"{name}.") for other in high)
-        if is_inner and f"{name}#2" not in high:
+    for name in names:
+        is_inner = not any(other.startswith(f"{name}.") for other in names)
+        if is_inner and f"{name}#2" not in names:
             once.append(name)
     session = listed.load(once)
     results = output_of(_Listed(session), images)
     return {name: results[place] for name, place in session.layers.items()}
-
-
-def _rounding_of_layers(
-    source: nn.Module,
-    rounded: Sequence[nn.Module],
-    images: Arguments,
-    high: Mapping[str, Tensor],
-) -> dict[str, float]:
-    """Returns how far rounding may move the output of each layer."""
-    moved = [images.rounded_differently(seed) for seed in range(3)]
-    runs = [(source, one) for one in (images, *moved)]
-    runs += [(network, images) for network in rounded]
-    rounding = dict.fromkeys(high, 0.0)
-    for network, given in runs:
-        for name, low in layer_outputs(network, given)[0].items():
-            if name in high:
-                spread = largest(low.double() - high[name])
-                least = torch.finfo(low.dtype).eps * largest(high[name])
-                rounding[name] = max(rounding[name], _FARTHER * (spread + least))
-    return rounding

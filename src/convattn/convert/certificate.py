@@ -92,6 +92,8 @@ class Certificate(VerdictRecord):
     has_output_size: bool = False  # Whether the source's forward takes an `output_size`
     name: str = ""  # Of the layer in a network, the first of several; as in `named_modules`
     aliases: tuple[str, ...] = ()  # Its further names there
+    # Which convolution it is, from 1, of those that the module calls as functions; 0: the module
+    call: int = 0
     # In a network: "convolution" or "normalised convolution", or the path of attention on its
     # images; None if they did not reach it
     path: str | None = None
@@ -178,7 +180,8 @@ class Certificate(VerdictRecord):
         ]
         if not self.exact:
             facts.insert(1, f"leak {self.leak:.3g}")
-        return f"{self.name or ITSELF}: {', '.join(facts)}"
+        which = f", call {self.call}" if self.call else ""
+        return f"{self.name or ITSELF}{which}: {', '.join(facts)}"
 
 
 def _remedies(*, to_attention: bool) -> list[str]:

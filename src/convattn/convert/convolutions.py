@@ -1,28 +1,33 @@
 """The convolutions of a network: found, and read as plain ones, or refused by name with the reason."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from convattn.convert.calls import Call, Recorder, find_calls, why_not_found
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
+    Arguments,
     copy_module,
+    copy_network,
     full_name,
     is_own_hook,
     matches,
     names_by_module,
+    output_of,
     patterns,
+    replaced_methods,
 )
 from convattn.convert.taps import (
     OPTIONS,
@@ -31,26 +36,12 @@ from convattn.convert.taps import (
     AnyConvolution,
     why_unsupported,
 )
-from convattn.errors import ConversionError, UnsupportedModelError
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_fit
 from convattn.layers import RelativeAttention
 from convattn.wording import ITSELF, counted, some
 
-_SAME = "timm.layers.conv2d_same.Conv2dSame"
-"""Class of convolutions that always pad like TensorFlow's "SAME"."""
-
-_STANDARDISED: dict[str, str | None] = {
-    "timm.layers.std_conv.StdConv2d": None,
-    "timm.layers.std_conv.StdConv2dSame": "same_pad",
-    "timm.layers.std_conv.ScaledStdConv2d": None,
-    "timm.layers.std_conv.ScaledStdConv2dSame": "same_pad",
-    "transformers.models.bit.modeling_bit.WeightStandardizedConv2d": "pad",
-}
-"""Classes of convolutions that standardise their weight, with the attribute that tells whether they pad like "SAME"."""
-
 _REFUSED: dict[str, str] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
-    "timm.layers.cond_conv2d.CondConv2d": "its kernels depend on the input",
-    "timm.layers.conv2d_same.Conv2dSameExport": "it pads every image like the first one that it saw; use Conv2dSame",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
 }
 """Modules that cannot be converted or copied, by full name, with the reason."""
@@ -85,11 +76,12 @@ class NetworkConvolution:
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
     conv: Any  # A convolution of torch, or a normalised one; it may share memory with the module
-    same: bool = False  # Whether the image is first padded by its size, as TensorFlow's "SAME" does
     # The module's own parameter, if it is the kernel; None if the kernel is computed
     weight: nn.Parameter | None = None
     bias_is_own: bool = True  # Whether the bias is the module's parameter itself, or missing
     notes: tuple[str, ...] = ()  # What changes by the conversion
+    call: Call | None = None  # The call, if the module calls it as a function
+    number: int = 0  # Which of the module's calls it is, from 0
 
     @property
     def name(self) -> str:
@@ -103,23 +95,34 @@ class NetworkConvolution:
 
 
 def find_convolutions(
-    model: nn.Module, include: Patterns, exclude: Patterns
+    model: nn.Module, include: Patterns, exclude: Patterns, arguments: Arguments
 ) -> tuple[list[NetworkConvolution], list[LeftAlone]]:
     """Returns the convolutions of a network to convert, and those to leave alone.
 
-    Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing is left to
-    convert, ConversionError says why.
+    A module of torch, or of a subclass that computes the same, is read as it is. The network runs, to find what other
+    modules call. Modules that cannot be converted raise one UnsupportedModelError that names them all; where nothing
+    is left to convert, ConversionError says why.
     """
     every = names_by_module(model)
-    named = {module: names for module, names in every.items() if _may_convolve(module)}
+    may_run = not any(why_refused(module) for module in every)
+    recorders = _record(model, arguments) if may_run else []
+    named = {}
+    for module, names in every.items():
+        calls = any(any(recorder.runs.get(module, [])) for recorder in recorders)
+        if calls or isinstance(module, _ConvNd) or is_normalised(module) or why_refused(module):
+            named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
-    convolutions = []
+    convolutions: list[NetworkConvolution] = []
     refused = []
     for module in selected:
+        names = named[module]
         try:
-            convolutions.append(_read(module, named[module]))
+            convolutions += _read(module, names, recorders)
         except UnsupportedModelError as error:
-            refused.append(f"  {named[module][0] or ITSELF} ({type(module).__name__}): {error}")
+            if isinstance(module, _ConvNd) or why_refused(module):
+                refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
+            else:
+                left.append(LeftAlone(names[0], type(module).__name__, str(error)))
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
@@ -131,9 +134,23 @@ def find_convolutions(
     return convolutions, left
 
 
-def _may_convolve(module: nn.Module) -> bool:
-    is_convolution = isinstance(module, _ConvNd) or is_normalised(module)
-    return is_convolution or why_refused(module) is not None
+def _record(model: nn.Module, arguments: Arguments) -> list[Recorder]:
+    """Runs a network in evaluation mode on an image, and on two with other numbers; notes its calls.
+
+    The modules of the copies that run are given back as those of the network.
+    """
+    recorders = []
+    for images in (arguments.batches(1)[0], arguments.batches(2)[0].altered()):
+        copied = copy_network(model).eval()
+        originals = dict(zip(copied.modules(), model.modules(), strict=True))
+        parameters = dict(zip(copied.parameters(), model.parameters(), strict=True))
+        try:
+            recorder = find_calls(copied, partial(output_of, arguments=images))
+        except Exception as error:  # a foreign network may fail in any way
+            raise ArgumentError(must_fit(arguments.words, error)) from error
+        recorder.become(originals, parameters)
+        recorders.append(recorder)
+    return recorders
 
 
 def select_modules(
@@ -163,7 +180,7 @@ def _why_none(model: nn.Module, left: Sequence[LeftAlone]) -> str:
     if attention:
         are = "is" if attention == 1 else "are"
         return f"{counted(attention, 'layer')} {are} attention already; `network_to_conv` (`--to conv`) converts back"
-    return "none of its modules is one, and those called as functions are not converted"
+    return "none of its modules is one, or calls one on these images"
 
 
 def why_refused(module: nn.Module) -> str | None:
@@ -186,16 +203,62 @@ def why_refused(module: nn.Module) -> str | None:
     return None
 
 
-def _read(module: nn.Module, names: Sequence[str]) -> NetworkConvolution:
-    """Reads a module as a plain convolution; if it may compute something else, UnsupportedModelError says why."""
+def _read(
+    module: nn.Module, names: Sequence[str], recorders: Sequence[Recorder]
+) -> list[NetworkConvolution]:
+    """Reads a module as plain convolutions; if it may compute something else, UnsupportedModelError says why."""
     reason = why_refused(module)
     if reason is not None:
         raise UnsupportedModelError(reason)
+    plain = None
     if is_normalised(module):
         plain = NetworkConvolution(tuple(names), copy.copy(module))
-    else:
-        plain = _read_convolution(module, names)
-    return replace(plain, notes=(*plain.notes, *_hook_notes(module)))
+    elif isinstance(module, _ConvNd) and not any(module in seen.sized for seen in recorders):
+        plain = _read_plain(module, names)
+    convolutions = [plain] if plain else _read_calls(module, names, recorders)
+    hooks = tuple(_hook_notes(module))
+    return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
+
+
+def _read_calls(
+    module: nn.Module, names: Sequence[str], recorders: Sequence[Recorder]
+) -> list[NetworkConvolution]:
+    """Reads the convolutions that a module calls as functions."""
+    reason = why_not_found(module, recorders)
+    if reason is not None:
+        raise UnsupportedModelError(reason)
+    run = recorders[0].runs[module][0]
+    convolutions = []
+    for number, seen in enumerate(run):
+        call = seen.call
+        if any(module in recorder.sized for recorder in recorders):
+            call = call.ending_anywhere()
+        _require_plain("weight", seen.weight)
+        conv = call.build(seen.weight, seen.bias)
+        if call.weight is None:
+            conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
+        conv.train(module.training)
+        reason = why_unsupported(conv)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        notes = []
+        if call.weight is None:
+            notes.append(
+                "its weight is computed; the present value was converted, and learns by itself"
+            )
+        weight = module._parameters.get(call.weight or "")
+        convolutions.append(
+            NetworkConvolution(
+                names=tuple(names),
+                conv=conv,
+                weight=weight,
+                bias_is_own=not call.has_bias or call.bias is not None,
+                notes=tuple(notes),
+                call=call,
+                number=number,
+            )
+        )
+    return convolutions
 
 
 def _hook_notes(module: nn.Module) -> list[str]:
@@ -216,17 +279,24 @@ def _hook_notes(module: nn.Module) -> list[str]:
     return notes
 
 
-def _read_convolution(module: nn.Module, names: Sequence[str]) -> NetworkConvolution:
-    """Reads a convolution of torch or of a subclass, with any parametrisation."""
+def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution | None:
+    """Reads a convolution of torch, with any parametrisation; None if it may compute something else."""
     kind = parametrize.type_before_parametrizations(module)
-    name = full_name(kind)
-    standardised = name in _STANDARDISED
-    base = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
-    if name != _SAME and not standardised:
-        _require_nothing_overridden(kind, base)
+    base: Any = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
+    used = {*dir(base(1, 1, 1, device="meta")), "__getattribute__"}
+    for part in kind.__mro__:
+        if part not in base.__mro__ and used & vars(part).keys() - _HARMLESS:
+            return None
     computed, working = _without_reparametrisation(module)
-    _require_nothing_else(module, working, computed, {"gain", "pad"} if standardised else set())
-    conv = _build_plain(base, working, _standardised if standardised else None)
+    held = {*working._parameters, *working._buffers, *working._modules}
+    expected = {"weight", "bias", "parametrizations"}
+    missing = {"weight", "bias"} - {*computed, *working._parameters}
+    if held - expected or missing or replaced_methods(module):
+        return None
+    conv = _build_plain(base, working)
+    padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
+    if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(working, padded):
+        return None
     reason = why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(reason)
@@ -234,53 +304,13 @@ def _read_convolution(module: nn.Module, names: Sequence[str]) -> NetworkConvolu
         f"its {tensor} is computed by {how}; its present value was converted"
         for tensor, how in computed.items()
     ]
-    if standardised:
-        notes.append(
-            "the standardised weight was converted; further training does not standardise it again"
-        )
-    pads = _STANDARDISED.get(name)
-    is_own = not standardised and "weight" not in computed
     return NetworkConvolution(
         names=tuple(names),
         conv=conv,
-        same=name == _SAME or (pads is not None and getattr(module, pads) not in (None, False)),
-        weight=module._parameters["weight"] if is_own else None,
+        weight=module._parameters["weight"] if "weight" not in computed else None,
         bias_is_own="bias" not in computed,
         notes=tuple(notes),
     )
-
-
-def _require_nothing_overridden(kind: type, base: type) -> None:
-    """Raises if a subclass overrides anything that its base class uses."""
-    instance = base(1, 1, 1, device="meta")
-    for part in kind.__mro__:
-        if part in base.__mro__:
-            continue
-        used = {*dir(instance), "__getattribute__"}
-        overridden = sorted(used & vars(part).keys() - _HARMLESS)
-        if overridden:
-            what = f"{full_name(part)} is a subclass of {base.__name__} that defines {', '.join(overridden)}"
-            raise UnsupportedModelError(f"{what}; it may compute something else")
-
-
-def _require_nothing_else(
-    module: nn.Module, working: nn.Module, computed: Mapping[str, str], allowed: set[str]
-) -> None:
-    """Raises if a module replaces a method, or holds more than a weight and a bias."""
-    replaced = sorted({"forward", "_conv_forward", "_output_padding"} & vars(module).keys())
-    if replaced:
-        raise UnsupportedModelError(f"its method {replaced[0]} was replaced on the instance")
-    for tensor in ("weight", "bias"):
-        if tensor not in computed and tensor not in working._parameters:
-            raise UnsupportedModelError(f"its {tensor} is not a parameter; make it one first")
-    held = {**working._parameters, **working._buffers, **working._modules}.keys()
-    others = held - {"weight", "bias"} - allowed
-    if parametrize.is_parametrized(module) and computed.keys() <= {"weight", "bias"}:
-        others -= {"parametrizations"}
-    if others:
-        raise UnsupportedModelError(
-            f"it holds more than a weight and a bias: {', '.join(sorted(others))}"
-        )
 
 
 def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
@@ -309,51 +339,27 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
     return computed, working
 
 
-def _build_plain(
-    base: type[nn.Module], working: nn.Module, kernel_of: Callable[[nn.Module], Tensor] | None
-) -> AnyConvolution:
-    """Builds the plain convolution around the tensors of another; `kernel_of` computes its kernel, if given."""
+def _require_plain(name: str, tensor: Tensor) -> None:
+    """Raises UnsupportedModelError if a tensor is of a subclass of torch's, which may compute something else."""
+    if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
+        kind = full_name(type(tensor))
+        raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
+
+
+def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
+    """Builds the plain convolution around the tensors of another."""
     options = {name: getattr(working, name) for name in (*OPTIONS, "padding_mode")}
     if not options["in_channels"] or not options["out_channels"]:
         raise UnsupportedModelError("it has no channels")
     if base in TRANSPOSED_CONVOLUTIONS.values():
         options["output_padding"] = working.output_padding
     conv = base(**options, bias=False, device="meta")
-    # what torch pads by before the product, with other modes than zeros
-    ahead = [list(one._reversed_padding_repeated_twice) for one in (working, conv)]  # type: ignore[arg-type]
-    if options["padding_mode"] != "zeros" and ahead[0] != ahead[1]:
-        raise UnsupportedModelError(
-            "its padding was changed after it was made, and torch still pads as before"
-        )
     for name in ("weight", "bias"):
         with torch.enable_grad():
             tensor = getattr(working, name)
         if tensor is None:
             continue
-        if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
-            raise UnsupportedModelError(
-                f"its {name} is a {full_name(type(tensor))}, not a plain tensor"
-            )
-        numbers = tensor.detach()
-        if name == "weight" and kernel_of is not None:
-            with torch.no_grad():
-                numbers = kernel_of(working)
-        conv.register_parameter(name, nn.Parameter(numbers, requires_grad=tensor.requires_grad))
+        _require_plain(name, tensor)
+        parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        conv.register_parameter(name, parameter)
     return conv.train(working.training)  # type: ignore[return-value]
-
-
-def _standardised(module: nn.Module) -> Tensor:
-    """Returns each output's weights with mean 0 and variance 1, times a gain if the module has one."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    gain = getattr(module, "gain", None)
-    scale = None if gain is None else (gain * module.scale).view(-1)
-    standardised = functional.batch_norm(
-        weight.reshape(1, len(weight), -1),
-        None,
-        None,
-        weight=scale,
-        training=True,
-        momentum=0.0,
-        eps=float(module.eps),  # type: ignore[arg-type]
-    )
-    return standardised.reshape_as(weight)

@@ -1,14 +1,15 @@
 """Whole networks: from convolutions to attention layers that compute the same, and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.bounds import weight_of
+from convattn.convert.calls import AttendedCalls, Call, Watch, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -24,8 +25,9 @@ from convattn.convert.convolutions import (
     select_modules,
     why_refused,
 )
-from convattn.convert.hard_heads import fixed_heads
+from convattn.convert.hard_heads import fixed_heads, unit_steps
 from convattn.convert.normalised import is_normalised
+from convattn.convert.promise import weight_of
 from convattn.convert.surgery import (
     Arguments,
     Images,
@@ -41,10 +43,8 @@ from convattn.convert.surgery import (
     read_arguments,
 )
 from convattn.convert.taps import AnyConvolution
-from convattn.convert.to_attention import SamePaddedAttention, conv_to_attention
+from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import OpenGateError, attention_to_conv, require_options
-from convattn.convert.tracing import Watch
-from convattn.convert.windows import unit_steps
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
@@ -122,7 +122,7 @@ def network_to_attention(
     require_share("tolerance", tolerance)
     arguments = read_arguments(model, images)
     with keep_random_state(model):
-        convolutions, left = find_convolutions(model, include, exclude)
+        convolutions, left = find_convolutions(model, include, exclude, arguments)
         _set_sizes_of_tables(model, convolutions, arguments)
         result, certificates = with_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
@@ -130,13 +130,13 @@ def network_to_attention(
         copied = copy_module(result).eval()
         watch = Watch(copied, [item.name for item in left])
         plain = [one for one in convolutions if not is_normalised(one.conv)]
-        as_read = {one.name: (one.conv, one.same) for one in plain}
-        comparison = compare_networks(model, copied, arguments, as_read, to_conv=False, watch=watch)
+        comparison = compare_networks(model, copied, arguments, plain, to_conv=False, watch=watch)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
-        path = watch.paths.get(_attention_at(copied, convolution.name))
+        path = watch.paths.get(_attention_at(copied, convolution))
         notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
-        layers.append(_in_network(certificate, convolution.names, path, notes))
+        call = 0 if convolution.call is None else convolution.number + 1
+        layers.append(_in_network(certificate, convolution.names, path, notes, call))
     for name, operation in watch.calls.items():
         kind = type(copied.get_submodule(name)).__name__
         reason = f"it calls {operation} as a function, which is not converted"
@@ -179,6 +179,7 @@ def with_attention(
     """Copies a network with attention layers in the places of convolutions; returns it and their certificates."""
     result = copy_network(model)
     replaced: dict[nn.Module, nn.Module] = {}
+    calling: dict[nn.Module, list[tuple[Call, RelativeAttention]]] = {}
     # One weight for all layers that hold a shared one in the same layout
     weights: dict[Any, nn.Parameter] = {}
     certificates = []
@@ -190,16 +191,27 @@ def with_attention(
         else:
             layer, certificate = conv_to_attention(convolution.conv, **options)
             _let_learn(layer, convolution.conv)
+        call = convolution.call
+        bias = old._parameters.get("bias" if call is None else call.bias or "")
         if convolution.bias_is_own:
-            layer.bias = old.bias  # type: ignore[assignment]
+            layer.bias = bias
         if convolution.weight is not None and isinstance(layer.values, MergedValues):
             key = (convolution.weight, convolution.layout)
-            layer.values.weight = weights.setdefault(key, layer.values.weight)
+            own = layer.values.weight
+            if call is not None and own.shape == convolution.weight.shape:
+                own = old.get_parameter(call.weight or "")
+            layer.values.weight = weights.setdefault(key, own)
         if layer.bias is not None and convolution.conv.bias is not None:
             layer.bias.requires_grad_(convolution.conv.bias.requires_grad)
         layer.train(old.training)
-        replaced[old] = SamePaddedAttention(layer) if convolution.same else layer
+        if call is None:
+            replaced[old] = layer
+        else:
+            calling.setdefault(old, []).append((call, layer))
         certificates.append(certificate)
+    for module, pairs in calling.items():
+        calls, layers = zip(*pairs, strict=True)
+        replaced[module] = AttendedCalls(module, layers, calls)
     return graft(result, replaced), certificates
 
 
@@ -213,10 +225,10 @@ def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
         layer.content.requires_grad_(learns)
 
 
-def _attention_at(network: nn.Module, name: str) -> nn.Module:
+def _attention_at(network: nn.Module, convolution: NetworkConvolution) -> nn.Module:
     """Returns the attention layer in place of a convolution."""
-    place = network.get_submodule(name)
-    return place.attention if isinstance(place, SamePaddedAttention) else place
+    place = network.get_submodule(convolution.name)
+    return place.layers[convolution.number] if isinstance(place, AttendedCalls) else place
 
 
 def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> list[str]:
@@ -309,29 +321,14 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         padding_mode=padding_mode,
         borders=borders,
     )
-    converted = []
-    for layer in selected:
-        names = named[layer]
-        parent = model.get_submodule(names[0].rpartition(".")[0])
-        try:
-            conv, certificate = _convert_layer(convert, layer, parent, sizes.get(names[0]))
-        except ConvAttnError as error:
-            open_gate = isinstance(error, OpenGateError)
-            left.append(LeftAlone(names[0], type(layer).__name__, str(error), open_gate))
-        else:
-            converted.append((names, conv, certificate))
-    if not converted:
+    result, layers, not_converted = _with_convolutions(model, convert, selected, named, sizes)
+    left += not_converted
+    if not layers:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
         why = "; ".join(LeftAlone.in_words(left)) or none
         raise ConversionError(
             f"cannot convert {type(model).__name__}: no layer could be converted ({why})"
         )
-    result = copy_network(model)
-    replaced = {}
-    for names, conv, _ in converted:
-        replaced[result.get_submodule(names[0])] = conv
-    result = graft(result, replaced)
-    layers = [_with_path(certificate, model, result, names) for names, _, certificate in converted]
     if arguments is None:
         comparison = None
         not_covered = ["the whole network: no images were given"]
@@ -354,8 +351,74 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return result, certificate
 
 
+def _with_convolutions(
+    model: nn.Module,
+    convert: Callable[..., tuple[AnyConvolution | NormalisedConv, Certificate]],
+    selected: Sequence[RelativeAttention],
+    named: Mapping[RelativeAttention, Sequence[str]],
+    sizes: Mapping[str, tuple[int, ...]],
+) -> tuple[nn.Module, list[Certificate], list[LeftAlone]]:
+    """Copies a network with convolutions in place of attention layers.
+
+    Returns it, the certificates of its convolutions, and the layers that could not be converted.
+    """
+    converted = {}
+    left = []
+    for layer in selected:
+        name = named[layer][0]
+        try:
+            converted[layer] = _convert_layer(convert, layer, sizes.get(name))
+        except ConvAttnError as error:
+            open_gate = isinstance(error, OpenGateError)
+            left.append(LeftAlone(name, type(layer).__name__, str(error), open_gate))
+    if not converted:
+        return model, [], left
+    _tie(converted)
+    result = copy_network(model)
+    replaced = {}
+    for layer, (conv, _) in converted.items():
+        replaced[result.get_submodule(named[layer][0])] = conv
+    result = _without_wrappers(graft(result, replaced))
+    layers = []
+    for layer, (_, certificate) in converted.items():
+        places = [original_place(model, name) for name in named[layer]]
+        names = [place.name for place in places]
+        layers.append(_with_path(certificate, model, result, names, places[0].call))
+    return result, layers, left
+
+
+def _tie(
+    converted: Mapping[RelativeAttention, tuple[AnyConvolution | NormalisedConv, Certificate]],
+) -> None:
+    """Lets convolutions share what their attention layers share."""
+    shared: dict[Any, nn.Parameter] = {}
+    for layer, (conv, _) in converted.items():
+        pairs = [("bias", layer.bias), ("weight", getattr(layer.values, "weight", None))]
+        for name, parameter in pairs:
+            own = getattr(conv, name, None)
+            if parameter is None or not isinstance(own, nn.Parameter):
+                continue
+            other = shared.setdefault((parameter, own.shape), own)
+            if torch.equal(other, own):
+                setattr(conv, name, other)
+
+
+def _without_wrappers(network: nn.Module) -> nn.Module:
+    """Puts modules back whose calls all became their own convolutions again."""
+    unwrapped = {}
+    for module in network.modules():
+        inner = module.without_layers() if isinstance(module, AttendedCalls) else None
+        if inner is not None:
+            unwrapped[module] = inner
+    return graft(network, unwrapped)
+
+
 def _with_path(
-    certificate: Certificate, model: nn.Module, result: nn.Module, names: Sequence[str]
+    certificate: Certificate,
+    model: nn.Module,
+    result: nn.Module,
+    names: Sequence[str],
+    call: int = 0,
 ) -> Certificate:
     """Adds to the certificate of a convolution where it stands in a network, and how it computes."""
     path = "convolution"
@@ -364,7 +427,7 @@ def _with_path(
         path = "normalised convolution"
         cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
         notes.append(f"exact at borders; {cut}")
-    return _in_network(certificate, names, path, notes)
+    return _in_network(certificate, names, path, notes, call)
 
 
 def _compare_with_convolutions(
@@ -376,10 +439,8 @@ def _compare_with_convolutions(
 ) -> NetworkComparison:
     """Compares a network with the one in which convolutions replace its attention."""
     copied = copy_module(result).eval()
-    plain: Any = {}
-    for layer in layers:
-        if not layer.normalised:
-            plain[layer.name] = (copied.get_submodule(layer.name), False)
+    of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
+    plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
     return compare_networks(model, copied, arguments, plain, to_conv=True, labels=labels)
 
 
@@ -413,9 +474,8 @@ def _require_network(model: nn.Module, images: object, labels: object) -> None:
 
 
 def _convert_layer(
-    convert: partial[tuple[AnyConvolution | NormalisedConv, Certificate]],
+    convert: Callable[..., tuple[AnyConvolution | NormalisedConv, Certificate]],
     layer: RelativeAttention,
-    parent: nn.Module,
     sizes: tuple[int, ...] | None,
 ) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
@@ -427,12 +487,6 @@ def _convert_layer(
     conv, certificate = convert(layer, spatial=None if for_all_sizes else sizes)
     if sizes is not None and for_all_sizes and not certificate.any_size:
         conv, certificate = convert(layer, spatial=sizes)
-    if isinstance(parent, SamePaddedAttention):
-        same_window = certificate.kernel_size == layer.kernel_size and not certificate.normalised
-        if not same_window or any(conv.padding):
-            raise UnsupportedModelError(
-                "images are padded by its window, and its convolution has another"
-            )
     return conv, certificate
 
 
@@ -440,11 +494,17 @@ def _convert_layer(
 
 
 def _in_network(
-    certificate: Certificate, names: Sequence[str], path: str | None, notes: Sequence[str]
+    certificate: Certificate,
+    names: Sequence[str],
+    path: str | None,
+    notes: Sequence[str],
+    call: int = 0,
 ) -> Certificate:
     """Adds to a layer's certificate where it stands in a network."""
     first, *aliases = names
-    return replace(certificate, name=first, aliases=tuple(aliases), path=path, notes=tuple(notes))
+    return replace(
+        certificate, name=first, aliases=tuple(aliases), path=path, notes=tuple(notes), call=call
+    )
 
 
 def _certify_network(

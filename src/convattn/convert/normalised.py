@@ -20,19 +20,21 @@ from convattn.convert.attention_map import (
     sum_over_keys,
     with_axes,
 )
-from convattn.convert.bounds import (
+from convattn.convert.certificate import Certificate
+from convattn.convert.hard_heads import unit_steps
+from convattn.convert.promise import (
     STEPS,
+    Promise,
     RoundingBound,
     attention_rounding,
+    certify_layer,
     largest,
     rounding_bound,
+    smallest_image,
     weight_of,
 )
-from convattn.convert.certificate import Certificate
-from convattn.convert.measurement import Promise, certify_layer, smallest_image
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import why_not_numbers
-from convattn.convert.windows import unit_steps
 from convattn.encodings import AxisAdditiveEncoding, LearnedAxial, LearnedTable
 from convattn.encodings.learned_table import table_extent
 from convattn.errors import ConversionError, UnsupportedModelError
@@ -162,7 +164,7 @@ def _certify_attention(
         kernel_size=conv.taps,
         exact=True,
         leak=0.0,
-        per_unit=0.0,
+        per_unit=torch.zeros(conv.out_channels),
         rounding=attention_rounding(layer, **scores),
         exact_rounding=attention_rounding(exact, **scores),
         normalised=True,
@@ -194,13 +196,14 @@ def _rounding(
     return bound._replace(per_unit=bound.per_unit + moved)
 
 
-def _least_rounding(conv: NormalisedConv, x: Tensor) -> float:
-    """Returns eps √n Σ|terms| of the largest output, a sum of n terms, one for each head and channel."""
+def _least_rounding(conv: NormalisedConv, x: Tensor) -> Float[Tensor, " outputs"]:
+    """Returns eps √n Σ|terms| of the largest output of each channel, a sum of n terms, one per head and channel."""
     absolute = copy.deepcopy(conv).double()
-    for parameter in absolute.values.parameters():
-        parameter.abs_()
+    for parameter in (*absolute.values.parameters(), absolute.bias):
+        if parameter is not None:
+            parameter.abs_()
     terms = absolute.num_heads * absolute.in_channels // absolute.groups
-    sums = largest(absolute(x.double().abs()))
+    sums = absolute(x.double().abs()).transpose(0, 1).flatten(1).amax(1)
     return torch.finfo(x.dtype).eps * math.sqrt(terms) * sums
 
 
@@ -256,7 +259,7 @@ def normalise(
     conv.scores.requires_grad_(learns)
     missed = 2 * torch.stack([kernel.missed for kernel in kernels]).sum(0) + 2 * content_share
     moved_scores = 2.01 * torch.stack([kernel.moved for kernel in kernels]).sum(0)
-    moved = largest(moved_scores @ rows)
+    moved = moved_scores @ rows
     return Promise(
         conv=conv.train(layer.training),
         layer=layer,
@@ -264,9 +267,9 @@ def normalise(
         kernel_size=conv.taps,
         exact=missed.max().item() <= torch.finfo(weight.dtype).eps,
         leak=sum(kernel.missed.max().item() for kernel in kernels) + content_share,
-        per_unit=(missed @ rows).max().item(),
-        rounding=_rounding(conv, weight.dtype, moved, rows),
-        exact_rounding=_rounding(conv, torch.float64, moved, rows),
+        per_unit=missed @ rows,
+        rounding=_rounding(conv, weight.dtype, largest(moved), rows),
+        exact_rounding=_rounding(conv, torch.float64, largest(moved), rows),
         any_size=False,
         normalised=True,
         stored=lambda x: moved * largest(x) + _least_rounding(conv, x),

@@ -14,7 +14,6 @@ from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
 from convattn.convert.normalised import ATTENTION_LAYERS, is_normalised
 from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
-from convattn.convert.to_attention import SamePaddedAttention
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
     ArgumentError,
@@ -36,7 +35,6 @@ KINDS = MappingProxyType(
         kind.__name__: kind
         for kind in (
             *ATTENTION_LAYERS,
-            SamePaddedAttention,
             NormalisedConv,
             *SUPPORTED_CONVOLUTIONS,
         )
@@ -55,8 +53,7 @@ def save_layer(
     """Saves one layer as a folder, completely or not at all, with digests by which loading detects changes.
 
     Args:
-        layer: A relative-attention layer, a `SamePaddedAttention`, a `NormalisedConv`, or a convolution of torch (not a
-            subclass).
+        layer: A relative-attention layer, a `NormalisedConv`, or a convolution of torch (not a subclass).
         folder: Where to save; it must be new or empty, unless `overwrite`.
         certificate: The certificate that the conversion returned.
         overwrite: Whether to replace a saved layer or network that is there; no other folder is replaced.
@@ -161,8 +158,6 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     A layer or encoding of an unknown class raises UnsupportedModelError.
     """
     kind = type(layer)
-    if isinstance(layer, SamePaddedAttention):
-        return {"kind": kind.__name__, "attention": describe_layer(layer.attention)}
     if is_normalised(layer):
         return {"kind": kind.__name__, "options": layer.options()}
     if kind in SUPPORTED_CONVOLUTIONS:
@@ -192,8 +187,6 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
     name = description["kind"]
     if name not in KINDS:
         raise UnknownNameError("kind of layer", name, KINDS)
-    if name == SamePaddedAttention.__name__:
-        return SamePaddedAttention(rebuild_layer(description["attention"]))  # type: ignore[arg-type]
     options = {key: _tuples(value) for key, value in description["options"].items()}
     kind: Any = KINDS[name]
     if not issubclass(kind, RelativeAttention):

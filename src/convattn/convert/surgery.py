@@ -128,6 +128,15 @@ def keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
     return new
 
 
+def replaced_methods(module: nn.Module) -> list[str]:
+    """Names the methods that were replaced on a module, so that it may compute something else than its class."""
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and callable(getattr(type(module), name, None)):
+            names.append(name)
+    return sorted(names)
+
+
 def is_own_hook(hook: object) -> bool:
     """Tells whether a forward pre-hook is one by which torch computes a weight: normalisation or pruning."""
     return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
@@ -139,6 +148,8 @@ def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module
     Hooks by which torch computes a weight stay if the new module has them. Returns the network, or what replaced it.
     """
     for old, new in replaced.items():
+        if old in set(new.modules()):
+            continue  # a new module that holds the old one calls its hooks
         hooks = old._forward_pre_hooks
         own = {key for key in hooks if is_own_hook(hooks[key])} - new._forward_pre_hooks.keys()
         for name in _CALLS:
@@ -226,6 +237,17 @@ class Arguments(NamedTuple):
             return rounded_differently(x, seed) if is_plain else x
 
         return self._mapped(moved)
+
+    def altered(self) -> "Arguments":
+        """Changes the floating-point tensors by up to a tenth of each number, at random."""
+        generator = torch.Generator().manual_seed(_SEED)
+
+        def changed(x: Tensor) -> Tensor:
+            if not x.is_floating_point() or x.layout is not torch.strided:
+                return x
+            return x * (1 + torch.rand(x.shape, generator=generator).to(x) / 10)
+
+        return self._mapped(changed)
 
     def batches(self, size: int) -> list["Arguments"]:
         """Splits a single tensor of images into batches of at most `size`; other arguments stay together."""

@@ -1,38 +1,34 @@
 """The theorem: every convolution is relative self-attention with one head per tap."""
 
 from dataclasses import asdict
-from typing import final
 
 import torch
 from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from convattn.convert.bounds import (
-    attention_rounding,
-    lowest_sharpness,
-    off_centre_mass,
-    underflows,
-    weight_of,
-)
 from convattn.convert.certificate import Certificate
-from convattn.convert.measurement import (
-    Promise,
-    certify_layer,
-    smallest_image,
-)
 from convattn.convert.normalised import (
     ATTENTION_LAYERS,
     attention_of_normalised,
     is_normalised,
+)
+from convattn.convert.promise import (
+    Promise,
+    attention_rounding,
+    certify_layer,
+    lowest_sharpness,
+    off_centre_mass,
+    smallest_image,
+    underflows,
+    weight_of,
 )
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, term_by_term
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
 from convattn.errors import ArgumentError, must_be
-from convattn.grid import Geometry, PerAxis
+from convattn.grid import PerAxis
 from convattn.layers import (
     Content,
     FactoredValues,
@@ -116,7 +112,7 @@ def certify_attention(
     layer: RelativeAttention,
     *,
     leak: float,
-    per_unit: float,
+    per_unit: Float[Tensor, " outputs"],
     discarded: tuple[tuple[float, ...], ...] = (),
 ) -> Certificate:
     """Compares a convolution with the layer made from it."""
@@ -145,8 +141,8 @@ def _leak(layer: RelativeAttention) -> float:
     return min(1.0, off_centre_mass(alpha, layer.dims))
 
 
-def _bound(taps: Taps, layer: RelativeAttention, leak: float) -> float:
-    """Bounds the error of an output for inputs of absolute value ≤ 1.
+def _bound(taps: Taps, layer: RelativeAttention, leak: float) -> Float[Tensor, " outputs"]:
+    """Bounds the error of each output channel for inputs of absolute value ≤ 1.
 
     A head gives at most `leak` too little to its own pixel and at most `leak` to others. Besides, a limited width and
     rounding of the product of its two matrices discard a part of the tap's own matrix.
@@ -156,7 +152,7 @@ def _bound(taps: Taps, layer: RelativeAttention, leak: float) -> float:
     error = 2 * leak * _row_sums(maps)
     if layer.head_width is not None:
         error = error + _row_sums(taps.maps.double() - maps)
-    return error.max().item()
+    return error
 
 
 def _row_sums(maps: Float[Tensor, "heads outputs channels"]) -> Float[Tensor, " outputs"]:
@@ -229,82 +225,3 @@ def _truncate(taps: Taps, values: FactoredValues) -> tuple[tuple[float, ...], ..
     if not discarded.shape[-1]:
         return ()
     return tuple(tuple(row) for row in discarded.tolist())
-
-
-@final
-class SamePaddedAttention(nn.Module):
-    """An attention layer that first pads the image with zeros, so that stride s gives ⌈size / s⌉ queries per axis.
-
-    An axis of n pixels gets `p = max(0, (⌈n/s⌉ − 1)·s + d·(k − 1) + 1 − n)` more, an odd one at the end. The number
-    depends on the image, so they are added here and not by the layer.
-
-    Attributes:
-        attention: The layer, or the convolution that `network_to_conv` made of it, without padding of its own.
-
-    Example:
-        >>> import torch
-        >>> from convattn.layers import RelativeAttention2d
-        >>> layer = RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic", kernel_size=3, stride=2)
-        >>> SamePaddedAttention(layer)(torch.zeros(1, 3, 8, 7)).shape
-        torch.Size([1, 5, 4, 4])
-    """
-
-    def __init__(self, attention: RelativeAttention | AnyConvolution) -> None:
-        """Wraps a layer, whose window, stride and dilation determine the padding.
-
-        Args:
-            attention: The layer, or a convolution, without padding of its own.
-
-        Raises:
-            ArgumentError: The layer pads or dilates its images.
-        """
-        super().__init__()
-        if isinstance(attention, RelativeAttention) and not attention.geometry.keeps_grid:
-            raise ArgumentError(must_be("attention", "a layer without padding", attention))
-        self._geometry = Geometry.parse(
-            len(attention.stride),
-            kernel_size=attention.kernel_size,
-            stride=attention.stride,
-            dilation=attention.dilation,
-        )  # read now, because what replaces the layer may have no window
-        self.attention = attention
-        self.training = attention.training
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's matrices as a convolution's weight; networks read its dtype and device."""
-        return self.attention.weight
-
-    @property
-    def kernel_size(self) -> tuple[int, ...]:
-        """Taps of the window along each axis."""
-        return self.attention.kernel_size
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """Pixels from query to query along each axis."""
-        return self.attention.stride
-
-    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Pads and attends.
-
-        Args:
-            x: Images (batch, in_channels, *spatial), or a single one without the batch.
-
-        Returns:
-            (batch, out_channels, *out) or (out_channels, *out) with ⌈size / stride⌉ pixels along each axis.
-        """
-        return self.attention(pad_same(x, self._geometry))
-
-
-def pad_same(x: Float[Tensor, "..."], geometry: Geometry) -> Float[Tensor, "..."]:
-    """Pads an image or several with zeros, an odd one at the end, so that the window gives ⌈size / stride⌉ per axis."""
-    pads: list[int] = []
-    sizes = x.shape[-len(geometry.stride) :]
-    along = zip(sizes, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
-    for size, taps, step, spread in along:
-        queries = -(-size // step)
-        total = max(0, (queries - 1) * step + spread * (taps - 1) + 1 - size)
-        before = total // 2
-        pads = [before, total - before, *pads]  # torch wants the last axis first
-    return functional.pad(x, pads) if any(pads) else x

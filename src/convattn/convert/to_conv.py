@@ -13,17 +13,26 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.attention_map import AttentionMap
-from convattn.convert.bounds import kernel_rounding, largest, weight_of
 from convattn.convert.certificate import Certificate, require_share
-from convattn.convert.hard_heads import find_hard_heads, fixed_heads
-from convattn.convert.measurement import (
+from convattn.convert.hard_heads import (
+    box_window,
+    find_hard_heads,
+    fixed_heads,
+    own_window,
+    sized_windows,
+    unit_steps,
+)
+from convattn.convert.normalised import ATTENTION_LAYERS, normalise
+from convattn.convert.promise import (
     Promise,
     certify_layer,
     draw_images,
+    kernel_rounding,
+    largest,
     smallest_image,
     softmax_copy,
+    weight_of,
 )
-from convattn.convert.normalised import ATTENTION_LAYERS, normalise
 from convattn.convert.surgery import keep_random_state
 from convattn.convert.taps import (
     CONVOLUTIONS,
@@ -32,7 +41,6 @@ from convattn.convert.taps import (
     summed_otherwise,
     why_not_numbers,
 )
-from convattn.convert.windows import box_window, own_window, sized_windows, unit_steps
 from convattn.encodings import LearnedAxial, LearnedTable
 from convattn.errors import (
     ArgumentError,
@@ -388,9 +396,12 @@ def closest_kernel(
     exact = softmax_copy(layer, torch.float64)
     x = 1 + draw_images(layer, sizes, torch.float64)
     expected = exact(x)
+    each_channel = [axis for axis in range(x.ndim) if axis != 1]
+    powers = expected.square().mean(each_channel).clamp(min=torch.finfo(x.dtype).tiny)
 
     def error(choice: KernelChoice) -> float:
-        return (make_convolution(exact, choice)(x) - expected).square().mean().item()
+        apart = make_convolution(exact, choice)(x) - expected
+        return (apart.square().mean(each_channel) / powers).mean().item()
 
     return min(choices, key=error)
 
@@ -448,11 +459,11 @@ def promise_kernel(
         kernel_size=choice.window.taps,
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
-        per_unit=(errors.mT @ rows).max().item(),
+        per_unit=(errors.mT @ rows).amax(0),
         rounding=kernel_rounding(dtype, conv.bias, kernel, rows),
         exact_rounding=kernel_rounding(torch.float64, conv.bias, kernel, rows),
         any_size=choice.any_size,
-        stored=lambda x: largest(rounded) * largest(x),
+        stored=lambda x: rounded * largest(x),
         in_other_orders=lambda x: [summed_otherwise(conv, x)],
     )
 

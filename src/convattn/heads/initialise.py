@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv
-from convattn.convert.bounds import underflows
 from convattn.convert.certificate import Certificate, LeftAlone, Verdict, VerdictRecord
+from convattn.convert.promise import underflows
 from convattn.convert.surgery import copy_network, find_empty, full_name, graft, keep_modes
 from convattn.encodings import Quadratic
 from convattn.encodings.quadratic import root_of_sharpness

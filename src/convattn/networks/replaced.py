@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from convattn.convert.calls import AttendedCalls, Call, original_place
 from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.convert.surgery import full_name, graft, is_own_hook, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
@@ -31,8 +33,12 @@ def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
     for module, names in names_by_module(network).items():
         if module in inside or not _has_description(module) or _computes_weights(module):
             continue
-        inside.update(module.modules())
-        layers.append({"names": names, **_describe(module)})
+        if isinstance(module, AttendedCalls):
+            inside.update([module.module, *module.layers.modules()])
+        else:
+            inside.update(module.modules())
+        original = [original_place(network, name).name for name in names]
+        layers.append({"names": original, **_describe(module)})
     return layers
 
 
@@ -71,18 +77,26 @@ def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Mo
     places = dict(network.named_modules(remove_duplicate=False))
     replacements = {}
     for described in layers:
-        if described["kind"] == _IDENTITY:
-            layer = nn.Identity()
-        else:
-            with torch.device("meta"):
-                layer = rebuild_layer(dict(described))
         for name in described["names"]:
             if name not in places:
                 raise CheckpointError(
                     f"{type(network).__name__} has no module {name!r} to be replaced"
                 )
-            replacements[places[name]] = layer
+        layer = _rebuild(described, places[described["names"][0]])
+        replacements.update((places[name], layer) for name in described["names"])
     return graft(network, replacements)
+
+
+def _rebuild(described: Mapping[str, Any], place: nn.Module) -> nn.Module:
+    """Builds a described layer on the meta device; `place` is the module that it takes the place of."""
+    if described["kind"] == _IDENTITY:
+        return nn.Identity()
+    with torch.device("meta"):
+        if described["kind"] != AttendedCalls.__name__:
+            return rebuild_layer(dict(described))
+        layers = [rebuild_layer(one) for one in described["layers"]]
+    calls = [Call.of(one) for one in described["calls"]]
+    return AttendedCalls(place, layers, calls)
 
 
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
@@ -151,7 +165,10 @@ def _differing_places(
     if module is None:
         kind = type(other).__name__
         raise UnsupportedModelError(f"{name} is missing, where a new network has a {kind}")
-    if other is None or _plain_class(module) is not _plain_class(other):
+    if isinstance(module, AttendedCalls):
+        yield name, module, other
+        yield from _differing_places(name, module.module, other)
+    elif other is None or _plain_class(module) is not _plain_class(other):
         yield name, module, other
     elif _has_description(module) and _has_description(other):
         if _as_text(module) != _as_text(other):
@@ -176,12 +193,16 @@ def _class_name(module: nn.Module, other: nn.Module | None) -> str:
 
 
 def _has_description(module: nn.Module) -> bool:
-    return type(module) in (*KINDS.values(), nn.Identity)
+    return type(module) in (*KINDS.values(), nn.Identity, AttendedCalls)
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
     if type(module) is nn.Identity:
         return {"kind": _IDENTITY}
+    if isinstance(module, AttendedCalls):
+        layers = [describe_layer(layer) for layer in module.layers]
+        calls = [asdict(call) for call in module.calls]
+        return {"kind": type(module).__name__, "layers": layers, "calls": calls}
     return describe_layer(module)
 
 

@@ -237,14 +237,14 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
     if isinstance(certificate, Certificate):
         holders = [module for module in network.modules() if type(module) in KINDS.values()]
     else:
-        places = dict(network.named_modules(remove_duplicate=False))
         to_attention = certificate.to_attention
         for layer in certificate.layers:
-            if layer.name not in places:
+            try:
+                parts = network.get_submodule(layer.name).modules()
+            except AttributeError:
                 raise ArgumentError(
                     f"{expected}, which has no {layer.name}, but is that of a {certificate.source}"
-                )
-            parts = places[layer.name].modules()
+                ) from None
             if any(isinstance(part, RelativeAttention) for part in parts) != to_attention:
                 article = "no attention" if to_attention else "attention"
                 raise ArgumentError(

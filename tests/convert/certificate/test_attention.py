@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.measurement import smallest_image
+from convattn.convert.promise import smallest_image
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ShapeError
@@ -72,7 +72,7 @@ def test_a_wrong_layer_does_not_pass(fault):
     layer, right = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    wrong = certify_attention(conv, layer, leak=0.0, per_unit=0.0)
+    wrong = certify_attention(conv, layer, leak=0.0, per_unit=torch.zeros(5))
     assert right.passed
     assert not wrong.passed
     assert "failed" in wrong.summary()

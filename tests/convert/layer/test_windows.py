@@ -1,13 +1,9 @@
 """Windows of convolutions, seen from the queries of an attention layer."""
 
 import pytest
-import torch
 
-from convattn.convert import SamePaddedAttention
-from convattn.convert.windows import box_window, own_window, sized_windows
-from convattn.errors import ArgumentError
+from convattn.convert.hard_heads import box_window, own_window, sized_windows
 from convattn.grid import Geometry
-from convattn.layers import RelativeAttention2d
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -37,24 +33,3 @@ def test_geometries_that_no_convolution_has():
     assert own_window(both) is None
     assert box_window(both, [0], [0]) is None
     assert sized_windows(both, (1,)) == []
-
-
-def test_same_padding_has_the_window_of_its_layer():
-    layer = RelativeAttention2d(
-        2, 3, num_heads=15, encoding="quadratic", kernel_size=(3, 5), stride=(2, 3)
-    )
-    padded = SamePaddedAttention(layer.eval())
-    assert (padded.kernel_size, padded.stride, padded.training) == ((3, 5), (2, 3), False)
-    assert torch.equal(padded.weight, layer.weight)
-    assert padded(torch.zeros(1, 2, 7, 11)).shape == (1, 3, 4, 4)
-
-
-@pytest.mark.parametrize("options", [{"padding": 1}, {"padding": (0, 2)}, {"input_dilation": 2}])
-def test_same_padding_is_not_added_to_another(options):
-    layer = RelativeAttention2d(
-        2, 3, num_heads=15, encoding="quadratic", kernel_size=(3, 5), **options
-    )
-    with pytest.raises(
-        ArgumentError, match="attention must be a layer without padding, but is RelativeAttention2d"
-    ):
-        SamePaddedAttention(layer)

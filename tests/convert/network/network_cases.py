@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from convattn import network_to_attention
 from convattn.budget import assert_within_budget, roundings
 from convattn.convert import conv_to_attention
+from convattn.convert.calls import AttendedCalls
 
 
 def filled(network):
@@ -137,7 +138,10 @@ def converted(network, x, **options):
 
 
 def convolutions(network):
-    return [module for module in network.modules() if isinstance(module, nn.modules.conv._ConvNd)]
+    """The convolutions that a network computes, without those whose calls go to attention."""
+    calling = [one.module for one in network.modules() if isinstance(one, AttendedCalls)]
+    every = [one for one in network.modules() if isinstance(one, nn.modules.conv._ConvNd)]
+    return [one for one in every if all(one is not other for other in calling)]
 
 
 class Renamed(nn.Conv2d):

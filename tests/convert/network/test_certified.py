@@ -11,16 +11,11 @@ from convattn import network_to_attention, network_to_conv
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
 
-def test_a_convolution_called_as_a_function_is_found():
-    network = Functional()
-    made, certificate = converted(network, images(1, 3, 7, 9))
-    assert type(made.after) is RelativeAttention2d
-    assert [(item.name, item.kind) for item in certificate.left_alone] == [("", "Functional")]
-    assert (
-        "calls aten::convolution as a function, which is not converted"
-        in certificate.left_alone[0].reason
-    )
-    assert "left alone" in certificate.summary()
+def test_a_convolution_called_as_a_function_is_converted():
+    made, certificate = converted(Functional(), images(1, 3, 7, 9))
+    assert type(made.module.after) is type(made.layers[0]) is RelativeAttention2d
+    assert [(layer.name, layer.call) for layer in certificate.layers] == [("", 1), ("after", 0)]
+    assert certificate.left_alone == ()
 
 
 def test_a_layer_that_the_images_do_not_reach_has_no_path():
@@ -123,7 +118,7 @@ def test_a_network_that_returns_sparse_tensors_is_compared():
     back = network_to_conv(made, images=x)[1]
     assert there.passed
     assert back.passed
-    assert there.largest == pytest.approx(network(x).to_dense().max().item())
+    assert 0 < there.largest <= network(x).to_dense().max().item()
 
 
 def test_without_images_one_is_drawn_in_the_size_of_the_network():
@@ -169,7 +164,7 @@ def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(mo
     network = Scored()
     _, certificate = network_to_attention(network, images=images(7, 3, 7, 9))
     assert certificate.passed
-    assert set(seen) == {3, 1}
+    assert set(seen[2:]) == {3, 1}  # behind what finds the convolutions
     assert (certificate.top1_total, certificate.top1_changed) == (7, 0)
     assert certificate.shapes == ((7, 3, 7, 9),)
 
@@ -251,7 +246,7 @@ def test_another_part_fails_and_is_named(kind):
     assert told.startswith(f"the output{place}")
 
 
-@pytest.mark.parametrize("error", [0.0, 1e-5])
+@pytest.mark.parametrize("error", [0.0, 1e-3])
 def test_a_number_of_python_is_compared_like_a_tensor(error):
     torch.manual_seed(0)
     network = Also(lambda y: y.mean().item(), lambda y: y.mean().item() * (1 + error))

@@ -10,6 +10,7 @@ import torch
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
+from convattn.convert.convolutions import NetworkConvolution
 from convattn.convert.surgery import Arguments
 from convattn.networks import create_network
 
@@ -101,7 +102,11 @@ def test_a_fault_in_one_convolution_is_found(resnet, name, fault):
 
     def share(made):
         found = compare_networks(
-            network, made, given, {name: (made.get_submodule(name), False)}, to_conv=True
+            network,
+            made,
+            given,
+            [NetworkConvolution((name,), made.get_submodule(name))],
+            to_conv=True,
         )
         return found.nearest_to_rounding.share
 

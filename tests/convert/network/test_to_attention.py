@@ -258,7 +258,7 @@ def test_wrong_arguments():
     with pytest.raises(
         ConversionError, match="no convolution to convert in Linear: none of its modules is one"
     ):
-        network_to_attention(nn.Linear(2, 3), images=x)
+        network_to_attention(nn.Linear(9, 3), images=x)
     assert_unchanged(network, before)
 
 

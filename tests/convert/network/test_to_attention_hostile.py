@@ -98,14 +98,10 @@ def test_convolutions_that_are_no_modules_of_the_network_are_named(network):
     assert [(item.name, item.kind) for item in certificate.left_alone] == [
         ("", type(network).__name__)
     ]
-    assert (
-        "calls aten::convolution as a function, which is not converted"
-        in certificate.left_alone[0].reason
-    )
-    assert (
-        f"  left alone      the network itself ({type(network).__name__}): it calls aten::"
-        in certificate.summary()
-    )
+    reason = "it calls a convolution with a computed weight, and holds others; move the call into"
+    assert certificate.left_alone[0].reason.startswith(reason)
+    place = f"  left alone      the network itself ({type(network).__name__}): {reason}"
+    assert place in certificate.summary()
 
 
 def test_a_convolution_out_of_other_operations_is_not_seen():
@@ -242,16 +238,6 @@ def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
     assert torch.equal(again.layer.weight, conv.weight)
     with torch.no_grad():
         assert torch.equal(freeze(made, images=x)(x), made(x))
-
-
-def test_a_call_that_attention_does_not_take_is_an_error_of_the_conversion():
-    net = Called(
-        nn.ConvTranspose2d(3, 4, 3, stride=2), lambda layer, x: layer(x, output_size=(16, 18))
-    )
-    with pytest.raises(
-        ConversionError, match=r"the converted network does not run: .*unexpected keyword argument"
-    ):
-        network_to_attention(net, images=images(2, 3, 7, 8))
 
 
 def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):

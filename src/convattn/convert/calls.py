@@ -1,0 +1,439 @@
+"""Convolutions that a module calls as functions: seen while a network runs, and computed by layers in their place.
+
+Whatever a module computes around such a call, it computes still: pads, scaled weights, norms, activations. The call
+itself goes to a layer, which takes the image alone. Nothing is read from the module's code, so branches on sizes do no
+harm; a call that comes in another order than when the network was converted is an error.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from convattn.convert.surgery import full_name, parts_of_attention
+from convattn.convert.taps import (
+    CONVOLUTIONS,
+    SUPPORTED_CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
+    AnyConvolution,
+)
+from convattn.errors import ConversionError
+from convattn.layers import RelativeAttention
+from convattn.layers.relative import HasKernel
+
+_FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
+    functional.conv1d: CONVOLUTIONS[1],
+    functional.conv2d: CONVOLUTIONS[2],
+    functional.conv3d: CONVOLUTIONS[3],
+    functional.conv_transpose1d: TRANSPOSED_CONVOLUTIONS[1],
+    functional.conv_transpose2d: TRANSPOSED_CONVOLUTIONS[2],
+    functional.conv_transpose3d: TRANSPOSED_CONVOLUTIONS[3],
+}
+"""Functions that are convolutions, with the module that computes the same."""
+
+_OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_TRANSPOSED_OPTIONS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
+"""Further arguments of these functions in their order, with their defaults."""
+
+_OPERATIONS = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
+"""Names of all operations that are convolutions."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a convolution as a function, without its image, weight and bias."""
+
+    kind: str  # Class of torch that computes the same, like "Conv2d"
+    shape: tuple[int, ...]  # Of the weight
+    options: dict[str, Any]  # Stride, padding, dilation and groups, and how a transposed one ends
+    # Parameter or buffer of the module that is the weight; None if it is computed
+    weight: str | None = None
+    bias: str | None = None  # The same of the bias
+    has_bias: bool = False
+
+    @property
+    def module(self) -> type[AnyConvolution]:
+        """Class of torch that computes the same."""
+        return next(kind for kind in SUPPORTED_CONVOLUTIONS if kind.__name__ == self.kind)  # type: ignore[return-value]
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> "Call":
+        """Builds what `asdict` and JSON made of a call."""
+        options = {}
+        for name, value in description["options"].items():
+            options[name] = tuple(value) if isinstance(value, list) else value
+        shape = tuple(description["shape"])
+        return cls(**{**description, "shape": shape, "options": options})
+
+    def fits(self, other: "Call") -> bool:
+        """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
+        ours, theirs = dict(self.options), dict(other.options)
+        ours.pop("output_padding", None)
+        theirs.pop("output_padding", None)
+        return (self.kind, self.shape, ours) == (other.kind, other.shape, theirs)
+
+    def ending_anywhere(self) -> "Call":
+        """Returns a transposed call with the longest end, of which shorter ones are a part."""
+        along = zip(self.options["stride"], self.options["dilation"], strict=True)
+        longest = tuple(max(pair) - 1 for pair in along)
+        return replace(self, options={**self.options, "output_padding": longest})
+
+    def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
+        """Makes the module, on the tensors of the call."""
+        groups = self.options["groups"]
+        inputs, outputs = self.shape[1] * groups, self.shape[0]
+        if self.module in TRANSPOSED_CONVOLUTIONS.values():
+            inputs, outputs = self.shape[0], self.shape[1] * groups
+        conv = self.module(
+            inputs, outputs, self.shape[2:], bias=False, device="meta", **self.options
+        )
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None:
+                parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+                conv.register_parameter(name, parameter)
+        return conv
+
+
+def _read(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: nn.Module | None = None
+) -> tuple[Call, Tensor, Tensor, Tensor | None]:
+    """Reads a call; returns it with its image, weight and bias."""
+    kind = _FUNCTIONS[func]
+    transposed = kind in TRANSPOSED_CONVOLUTIONS.values()
+    defaults = _TRANSPOSED_OPTIONS if transposed else _OPTIONS
+    names = ("input", "weight", "bias", *defaults)
+    given = {"bias": None, **defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    image, weight, bias = given["input"], given["weight"], given["bias"]
+    axes = SUPPORTED_CONVOLUTIONS[kind]
+    options = {}
+    for name in defaults:
+        value = given[name]
+        if name != "groups" and not isinstance(value, str):
+            several = tuple(value) if isinstance(value, Sequence) else (value,)
+            value = several * (axes // len(several))
+        options[name] = value
+    own = {} if module is None else {**module._parameters, **module._buffers}
+    places = {id(parameter): name for name, parameter in own.items()}
+    call = Call(
+        kind=kind.__name__,
+        shape=tuple(weight.shape),
+        options=options,
+        weight=places.get(id(weight)),
+        bias=places.get(id(bias)),
+        has_bias=bias is not None,
+    )
+    return call, image, weight, bias
+
+
+@final
+class AttendedCalls(nn.Module):
+    """Runs a module whose convolutions, called as functions, are computed by layers.
+
+    Attributes that it does not have itself are those of the module.
+
+    Attributes:
+        module: The module.
+        layers: What computes its calls, in their order: attention, or the convolutions that came back of it.
+        calls: The calls.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Sequence[nn.Module], calls: Sequence[Call]
+    ) -> None:
+        """Takes a module, and a layer for each of its calls."""
+        super().__init__()
+        self.module = module
+        self.layers = nn.ModuleList(layers)
+        self.calls = tuple(calls)
+        self.training = module.training
+
+    def forward(self, *positional: Any, **named: Any) -> Any:
+        """Runs the module.
+
+        Args:
+            *positional: Its arguments.
+            **named: Its arguments by name.
+
+        Returns:
+            What the module returns.
+
+        Raises:
+            ConversionError: It calls other convolutions than when it was converted.
+        """
+        running = _ByLayers(self)
+        with running:
+            output = self.module(*positional, **named)
+        if running.count != len(self.calls):
+            raise ConversionError(
+                f"{self.extra_repr()} calls {running.count} convolutions, but {len(self.calls)} were converted"
+            )
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    def extra_repr(self) -> str:
+        """Returns the name of the module's class."""
+        return full_name(type(self.module))
+
+    def without_layers(self) -> nn.Module | None:
+        """Returns the module with the layers' weights where they are its own parameters; None where one is not."""
+        for layer, call in zip(self.layers, self.calls, strict=True):
+            is_same = type(layer) is call.module and tuple(layer.weight.shape) == call.shape
+            if not is_same or call.weight is None or (call.has_bias and call.bias is None):
+                return None
+        for layer, call in zip(self.layers, self.calls, strict=True):
+            for name, tensor in ((call.weight, layer.weight), (call.bias, layer.bias)):
+                if name in self.module._parameters:
+                    self.module._parameters[name] = tensor  # type: ignore[index, assignment]
+        return self.module
+
+
+class Place(NamedTuple):
+    """Where a layer stands in a network as it was before its conversion."""
+
+    name: str  # Of the layer, or of the module that calls it
+    call: int  # Which of the module's calls it is, from 1; 0 for a module
+
+
+def original_place(network: nn.Module, name: str) -> Place:
+    """Returns where a layer of this name stood before modules that call convolutions were wrapped."""
+    module = network
+    kept = []
+    for part in name.split(".") if name else ():
+        is_wrapped = isinstance(module, AttendedCalls)
+        if is_wrapped and part == "layers":
+            return Place(".".join(kept), 1 + int(name.rpartition(".")[2]))
+        if not (is_wrapped and part == "module"):
+            kept.append(part)
+        module = getattr(module, part)
+    return Place(".".join(kept), 0)
+
+
+class _ByLayers(TorchFunctionMode):
+    """Gives each convolution that a module calls to a layer."""
+
+    def __init__(self, owner: AttendedCalls) -> None:
+        super().__init__()
+        self._owner = owner
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in _FUNCTIONS:
+            return func(*args, **(kwargs or {}))
+        call, image, _, _ = _read(func, args, kwargs or {}, self._owner.module)
+        calls = self._owner.calls
+        if call.weight is None and all(one.weight for one in calls):
+            return func(*args, **(kwargs or {}))  # of a module inside
+        place = self.count
+        self.count += 1
+        if place >= len(calls) or not calls[place].fits(call):
+            raise ConversionError(
+                f"{self._owner.extra_repr()} calls another convolution than when it was converted: {call}"
+            )
+        y = self._owner.layers[place](image)
+        held = calls[place].options.get("output_padding", ())
+        wanted = call.options.get("output_padding", ())
+        for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
+            along = axis - len(held)
+            y = y.narrow(along, 0, y.shape[along] - most + end)
+        return y
+
+
+# --- Seen while a network runs ----------------------------------------------------------------------------------------
+
+
+class _Running:
+    """Knows which modules of a network run, the innermost last."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.stack: list[tuple[str, nn.Module]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def begin(self) -> None:
+        inner = parts_of_attention(self.network)
+        for name, module in self.network.named_modules():
+            if module in inner:
+                continue
+            enter = partial(self._enter, name)
+            before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(self._leave, always_call=True)
+            self._handles += [before, after]
+
+    def end(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
+        """Is called with each module that begins."""
+
+    def _enter(self, name: str, module: nn.Module, positional: Any, named: Any) -> None:
+        self.stack.append((name, module))
+        self.entered(module, positional, named)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        if self.stack and self.stack[-1][1] is module:
+            self.stack.pop()
+
+
+@dataclass
+class SeenCall:
+    """A call, with what it was called with."""
+
+    call: Call
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Recorder(TorchFunctionMode, _Running):
+    """Notes the convolutions that modules call as functions, in each of their runs.
+
+    Attributes:
+        runs: Of each module, the calls of each of its runs.
+        sized: Transposed convolutions that were told an `output_size`.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        """Prepares to watch a network."""
+        TorchFunctionMode.__init__(self)
+        _Running.__init__(self, network)
+        self.runs: dict[nn.Module, list[list[SeenCall]]] = {}
+        self.sized: set[nn.Module] = set()
+
+    def __enter__(self) -> "Recorder":
+        self.begin()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.end()
+
+    def become(
+        self, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Any, nn.Parameter]
+    ) -> None:
+        """Takes a copy's modules and parameters for those of the network that was copied."""
+        self.runs = {modules[module]: runs for module, runs in self.runs.items()}
+        self.sized = {modules[module] for module in self.sized}
+        for runs in self.runs.values():
+            for seen in itertools.chain(*runs):
+                seen.weight = parameters.get(seen.weight, seen.weight)
+                seen.bias = None if seen.bias is None else parameters.get(seen.bias, seen.bias)
+
+    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
+        """Begins a run of a module."""
+        self.runs.setdefault(module, []).append([])
+        if type(module) in TRANSPOSED_CONVOLUTIONS.values() and (
+            len(positional) > 1 or named.get("output_size")
+        ):
+            self.sized.add(module)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        module = self.stack[-1][1] if self.stack else None
+        if func in _FUNCTIONS and module is not None and not isinstance(module, HasKernel):
+            call, _, weight, bias = _read(func, args, kwargs or {}, module)
+            self.runs[module][-1].append(SeenCall(call, weight, bias))
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(TorchDispatchMode, _Running):
+    """Notes the path of each attention layer of a network, and operations that are convolutions beside them.
+
+    Attributes:
+        paths: The path of each layer on the first images that reached it.
+        calls: The convolution that a module called as a function, by the module's name.
+    """
+
+    def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
+        """Prepares to watch; calls inside the modules `left`, given by name, are not reported."""
+        TorchDispatchMode.__init__(self)
+        _Running.__init__(self, network)
+        self._left = set(left)
+        self.paths: dict[nn.Module, str] = {}
+        self.calls: dict[str, str] = {}
+
+    def __enter__(self) -> "Watch":
+        self.begin()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.end()
+
+    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
+        """Notes the path of a layer."""
+        if not isinstance(module, RelativeAttention) or module in self.paths:
+            return
+        x = module.batch_of(*positional, **named)
+        if not isinstance(x, Tensor) or x.ndim != module.dims + 2:
+            return  # the layer itself refuses such an argument
+        self.paths[module] = module.plan(x.shape, x.dtype).path
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        operation = str(func._schema.name)
+        if _OPERATIONS.search(operation) and not self._is_known():
+            name = self.stack[-1][0] if self.stack else ""
+            self.calls.setdefault(name, operation)
+        return func(*args, **(kwargs or {}))
+
+    def _is_known(self) -> bool:
+        """Tells whether an attention layer runs, or a module that was left alone."""
+        names = {name for name, _ in self.stack}
+        attends = any(isinstance(module, RelativeAttention) for _, module in self.stack)
+        return attends or not names.isdisjoint(self._left)
+
+
+def find_calls(network: nn.Module, run: Callable[[nn.Module], object]) -> Recorder:
+    """Runs a network, and returns the calls of its modules."""
+    recorder = Recorder(network)
+    with recorder:
+        run(network)
+    return recorder
+
+
+def why_not_found(module: nn.Module, recorders: Sequence[Recorder]) -> str | None:
+    """Returns why the convolutions that a module calls cannot be given to layers; None if they can.
+
+    `recorders` saw the network run on an image, and again on two with other numbers.
+    """
+    runs = [run for recorder in recorders for run in recorder.runs.get(module, [])]
+    if not any(runs):
+        return "the images reach no convolution in it"
+    first = runs[0]
+    for run in runs[1:]:
+        if len(run) != len(first) or not all(
+            one.call.fits(other.call) for one, other in zip(first, run, strict=True)
+        ):
+            return "the convolutions that it calls depend on the input"
+        for one, other in zip(first, run, strict=True):
+            pairs = [(one.weight, other.weight), (one.bias, other.bias)]
+            if not all(a is b or torch.equal(a, b) for a, b in pairs):
+                return "the convolutions that it calls depend on the input"
+    if all(one.call.weight for one in first):
+        return None
+    for part in module.modules():
+        convolves = isinstance(part, AnyConvolution | HasKernel)
+        if part is not module and (convolves or any(recorders[0].runs.get(part, []))):
+            why = "it calls a convolution with a computed weight, and holds others"
+            return f"{why}; move the call into a module of its own"
+    return None

@@ -1,0 +1,198 @@
+"""How far one tensor is from another, judged for each sample and each channel by its own scale and its own rounding.
+
+One maximum for a whole tensor would let a mask of -1e9, a box in pixels or one bright image hide an error elsewhere. So
+an element has peers: those of its sample, those of its channel, those of both. What rounding moves among the peers of
+one kind, in honest runs, bounds what it explains at the element; the kind that bounds it most tightly counts.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_FARTHEST = 6.0
+"""Standard deviations of rounding that count as rounding: one of a billion elements is farther off."""
+
+_UNLUCKY = 1e-4
+"""How unlikely it is that the largest of some errors is smaller than taken for."""
+
+_ALIKE = 1 / 8
+"""Errors of at least this share of the largest one of a group are of its kind."""
+
+_SAME_BRIGHTNESS = 1e3
+"""Samples whose outputs differ by no larger a factor share the scale of a channel."""
+
+_SATURATED = 1 / 2
+"""Share of the largest number of a dtype from which an output stands for infinity."""
+
+
+class Difference(NamedTuple):
+    """How far an output is from the reference, at one element."""
+
+    error: float  # Difference
+    rounding: float  # Difference that rounding explains
+    largest: float  # Scale of the reference: the largest absolute value of such elements
+    # Whether rounding is smaller than the sample's values, and both networks agree in float64
+    same: bool = True
+
+    @property
+    def relative(self) -> float:
+        """Error over scale; not a number counts as infinite."""
+        if self.error == 0:
+            return 0.0
+        if self.largest == 0 or math.isnan(self.error / self.largest):
+            return math.inf
+        return self.error / self.largest
+
+    @property
+    def share(self) -> float:
+        """Error over rounding; infinite where that shows nothing."""
+        if not self.same or not math.isfinite(self.error) or not math.isfinite(self.rounding):
+            return math.inf
+        if self.rounding == 0:
+            return math.inf if self.error else 0.0
+        return self.error / self.rounding
+
+
+def errors_of(x: Tensor, exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Returns |x − exact| in float64; 0 where both are infinite, or as good as that, and of one sign."""
+    wide = x.double()
+    errors = (wide - exact).abs()
+    beyond = saturated(x) & saturated(exact) & (wide.sign() == exact.sign())
+    return errors.masked_fill(beyond, 0.0)
+
+
+def saturated(x: Tensor) -> Bool[Tensor, "*shape"]:
+    """Marks what is infinite, or fills in for infinity: a mask of the lowest number."""
+    return x.abs() >= _SATURATED * torch.finfo(x.dtype).max
+
+
+class Roundings:
+    """What rounding moves in one output, over several runs.
+
+    Example:
+        >>> exact = torch.tensor([[1.0, 1e9], [2.0, 1e9]], dtype=torch.float64)
+        >>> roundings = Roundings(exact)
+        >>> for moved in (1.0, -1.0, 0.5, -0.7):
+        ...     roundings.add(exact + moved * torch.tensor([1e-7, 60.0]))
+        >>> (roundings.allowed(1e-7)[:, 0] < 1e-5).all().item()
+        True
+    """
+
+    def __init__(self, exact: Float[Tensor, "*shape"]) -> None:
+        """Takes what the runs are compared with, unless another reference is given with them."""
+        self._exact = exact
+        self._groups = _groups(exact.ndim)
+        self._runs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self._groups]
+
+    def add(self, x: Tensor, exact: Tensor | None = None) -> None:
+        """Adds a run, with its own reference if it has one."""
+        errors = errors_of(x, self._exact if exact is None else exact)
+        for runs, pooled in zip(self._runs, self._groups, strict=True):
+            most = errors.amax(pooled, keepdim=True) if pooled else errors
+            alike = errors > _ALIKE * most
+            runs.append((most, alike.sum(pooled, keepdim=True) if pooled else alike.long()))
+
+    def allowed(self, eps: float) -> Float[Tensor, "*shape"]:
+        """Returns the error of each element that rounding explains; `eps` is that of the dtype."""
+        bounds = []
+        for runs in self._runs:
+            most = torch.stack([run for run, _ in runs])
+            counts = torch.stack([count for _, count in runs])
+            highest = most.amax(0)
+            counts = counts * (most > _ALIKE * highest)
+            bounds.append(highest * _margin(counts.sum(0)))
+        bound = bounds[0].expand(self._exact.shape)
+        for other in bounds[1:]:
+            bound = torch.minimum(bound, other)
+        if eps <= torch.finfo(torch.float64).eps:
+            bound = 2 * bound  # the reference rounds as much
+        return bound + 2 * eps * scales(self._exact)
+
+
+def _margin(count: Tensor) -> Tensor:
+    """Returns how many times the largest of `count` errors another one may be: 2 for many, more if they are few.
+
+    The errors of rounding are taken for normal. Then the largest of m is hardly ever below the quantile q of a single
+    one, with P(|z| < q)ᵐ = 1e-4, and hardly any is beyond six standard deviations.
+    """
+    below = _UNLUCKY ** (1 / count.clamp(min=4).double())
+    return (_FARTHEST / torch.special.ndtri((1 + below) / 2)).clamp(min=2)
+
+
+def _groups(axes: int) -> list[tuple[int, ...]]:
+    """Lists the axes over which elements are peers: those but the sample, those but the sample and one other.
+
+    Of a table also the samples of a channel. Which axis holds channels need not be known.
+    """
+    every = range(axes)
+    groups = [tuple(every[1:])]
+    if axes in (1, 2):
+        groups.append((0,))
+    groups += [tuple(axis for axis in every[1:] if axis != kept) for kept in every[1:]]
+    return list(dict.fromkeys(groups))
+
+
+def scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Returns the largest absolute value of elements like each one; infinite ones do not count.
+
+    Of a table (samples, channels), that is the largest value of the channel. Samples that are more than a thousand
+    times brighter or darker than the median one are first brought to its brightness. Of outputs with more axes, it is
+    the largest value along any of them in the same sample.
+    """
+    size = exact.abs().masked_fill(saturated(exact), 0.0)
+    if not size.numel():
+        return size
+    if size.ndim > 2:
+        groups = _groups(size.ndim)[1:]
+        scale = size.amax(groups[0], keepdim=True).expand(size.shape)
+        for pooled in groups[1:]:
+            scale = torch.minimum(scale, size.amax(pooled, keepdim=True))
+        return scale
+    table = size.reshape(len(size), -1) if size.ndim else size.reshape(1, 1)
+    typical = table.median(0).values
+    brightness = (table / typical).masked_fill(typical == 0, 0.0).amax(1, keepdim=True)
+    middle = brightness.median()
+    far = (brightness > _SAME_BRIGHTNESS * middle) | (brightness * _SAME_BRIGHTNESS < middle)
+    brightness = torch.where(far & (brightness > 0), brightness / middle, 1.0)
+    return (brightness * (table / brightness).amax(0)).reshape(size.shape)
+
+
+def differences(
+    x: Tensor, exact: Float[Tensor, "*shape"], allowed: Float[Tensor, "*shape"]
+) -> list[Difference]:
+    """Returns the two elements of an output that are judged: nearest to what rounding explains, and farthest off.
+
+    Args:
+        x: The output.
+        exact: What it is compared with, in float64.
+        allowed: What rounding explains, as `Roundings.allowed` gives it.
+
+    Returns:
+        The element of the largest error over rounding, and that of the largest error over scale; one of zeros for an
+        empty output.
+    """
+    if not exact.numel():
+        return [Difference(0.0, 0.0, 0.0)]
+    errors = errors_of(x, exact)
+    scale = scales(exact)
+    shows = allowed <= sample_scales(exact)
+    judged = []
+    for unit in (allowed, scale):
+        ratio = torch.where(shows, errors / unit, math.inf).nan_to_num(math.inf)
+        ratio = torch.where(errors == 0, -1 / (1 + unit), ratio)
+        place = ratio.flatten().argmax()
+        error, rounding, largest, shown = [
+            values.flatten()[place].item() for values in (errors, allowed, scale, shows)
+        ]
+        judged.append(Difference(error, rounding, largest, bool(shown)))
+    return judged
+
+
+def sample_scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "..."]:
+    """Returns the largest absolute value of each sample, without infinite ones, to be broadcast."""
+    size = exact.abs().masked_fill(saturated(exact), 0.0)
+    pooled = tuple(range(1, size.ndim))
+    return size.amax(pooled, keepdim=True) if pooled else size

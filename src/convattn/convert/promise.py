@@ -1,0 +1,366 @@
+"""What the conversion of a layer promises, and whether it keeps it: bounds for any input, and runs on random images."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from einops import reduce
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from convattn.budget import LEAST_ROUNDINGS, rounded_differently
+from convattn.convert.certificate import Certificate, Verdict
+from convattn.convert.judging import Roundings, errors_of, scales
+from convattn.convert.taps import SEED, TransposedConvolution
+from convattn.encodings import Quadratic
+from convattn.errors import ArgumentError, must_be
+from convattn.functional.torch_modes import without_autocast
+from convattn.grid import Geometry
+from convattn.layers import RelativeAttention
+from convattn.sealed import weights_digest
+
+STEPS = 8
+"""Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
+
+_EXPONENT = {torch.float64: 745.2}
+"""x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
+
+
+def off_centre_mass(sharpness: float, dims: int) -> float:
+    """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
+
+    `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
+    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
+    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
+
+    Source: `docs/explanation/theory.md` §3.
+
+    Args:
+        sharpness: α > 0, in 1/pixel².
+        dims: Number of axes n ≥ 1.
+
+    Returns:
+        ε(α), a share of the attention; above 1 the bound says nothing.
+
+    Raises:
+        ArgumentError: α is not positive.
+
+    Example:
+        >>> round(off_centre_mass(5.0, dims=2), 4)
+        0.0271
+    """
+    if not sharpness > 0:
+        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
+    if sharpness >= math.pi:
+        return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
+    # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+    dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
+    exponent = dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual))
+    return math.expm1(min(exponent, 700.0))
+
+
+def _gaussian_tail(sharpness: float) -> float:
+    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
+    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
+
+
+def underflows(sharpness: float, dtype: torch.dtype) -> bool:
+    """Tells whether every weight off the centre is exactly zero, because e^{−α} underflows in the softmax.
+
+    The softmax runs in at least float32.
+
+    Example:
+        >>> underflows(100.0, torch.float32), underflows(104.0, torch.float32), underflows(104.0, torch.float64)
+        (False, True, False)
+    """
+    kind = torch.promote_types(dtype, torch.float32)
+    return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
+
+
+def weight_of(layer: RelativeAttention) -> nn.Parameter:
+    """Returns the first parameter of a layer's values, whose dtype and device are those of the layer."""
+    return next(layer.values.parameters())
+
+
+def lowest_sharpness(layer: RelativeAttention) -> float | None:
+    """Returns the smallest α of quadratic heads; None for other encodings."""
+    if not isinstance(layer.encoding, Quadratic):
+        return None
+    return layer.encoding.sharpness.detach().double().min().item()
+
+
+def largest(x: Tensor) -> float:
+    """Returns the largest absolute value, or 0 for an empty tensor."""
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+class RoundingBound(NamedTuple):
+    """A-priori bound on the rounding error of a result plus that of its source in float64, without overflow."""
+
+    per_unit: float  # For images of largest absolute value 1
+    at_zero: float  # What an image of zeros adds: rounding of the bias, and underflow
+
+    def at(self, unit: float) -> float:
+        """Returns the bound for images of a largest absolute value."""
+        return self.per_unit * unit + self.at_zero
+
+
+def rounding_bound(
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    *,
+    weights: float,
+    source: float,
+    terms: int,
+    writes: int,
+) -> RoundingBound:
+    """Bounds rounding where sums of `terms` products are stored `writes` times.
+
+    The error of a sum of n terms, in any order, is at most `(1 + u)ⁿ − 1 ≤ e^{nu} − 1` times the sum of their absolute
+    values, with u = ½ eps. Numbers narrower than float32 are summed in float32 and rounded when they are stored.
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2002, §3.1 and §4.2.
+
+    `weights` and `source` are the largest sums of absolute weights of one output, of the result and of its source.
+    `terms` counts the terms and further roundings in the dtype of the sum, `writes` the roundings to a narrower dtype.
+    """
+    own = torch.finfo(dtype)
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32))
+    double = torch.finfo(torch.float64)
+    if own.eps == sums.eps:
+        writes = 0
+    lost = math.expm1((terms * sums.eps + writes * own.eps) / 2)
+    lost_by_source = math.expm1(terms * double.eps / 2)
+    underflow = terms * sums.tiny + writes * own.smallest_normal * own.eps
+    at_zero = underflow * max(1.0, weights)
+    if bias is not None:
+        at_zero += largest(bias.detach()) * (lost + lost_by_source)
+    return RoundingBound(weights * lost + source * lost_by_source, at_zero)
+
+
+def kernel_rounding(
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    kernel: Float[Tensor, "outputs channels *taps"],
+    rows: Float[Tensor, "heads outputs"],
+) -> RoundingBound:
+    """Bounds the rounding of a convolution that replaces attention with row sums Σ_i |W_h[o, i]|."""
+    heads = len(rows)
+    channels = kernel.shape[1]
+    return rounding_bound(
+        dtype,
+        bias,
+        weights=kernel.abs().flatten(1).sum(1).max().item(),
+        source=rows.sum(0).max().item(),
+        terms=kernel[0].numel() + STEPS + heads * channels,
+        writes=kernel[0, 0].numel() + STEPS,
+    )
+
+
+def attention_rounding(
+    layer: RelativeAttention, *, keys: int | None = None, largest_score: float = 0.0
+) -> RoundingBound:
+    """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
+
+    At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
+    underflow. So the bound holds for images of any size. Heads of other encodings see `keys` keys along an axis, one
+    unless given. A score is subtracted from others; what that rounds moves weights by shares of the largest score.
+    """
+    parameter = weight_of(layer)
+    if keys is None:
+        keys = _keys_of_quadratic_heads(layer, parameter.dtype)
+    width = parameter.shape[1]
+    values = copy.deepcopy(layer.values).double()
+    with torch.no_grad():
+        for one in values.parameters():
+            one.abs_()  # the product of narrow matrices sums terms larger than its own
+        rows = reduce(values.maps(), "heads outputs channels -> outputs", "sum")
+    weights = rows.max().item()
+    products = layer.num_heads * (layer.in_channels // layer.groups + width)
+    from_scores = math.ceil(8 * layer.dims * largest_score)
+    return rounding_bound(
+        parameter.dtype,
+        layer.bias,
+        weights=weights,
+        source=weights,
+        terms=products + 2 * layer.dims * keys + STEPS + from_scores,
+        writes=layer.num_heads + layer.dims + STEPS,
+    )
+
+
+def _keys_of_quadratic_heads(layer: RelativeAttention, dtype: torch.dtype) -> int:
+    """Returns how many keys along an axis have weights that are not zero; 1 for other encodings."""
+    alpha = lowest_sharpness(layer)
+    if alpha is None:
+        return 1
+    reach = math.isqrt(math.ceil(_EXPONENT.get(dtype, 104.0) / alpha))
+    return 1 + 2 * reach + 2
+
+
+# --- Measured on random images ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a conversion between a convolution and attention promises before anything is measured."""
+
+    conv: Any  # The convolution, of torch or normalised
+    layer: RelativeAttention  # The attention
+    to_attention: bool  # Which of the two is the result
+    kernel_size: tuple[int, ...]  # Taps of the convolution
+    exact: bool  # Whether only rounding is lost
+    leak: float  # Bound on the attention off the taps, or outside the window
+    # Bound on the error of each output channel for inputs of absolute value ≤ 1
+    per_unit: Float[Tensor, " outputs"]
+    rounding: RoundingBound  # What rounding adds to that
+    # The same in float64, in which both are compared, too; None: they are not, and what other ways
+    # of computing the result lose does not count
+    exact_rounding: RoundingBound | None = None
+    # Singular values that each head discards
+    discarded: tuple[tuple[float, ...], ...] = ()
+    any_size: bool = True  # Whether it holds for images of any size
+    normalised: bool = False  # Whether the convolution is a `NormalisedConv`
+    # What rounding of the convolution's weights moves in each output channel of an image
+    stored: Callable[[Tensor], Tensor | float] = lambda _: 0.0
+    # The convolution of an image, in further orders of summation
+    in_other_orders: Callable[[Tensor], list[Tensor]] = lambda _: []
+
+
+def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
+    """Runs a convolution and attention on random images of given sizes, and judges the conversion.
+
+    Two questions are asked. First, does the result compute the source's function? In float64 they may differ by the
+    bound and by the rounding of the result's weights. Second, is the result as good as its dtype allows? It may lose
+    what other ways of computing it lose, but never more than the a-priori bound on rounding. Attention runs as a real
+    softmax, and where it is the result also by the path that it takes by itself.
+    """
+    conv = promise.conv
+    layer = promise.layer
+    x = draw_images(layer, sizes, weight_of(layer).dtype)
+    attention = softmax_copy(layer, x.dtype)
+    exact_attention = softmax_copy(layer, torch.float64)
+    if promise.to_attention and layer.content is not None:
+        attention.impl = "reference"
+    exact_conv = copy.deepcopy(conv).double()
+    moved = [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
+    images = [x, *moved]
+    compared_exactly = promise.exact_rounding is not None
+    with torch.no_grad(), without_autocast(x.device):
+        of_conv = exact_conv(x.double())
+        of_attention = exact_attention(x.double())
+        convolved = [conv(one) for one in images]
+        attended = [attention(one) for one in (images if compared_exactly else images[:1])]
+        other_orders = promise.in_other_orders(x)
+        stored = _by_channel(promise.stored(x), x)
+        by_itself = [layer(x)] if promise.to_attention else []
+    reference = of_conv
+    runs = [*convolved, *other_orders]
+    results = [attended[0], *by_itself]
+    exact_result = of_attention
+    own_runs = attended
+    if not promise.to_attention:
+        reference, exact_result = exact_result, reference
+        runs, own_runs = own_runs, runs
+        results = convolved[:1]
+    unit = largest(x)
+    bound = _by_channel(promise.per_unit, x) * unit
+    roundings = Roundings(reference)
+    for run in runs:
+        roundings.add(run)
+    broken = torch.zeros_like(reference, dtype=torch.bool)
+    if promise.exact_rounding is not None:
+        for run in own_runs:
+            roundings.add(run, exact_result)
+        allowed = bound + promise.exact_rounding.at(unit) + stored
+        broken = ~(errors_of(exact_result, reference) <= allowed)
+    eps = torch.finfo(x.dtype).eps
+    rounding = (roundings.allowed(eps) + stored).clamp(max=promise.rounding.at(unit))
+    error = torch.stack([errors_of(result, reference) for result in results]).amax(0)
+    broken |= ~(error <= bound + rounding)
+    verdict: Verdict = "failed"
+    if not broken.any():
+        hidden = bool((bound <= rounding).all())
+        verdict = "exact" if promise.exact or hidden else "different"
+    share = torch.where(error == 0, 0.0, error / (bound + rounding)).nan_to_num(math.inf)
+    worst = share.argmax()
+    bound, error, rounding, scale = [
+        values.expand(reference.shape).flatten()[worst].item()
+        for values in (bound, error, rounding, scales(reference))
+    ]
+    source, result = (conv, layer) if promise.to_attention else (layer, conv)
+    return Certificate(
+        verdict=verdict,
+        direction="conv_to_attention" if promise.to_attention else "attention_to_conv",
+        source=_in_one_line(source),
+        result=_in_one_line(result),
+        dtype=str(x.dtype).removeprefix("torch."),
+        heads=layer.num_heads,
+        kernel_size=promise.kernel_size,
+        exact=promise.exact,
+        leak=promise.leak,
+        sharpness=lowest_sharpness(layer),
+        discarded=promise.discarded,
+        bound_per_unit=largest(promise.per_unit),
+        rounding_per_unit=promise.rounding.per_unit,
+        rounding_at_zero=promise.rounding.at_zero,
+        check_shape=tuple(x.shape),
+        check_seed=SEED,
+        bound=bound,
+        measured_error=error,
+        rounding=rounding,
+        largest=scale,
+        weights=weights_digest(result),
+        normalised=promise.normalised,
+        any_size=promise.any_size,
+        has_dropout=not promise.to_attention and layer.dropout > 0,
+        has_output_size=isinstance(source, TransposedConvolution),
+    )
+
+
+def _by_channel(numbers: Tensor | float, x: Tensor) -> Tensor:
+    """Returns a number for each channel, or one for all, with the axes of a batch of images."""
+    every = torch.as_tensor(numbers, dtype=torch.float64, device=x.device)
+    return every.view(1, -1, *[1] * (x.ndim - 2))
+
+
+def _in_one_line(layer: nn.Module) -> str:
+    """Returns a layer in one line, as a certificate prints it."""
+    encoding = f", encoding={layer.encoding}" if isinstance(layer, RelativeAttention) else ""
+    return f"{type(layer).__name__}({layer.extra_repr()}{encoding})"
+
+
+def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
+    generator = torch.Generator().manual_seed(SEED)
+    shape = (2, layer.in_channels, *sizes)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return x.to(device=weight_of(layer).device, dtype=dtype)
+
+
+def smallest_image(geometry: Geometry) -> list[int]:
+    """Returns the smallest sizes for which the padded image holds the window."""
+    slack = {"reflect": 1, "circular": 0}.get(geometry.padding_mode)
+    sizes = []
+    for axis, (before, after) in enumerate(geometry.padding):
+        repeated = 1 if slack is None else max(before, after) + slack
+        window = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1)
+        beyond = window - before - after
+        steps = -(-beyond // geometry.input_dilation[axis])
+        sizes.append(max(1, repeated, steps + 1))
+    return sizes
+
+
+def softmax_copy(layer: RelativeAttention, dtype: torch.dtype) -> RelativeAttention:
+    """Copies a layer for inference so that it computes a real softmax; a layer with content keeps its own path.
+
+    Hard heads would otherwise run as a convolution, and comparing that with a convolution proves nothing.
+    """
+    copied = copy.deepcopy(layer).eval()
+    copied.dropout = 0.0  # plays no part in inference, and not every path has it
+    if dtype == torch.float64:
+        copied = copied.double()
+    if copied.content is None:
+        copied.impl = "separable" if copied.encoding.axis_additive else "dense"
+    return copied

@@ -1,0 +1,235 @@
+"""Convolutions in other people's code: what a module computes around a call stays, the call attends."""
+
+import math
+
+import pytest
+import torch
+from tests.convert.network.network_cases import converted, filled, images
+from torch import nn
+from torch.nn import functional as F
+
+from convattn import load_network, network_to_attention, network_to_conv, save_network
+from convattn.convert.calls import AttendedCalls
+from convattn.errors import ConversionError
+from convattn.layers import RelativeAttention2d
+
+
+class StaticSame(nn.Conv2d):
+    """Pads by a module that it makes for one size of images, as EfficientNets of PyTorch do."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.static_padding = nn.ZeroPad2d((0, 1, 0, 1))
+
+    def forward(self, x):
+        x = self.static_padding(x)
+        return F.conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class DynamicSame(nn.Conv2d):
+    """Pads by the size of the image."""
+
+    def forward(self, x):
+        pads = []
+        for size, taps, step in zip(x.shape[:1:-1], self.kernel_size, self.stride, strict=True):
+            total = max((math.ceil(size / step) - 1) * step + taps - size, 0)
+            pads += [total // 2, total - total // 2]
+        if any(pads):
+            x = F.pad(x, pads)
+        return F.conv2d(x, self.weight, self.bias, self.stride)
+
+
+class WithNorm(nn.Conv2d):
+    """Normalises and activates, and looks at its images, as convolutions of detectors do."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.norm = nn.BatchNorm2d(self.out_channels)
+        self.activation = F.relu
+
+    def forward(self, x):
+        if x.numel() == 0 and self.training:
+            assert not isinstance(self.norm, nn.SyncBatchNorm)
+        x = F.conv2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return self.activation(self.norm(x))
+
+
+class Causal(nn.Conv1d):
+    """Pads on the left."""
+
+    def forward(self, x):
+        return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
+
+
+class Standardised(nn.Conv2d):
+    """Standardises its weight in every call."""
+
+    def forward(self, x):
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) / (self.weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        return self._conv_forward(x, weight, self.bias)
+
+
+class Equalised(nn.Module):
+    """Scales the weight by its size, and has no convolution among its modules."""
+
+    def __init__(self, inputs, outputs, taps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, taps, taps))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight * self.weight[0].numel() ** -0.5, self.bias, padding=1)
+
+
+class Blur(nn.Module):
+    """Blurs each channel by a kernel that is a buffer."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("kernel", torch.tensor([1.0, 2.0, 1.0]).outer(torch.ones(3))[None])
+        self.channels = channels
+
+    def forward(self, x):
+        kernel = self.kernel[None].expand(self.channels, -1, -1, -1)
+        return F.conv2d(x, kernel, stride=2, groups=self.channels)
+
+
+class Twice(nn.Module):
+    """Calls two convolutions with parameters of its own, and one of a module in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.second = nn.Parameter(torch.randn(5, 4, 1, 1))
+        self.inner = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.inner(F.conv2d(x, self.first).relu())
+        return F.conv2d(input=y, weight=self.second, bias=None)
+
+
+class Decoder(nn.Module):
+    """Goes down and up again to the size of its images, and takes the first of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(4, 5, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        return self.up(self.down(x), output_size=x.shape[2:])
+
+
+MODULES = {
+    "static padding": (lambda: StaticSame(3, 4, 3, stride=2), (3, 9, 11)),
+    "padding by size": (lambda: DynamicSame(3, 4, 3, stride=2), (3, 9, 12)),
+    "norm and activation": (lambda: WithNorm(3, 4, 3, padding=1, bias=False), (3, 7, 9)),
+    "causal": (lambda: Causal(3, 4, 5, dilation=1), (3, 17)),
+    "standardised": (lambda: Standardised(3, 4, 3), (3, 7, 9)),
+    "equalised": (lambda: Equalised(3, 4, 3), (3, 7, 9)),
+    "blur": (lambda: Blur(3), (3, 9, 11)),
+    "two of its own": (Twice, (3, 7, 9)),
+    "output size": (Decoder, (3, 8, 11)),
+}
+OWN = ["static padding", "padding by size", "norm and activation", "causal", "two of its own"]
+"""Modules whose weights are parameters: they come back as they were."""
+
+
+def built(name):
+    torch.manual_seed(0)
+    make, shape = MODULES[name]
+    return filled(nn.Sequential(make())).eval(), images(2, *shape)
+
+
+@pytest.mark.parametrize("impl", ["auto", "separable"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_call_becomes_attention(name, impl):
+    network, x = built(name)
+    made, certificate = converted(network, x, impl=impl)
+    assert certificate.verdict == "exact"
+    assert not certificate.left_alone
+    assert any(isinstance(module, AttendedCalls) for module in made.modules())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_saved_loaded_and_exported(name, tmp_path):
+    network, x = built(name)
+    made, certificate = network_to_attention(network, images=x)
+    made.eval()
+    folder = save_network(made, tmp_path / "made", certificate=certificate)
+    loaded = load_network(folder, model=network)
+    assert torch.equal(loaded(x), made(x))
+    program = torch.export.export(made, (x,))
+    assert torch.equal(program.module()(x), made(x))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_there_and_back(name):
+    network, x = built(name)
+    made, _ = network_to_attention(network, images=x)
+    back, certificate = network_to_conv(made, images=x)
+    assert certificate.verdict == "exact"
+    if name in OWN:
+        assert repr(back) == repr(network)
+        for key, tensor in network.state_dict().items():
+            assert torch.equal(back.state_dict()[key], tensor)
+
+
+def test_other_sizes_are_padded_as_before():
+    network, x = built("padding by size")
+    made, _ = network_to_attention(network, images=x)
+    for size in [(7, 8), (10, 10), (13, 9)]:
+        other = images(1, 3, *size)
+        assert torch.equal(made(other), network(other))
+    network, x = built("output size")
+    made, _ = network_to_attention(network, images=x)
+    for size in [(7, 8), (10, 10), (13, 9)]:
+        other = images(1, 3, *size)
+        assert torch.equal(made(other), network(other))
+
+
+@pytest.mark.parametrize("name", ["static padding", "norm and activation"])
+def test_the_layers_learn_the_modules_own_parameter(name):
+    network, x = built(name)
+    made, _ = network_to_attention(network, images=x)
+    assert made[0].layers[0].values.weight is made[0].module.weight
+    made(x).square().sum().backward()
+    network(x).square().sum().backward()
+    assert torch.equal(made[0].module.weight.grad, network[0].weight.grad)
+
+
+def test_a_computed_weight_is_converted_as_it_is_and_said():
+    network, x = built("standardised")
+    made, certificate = network_to_attention(network, images=x)
+    assert "the present value was converted" in certificate.layers[0].notes[0]
+    assert made[0].layers[0].values.weight.requires_grad
+
+
+class Fickle(nn.Conv2d):
+    """Calls a second convolution on large images."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return super().forward(y) if x.shape[-1] > 9 else y
+
+
+def test_another_call_than_when_it_was_converted_is_an_error():
+    network = nn.Sequential(Fickle(3, 3, 3)).eval()
+    made, _ = network_to_attention(network, images=images(2, 3, 7, 9))
+    with pytest.raises(ConversionError, match=r"Fickle calls another convolution than when it was"):
+        made(images(2, 3, 7, 11))
+
+
+def test_attributes_are_those_of_the_module():
+    network, x = built("norm and activation")
+    made, _ = network_to_attention(network, images=x)
+    assert made[0].out_channels == 4
+    assert made[0].norm is made[0].module.norm
+    assert isinstance(made[0].layers[0], RelativeAttention2d)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = made[0].nothing
