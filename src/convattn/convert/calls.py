@@ -93,9 +93,8 @@ class Call:
         inputs, outputs = self.shape[1] * groups, self.shape[0]
         if self.module in TRANSPOSED_CONVOLUTIONS.values():
             inputs, outputs = self.shape[0], self.shape[1] * groups
-        conv = self.module(
-            inputs, outputs, self.shape[2:], bias=False, device="meta", **self.options
-        )
+        taps: Any = self.shape[2:]
+        conv = self.module(inputs, outputs, taps, bias=False, device="meta", **self.options)
         for name, tensor in (("weight", weight), ("bias", bias)):
             if tensor is not None:
                 parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)

@@ -139,8 +139,8 @@ def scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Returns the largest absolute value of elements like each one; infinite ones do not count.
 
     Of a table (samples, channels), that is the largest value of the channel. Samples that are more than a thousand
-    times brighter or darker than the median one are first brought to its brightness. Of outputs with more axes, it is
-    the largest value along any of them in the same sample.
+    times brighter or darker than the median one are first brought to its brightness. It is never above the largest
+    value of the sample. Of outputs with more axes, it is the largest value along any of them in the same sample.
     """
     size = exact.abs().masked_fill(saturated(exact), 0.0)
     if not size.numel():
@@ -157,7 +157,8 @@ def scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     middle = brightness.median()
     far = (brightness > _SAME_BRIGHTNESS * middle) | (brightness * _SAME_BRIGHTNESS < middle)
     brightness = torch.where(far & (brightness > 0), brightness / middle, 1.0)
-    return (brightness * (table / brightness).amax(0)).reshape(size.shape)
+    scale = brightness * (table / brightness).amax(0)
+    return torch.minimum(scale, table.amax(1, keepdim=True)).reshape(size.shape)
 
 
 def differences(
