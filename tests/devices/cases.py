@@ -27,7 +27,7 @@ from convattn import (
 from convattn.viewer import Exhibit, build_scene
 
 IMAGES = torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(0))
-PICTURES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+PICTURES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 ENCODINGS = (
     "quadratic",
     "generalized_quadratic",
@@ -93,12 +93,12 @@ def shown(model, x):
 
 def vit():
     return timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=3
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, depth=1, num_classes=3
     ).eval()
 
 
 def net(**options):
-    return AttentionNet(width=8, depth=2, heads=4, ffn=8, **options).eval()
+    return AttentionNet(width=8, depth=1, heads=4, ffn=8, **options).eval()
 
 
 def cases():
@@ -160,8 +160,18 @@ def cases():
     yield "page", vit, shown, PICTURES
 
 
+def refused():
+    """Says what the device says of a tensor of the CPU."""
+    with Device():
+        try:
+            There(torch.ones(3)) + torch.ones(3)
+        except RuntimeError as error:
+            return str(error)
+
+
 def main():
     register()
+    sys.stdout.write(f"{refused()}\n")
     for name, make, compute, x in cases():
         torch.manual_seed(0)
         module = make()
