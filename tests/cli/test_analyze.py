@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.cli.command import run
 
-from convattn.cli import main
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.heads.compare import ReportComparison
 from convattn.heads.head_report import Estimate, HeadReport
 from convattn.lab.html_pages import write_report
 from convattn.networks.images import Pictures
 
-SOURCE = [
-    "timm:vit_tiny_patch16_224",
-    "--random-weights",
-    "--set",
-    "img_size=32",
-    "--set",
-    "depth=2",
-]
+SOURCE = "timm:vit_tiny_patch16_224 --random-weights --set img_size=32 --set depth=2"
 FILES = [
     "distance.png",
     "head-map.png",
@@ -50,7 +43,7 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="module")
 def made(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "report"
-    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(folder)]) == 0
+    assert run(f"analyze {SOURCE} --images {images} -o {folder}") == 0
     return folder
 
 
@@ -150,17 +143,14 @@ def test_figures_are_wide_enough_for_a_page(made, name):
 
 def test_images_come_from_a_folder_or_an_array(images, made, tmp_path, capsys):
     np.save(tmp_path / "a.npy", pixels(6))
-    arguments = ["--images", str(tmp_path / "a.npy"), "-o", str(tmp_path / "made"), "--json"]
-    assert main(["analyze", *SOURCE, *arguments]) == 0
+    arguments = f"--images {tmp_path / 'a.npy'} -o {tmp_path / 'made'} --json"
+    assert run(f"analyze {SOURCE} {arguments}") == 0
     assert json.loads(capsys.readouterr().out) == json.loads((made / "report.json").read_text())
 
 
 def test_only_some_layers_and_no_controls(images, tmp_path):
-    options = ["--layer", "blocks.1.attn", "--no-controls", "--limit", "3"]
-    assert (
-        main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "few"), *options])
-        == 0
-    )
+    options = "--layer blocks.1.attn --no-controls --limit 3"
+    assert run(f"analyze {SOURCE} --images {images} -o {tmp_path / 'few'} {options}") == 0
     report = HeadReport.load(tmp_path / "few" / "report.json")
     assert [(layer.name, layer.controls) for layer in report.layers] == [("blocks.1.attn", ())]
     assert (report.images, report.control_images) == (3, 0)
@@ -169,20 +159,9 @@ def test_only_some_layers_and_no_controls(images, tmp_path):
 def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, capsys, monkeypatch):
     seen, read = {}, Pictures.__getitem__
     monkeypatch.setattr(Pictures, "__getitem__", lambda self, n: seen.setdefault(n, read(self, n)))
-    options = ["--limit", "2", "--no-controls", "--layer", "stages.2.second"]
+    options = "--limit 2 --no-controls --layer stages.2.second"
     assert (
-        main(
-            [
-                "analyze",
-                "convattn:cifar10-small",
-                "--images",
-                str(images),
-                "-o",
-                str(tmp_path / "a"),
-                *options,
-            ]
-        )
-        == 0
+        run(f"analyze convattn:cifar10-small --images {images} -o {tmp_path / 'a'} {options}") == 0
     )
     first, *others = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
@@ -208,16 +187,14 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr("convattn.lab.html_pages.head_map", interrupt)
-    assert (
-        main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 130
-    )
+    assert run(f"analyze {SOURCE} --images {images} -o {tmp_path / 'report'}") == 130
     assert capsys.readouterr().err == "convattn: interrupted\n"
     assert not (tmp_path / "report").exists()
 
 
 def test_matplotlib_is_asked_for_first(images, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
-    assert main(["analyze", *SOURCE, "--images", str(images), "-o", str(tmp_path / "report")]) == 2
+    assert run(f"analyze {SOURCE} --images {images} -o {tmp_path / 'report'}") == 2
     assert "matplotlib" in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 
@@ -247,12 +224,7 @@ def mistakes(place):
 
 def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
     for name, message in mistakes(tmp_path).items():
-        assert (
-            main(
-                ["analyze", *SOURCE, "--images", str(tmp_path / name), "-o", str(tmp_path / "out")]
-            )
-            == 2
-        ), name
+        assert run(f"analyze {SOURCE} --images {tmp_path / name} -o {tmp_path / 'out'}") == 2, name
         out, err = capsys.readouterr()
         assert re.search(message, err), (name, err)
         assert (out, err.count("\n")) == ("", 1)
@@ -260,19 +232,16 @@ def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
 
 
 def test_other_mistakes_are_told(images, made, tmp_path, capsys):
-    folder = ["--images", str(images), "-o", str(tmp_path / "out")]
+    folder = f"--images {images} -o {tmp_path / 'out'}"
     for arguments, message in {
-        ("timm:resnet18", "--random-weights", *folder): "attention",
-        (*SOURCE, "--images", str(images), "-o", str(made)): "--output must be new or empty",
-        (*SOURCE, *folder, "--limit", "0"): "--limit: must be at least 1, but is 0",
-        (*SOURCE, *folder, "--layer", "x"): "unknown layer 'x'",
-        (*SOURCE, *folder, "--kernel-size", "2"): "kernel_size must be odd",
-        (
-            "timm:vit_tiny_patch16_224",
-            *folder,
-        ): "exactly one of --weights FILE, --pretrained and --random-weights",
+        f"timm:resnet18 --random-weights {folder}": "attention",
+        f"{SOURCE} --images {images} -o {made}": "--output must be new or empty",
+        f"{SOURCE} {folder} --limit 0": "--limit: must be at least 1, but is 0",
+        f"{SOURCE} {folder} --layer x": "unknown layer 'x'",
+        f"{SOURCE} {folder} --kernel-size 2": "kernel_size must be odd",
+        f"timm:vit_tiny_patch16_224 {folder}": "exactly one of --weights FILE, --pretrained and",
     }.items():
-        assert main(["analyze", *arguments]) == 2
+        assert run(f"analyze {arguments}") == 2
         assert message in capsys.readouterr().err
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
@@ -280,36 +249,11 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
 def test_two_reports_are_compared(images, made, tmp_path, capsys):
     other = tmp_path / "other"
     np.save(tmp_path / "flat.npy", torch.zeros(6, 3, 32, 32).numpy())
-    assert (
-        main(
-            [
-                "analyze",
-                *SOURCE,
-                "--images",
-                str(tmp_path / "flat.npy"),
-                "-o",
-                str(other),
-                "--no-controls",
-            ]
-        )
-        == 0
-    )
+    assert run(f"analyze {SOURCE} --images {tmp_path / 'flat.npy'} -o {other} --no-controls") == 0
     capsys.readouterr()
-    assert main(["compare", str(made), str(made)]) == 0
+    assert run(f"compare {made} {made}") == 0
     assert "0 of more than 3 standard errors" in capsys.readouterr().out
-    assert (
-        main(
-            [
-                "compare",
-                str(made),
-                str(other / "report.json"),
-                "-o",
-                str(tmp_path / "both"),
-                "--json",
-            ]
-        )
-        == 0
-    )
+    assert run(f"compare {made} {other / 'report.json'} -o {tmp_path / 'both'} --json") == 0
     comparison = ReportComparison.from_json(capsys.readouterr().out)
     assert (comparison.layers, comparison.heads) == (2, 6)
     assert comparison.differences
@@ -321,7 +265,7 @@ def test_two_reports_are_compared(images, made, tmp_path, capsys):
         "comparison.json",
         "comparison.png",
     ]
-    assert main(["compare", str(made), str(tmp_path)]) == 2
+    assert run(f"compare {made} {tmp_path}") == 2
     assert "cannot read HeadReport" in capsys.readouterr().err
-    assert main(["compare", str(made), str(tmp_path / "none")]) == 2
+    assert run(f"compare {made} {tmp_path / 'none'}") == 2
     assert "there is no report" in capsys.readouterr().err

@@ -10,87 +10,88 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.cli.command import run
 from tests.cli.saved_layers import convolution
 
 from convattn.__about__ import __version__
-from convattn.cli import app, main
+from convattn.cli import app
 from convattn.cli.app import COMMANDS
 
 COMMAND = Path(sys.executable).with_name("convattn")
 
 MISTAKES = {
     "unknown command": (
-        ["frobnicate"],
+        "frobnicate",
         'Unknown command "frobnicate". Available commands: '
         + ", ".join(
             ["demo", "convert", "certify", "analyze", "compare", "view", "train", "study", "..."]
         ),
     ),
-    "misspelt command": (["trian"], 'Unknown command "trian". Did you mean "train"?'),
+    "misspelt command": ("trian", 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (
-        ["train", "digits-quadratic", "--outptu", "x"],
+        "train digits-quadratic --outptu x",
         "Unknown option: --outptu. Did you mean --output?",
     ),
-    "missing argument": (["train"], 'Command "train" parameter RECIPE requires an argument.'),
+    "missing argument": ("train", 'Command "train" parameter RECIPE requires an argument.'),
     "missing option": (
-        ["reproduce", "all"],
+        "reproduce all",
         "--runs must be given: the folder in which convattn train has made its runs",
     ),
     "missing output": (
-        ["convert", "convolution"],
+        "convert convolution",
         'Command "convert" parameter --output requires an argument.',
     ),
-    "one too many": (["info", "extra"], "unexpected argument 'extra'"),
+    "one too many": ("info extra", "unexpected argument 'extra'"),
     "not a number": (
-        ["convert", "x", "-o", "new", "--sharpness", "hard"],
+        "convert x -o new --sharpness hard",
         'unable to convert "hard" into float',
     ),
     "not an integer": (
-        ["convert", "x", "-o", "new", "--kernel-size", "1.5"],
+        "convert x -o new --kernel-size 1.5",
         "Invalid value for --kernel-size: must be an integer, but is '1.5'",
     ),
-    "missing source": (["convert", "nowhere", "-o", "new"], "there is no folder 'nowhere'$"),
+    "missing source": ("convert nowhere -o new", "there is no folder 'nowhere'$"),
     "sharpness": (
-        ["convert", "convolution", "-o", "new", "--sharpness", "0"],
+        "convert convolution -o new --sharpness 0",
         "sharpness must be a positive finite number",
     ),
     "taken folder": (
-        ["convert", "convolution", "-o", "convolution"],
+        "convert convolution -o convolution",
         "--output must be new or empty",
     ),
     "file for folder": (
-        ["convert", "convolution", "-o", "note"],
+        "convert convolution -o note",
         "--output must be a folder, but 'note' is a file",
     ),
     "taken folder of a run": (
-        ["train", "digits-quadratic", "-o", "convolution"],
+        "train digits-quadratic -o convolution",
         "must be new or empty",
     ),
-    "taken folder of a demo": (["demo", "-o", "convolution"], "--output must be new or empty"),
-    "unknown recipe, nothing near": (["train", "nope"], "unknown recipe 'nope'. Known: "),
+    "taken folder of a demo": ("demo -o convolution", "--output must be new or empty"),
+    "unknown recipe, nothing near": ("train nope", "unknown recipe 'nope'. Known: "),
     "unknown recipe": (
-        ["train", "digits-quadratik"],
+        "train digits-quadratik",
         "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
     ),
-    "missing recipe": (["train", "mine.toml"], "mine.toml: cannot read the recipe"),
+    "missing recipe": ("train mine.toml", "mine.toml: cannot read the recipe"),
     "unknown key": (
-        ["train", "digits-quadratic", "--set", "training.epohcs=3"],
+        "train digits-quadratic --set training.epohcs=3",
         "did you mean 'epochs'",
     ),
     "wrong value": (
-        ["train", "digits-quadratic", "--set", "training.epochs=many"],
+        "train digits-quadratic --set training.epochs=many",
         "training.epochs must be an integer",
     ),
     "no value": (
-        ["train", "digits-quadratic", "--set", "training.epochs"],
+        "train digits-quadratic --set training.epochs",
         "--set must be of the form KEY=VALUE",
     ),
     "no key": (
-        ["train", "digits-quadratic", "--set", "=3"],
+        "train digits-quadratic --set =3",
         "--set must be of the form KEY=VALUE, but is '=3'",
     ),
     "missing data": (
-        ["train", "digits-quadratic", "--set", "data.name=cifar10", "--set", "data.folder=none"],
+        "train digits-quadratic --set data.name=cifar10 --set data.folder=none",
         "there is no folder none",
     ),
 }
@@ -112,7 +113,7 @@ def contents(folder):
 def test_mistake_is_told_on_one_line_and_leaves_nothing(place, mistake, capsys):
     arguments, message = MISTAKES[mistake]
     before = contents(place)
-    assert main(arguments) == 2
+    assert run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -123,7 +124,7 @@ def test_mistake_is_told_on_one_line_and_leaves_nothing(place, mistake, capsys):
 def test_mistake_in_a_process_of_its_own(place):
     arguments, message = MISTAKES["misspelt command"]
     done = subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=place
+        [COMMAND, arguments], capture_output=True, text=True, check=False, cwd=place
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert re.match(f"convattn: .*{message}", done.stderr)
@@ -134,7 +135,7 @@ def test_full_disk_is_a_mistake_and_leaves_only_the_folder_above(place, capsys):
     before, limits = contents(place), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        assert main(["convert", "convolution", "-o", "new/made"]) == 2
+        assert run("convert convolution -o new/made") == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     out, err = capsys.readouterr()
@@ -155,9 +156,9 @@ def test_reader_that_leaves_is_no_error(place):
     assert process.returncode == 141
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+@pytest.mark.parametrize("arguments", ["", "--help", "-h"])
 def test_help_lists_every_command(arguments, capsys):
-    assert main(arguments) == 0
+    assert run(arguments) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert set(COMMANDS) <= set(re.findall(r"^│ (\w+)  ", out, flags=re.MULTILINE))
@@ -166,26 +167,24 @@ def test_help_lists_every_command(arguments, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_has_every_option(command, capsys):
-    assert main([command, "--help"]) == 0
+    assert run(f"{command} --help") == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: convattn {command} ")
     assert ("--json" in out) == (command != "demo")
 
 
-@pytest.mark.parametrize(
-    ("words", "letter"), [(["convert", "--help"], r"\u03b1"), (["info"], r"\xd7")]
-)
+@pytest.mark.parametrize(("words", "letter"), [("convert --help", r"\u03b1"), ("info", r"\xd7")])
 def test_letters_that_a_terminal_lacks_are_escaped(words, letter):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [COMMAND, *words], capture_output=True, text=True, check=False, env=environment
+        [COMMAND, *words.split()], capture_output=True, text=True, check=False, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert letter in done.stdout
 
 
 def test_version(capsys):
-    assert main(["--version"]) == 0
+    assert run("--version") == 0
     assert capsys.readouterr().out.strip() == __version__
 
 
@@ -215,9 +214,9 @@ def test_what_a_command_raises(monkeypatch, capsys, error, code, message):
     monkeypatch.setattr(app, "COMMANDS", {"fail": raising(error)})
     if code is None:
         with pytest.raises(type(error), match=str(error)):
-            main(["fail"])
+            run("fail")
     else:
-        assert main(["fail"]) == code
+        assert run("fail") == code
         assert capsys.readouterr().err == message
 
 
@@ -225,7 +224,7 @@ def test_message_of_several_lines_becomes_one(monkeypatch, capsys):
     from convattn.errors import DataError
 
     monkeypatch.setattr(app, "COMMANDS", {"fail": raising(DataError("first\n  second"))})
-    assert main(["fail"]) == 2
+    assert run("fail") == 2
     assert capsys.readouterr().err == "convattn: first second\n"
 
 
@@ -233,7 +232,7 @@ def test_reader_that_left_is_told_nothing_more(monkeypatch, tmp_path):
     monkeypatch.setattr(app, "COMMANDS", {"fail": raising(BrokenPipeError())})
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert main(["fail"]) == 141
+        assert run("fail") == 141
         out.write("what was still to come")
     assert (tmp_path / "out").read_text() == ""
 
@@ -283,14 +282,14 @@ def test_warning_of_convattn_is_one_line_and_others_are_left_to_python(monkeypat
 
     monkeypatch.setattr(app, "COMMANDS", {"warn": command})
     with pytest.warns(FutureWarning, match=r"^of another library$") as caught:
-        assert main(["warn"]) == 0
+        assert run("warn") == 0
     assert len(caught) == 1
     assert capsys.readouterr() == ("", "convattn: first second\n")
 
 
-@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["frobnicate"], 2)])
+@pytest.mark.parametrize(("words", "code"), [("--version", 0), ("frobnicate", 2)])
 def test_package_run_as_a_program_is_the_command(monkeypatch, capsys, words, code):
-    monkeypatch.setattr(sys, "argv", ["convattn", *words])
+    monkeypatch.setattr(sys, "argv", ["convattn", words])
     with pytest.raises(SystemExit) as caught:
         runpy.run_module("convattn", run_name="__main__")
     assert caught.value.code == code

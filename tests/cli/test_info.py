@@ -2,9 +2,9 @@ import sys
 from importlib import metadata
 
 import torch
+from tests.cli.command import run
 
 from convattn.__about__ import __version__
-from convattn.cli import main
 from convattn.cli.info import Installation, _optional_packages, describe_installation
 from convattn.encodings import ENCODINGS
 from convattn.lab import recipe_names
@@ -12,7 +12,7 @@ from convattn.networks.pretrained import pretrained_names
 
 
 def test_info_prints_what_is_there(capsys):
-    assert main(["info"]) == 0
+    assert run("info") == 0
     out = capsys.readouterr().out
     for word in (
         __version__,
@@ -29,7 +29,7 @@ def test_info_prints_what_is_there(capsys):
 def test_info_names_the_instruction_set_and_its_limits(monkeypatch, capsys):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.delenv("MKL_ENABLE_INSTRUCTIONS", raising=False)
-    assert main(["info"]) == 0
+    assert run("info") == 0
     assert (
         f"{torch.backends.cpu.get_cpu_capability()} (ONEDNN_MAX_CPU_ISA=AVX2)\n"
         in capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_info_names_the_instruction_set_and_its_limits(monkeypatch, capsys):
 
 
 def test_json_is_the_same(capsys):
-    assert main(["info", "--json"]) == 0
+    assert run("info --json") == 0
     printed = Installation.from_json(capsys.readouterr().out)
     assert printed == describe_installation()
     assert printed.versions["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from tests.cli.command import run
 from tests.lab.run_cases import make_run
 
-from convattn.cli import main
 from convattn.lab.reproduction import TARGETS, Reproduction
 
 
@@ -23,10 +23,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
-    assert (
-        main(["reproduce", "fig4", "--runs", str(runs), "--scale", "small", "-o", "there/figure"])
-        == 0
-    )
+    assert run(f"reproduce fig4 --runs {runs} --scale small -o there/figure") == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "fig4: made\n" in out
@@ -39,7 +36,7 @@ def test_figure_is_made_where_it_is_told(runs, tmp_path, capsys):
 def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, capsys):
     (tmp_path / "reproduce-all").mkdir()
     (tmp_path / "reproduce-all" / "reproduction.json").write_text("precious")
-    assert main(["reproduce", "all", "--runs", str(runs), "--scale", "small", "--json"]) == 1
+    assert run(f"reproduce all --runs {runs} --scale small --json") == 1
     result = Reproduction.from_json(capsys.readouterr().out)
     assert result == Reproduction.load(tmp_path / "reproduce-all-2" / "reproduction.json")
     assert [item.target for item in result.targets if item.complete] == ["fig3", "fig4"]
@@ -49,7 +46,7 @@ def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, ca
 
 
 def test_a_table_with_missing_rows_says_how_many_and_what_makes_each(runs, tmp_path, capsys):
-    assert main(["reproduce", "table1", "--runs", str(runs), "--scale", "small"]) == 1
+    assert run(f"reproduce table1 --runs {runs} --scale small") == 1
     printed = capsys.readouterr().out
     count = len(TARGETS["table1"].recipes)
     line = f"table1: made without {count - 1} of {count} recipes; missing resnet18, "
@@ -59,7 +56,7 @@ def test_a_table_with_missing_rows_says_how_many_and_what_makes_each(runs, tmp_p
 
 
 def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
-    assert main(["reproduce", "fig5", "--runs", str(runs), "--scale", "small"]) == 1
+    assert run(f"reproduce fig5 --runs {runs} --scale small") == 1
     out = capsys.readouterr().out
     assert f"convattn train sa-learned --scale small -o {runs}/sa-learned-0\n" in out
     assert out.endswith("nothing was made\n")
@@ -69,20 +66,20 @@ def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fig1", "--runs", "."], "unknown target 'fig1'"),
-        (["fig3", "--runs", ".", "--scale", "huge"], "unknown scale 'huge'"),
-        (["fig3", "--runs", "nowhere"], "runs must be a folder that exists, but is 'nowhere'"),
-        (["fig3"], "--runs"),
+        ("fig1 --runs .", "unknown target 'fig1'"),
+        ("fig3 --runs . --scale huge", "unknown scale 'huge'"),
+        ("fig3 --runs nowhere", "runs must be a folder that exists, but is 'nowhere'"),
+        ("fig3", "--runs"),
     ],
 )
 def test_mistakes_are_exit_code_2(arguments, message, capsys):
-    assert main(["reproduce", *arguments]) == 2
+    assert run(f"reproduce {arguments}") == 2
     assert message in capsys.readouterr().err
 
 
 def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
-    assert main(["reproduce", "all", "--runs", str(runs), "-o", "made"]) == 2
+    assert run(f"reproduce all --runs {runs} -o made") == 2
     assert re.search(
         r'this needs matplotlib, .*pip install "convattn\[train\]"',
         capsys.readouterr().err,

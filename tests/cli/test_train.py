@@ -1,13 +1,12 @@
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.command import run
 
-from convattn.cli import main
 from convattn.lab import load_recipe, recipe_to_toml
 from convattn.provenance import RunRecord
 
@@ -20,7 +19,7 @@ TINY = (
     "training.epochs=1",
     FEW_STEPS,
 )
-SET = [item for change in TINY for item in ("--set", change)]
+SET = " ".join(f"--set {change}" for change in TINY)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +28,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_run_goes_where_it_is_told_and_is_summarised(capsys):
-    assert main(["train", "digits-quadratic", "-o", "there/run", *SET, "--seed", "3"]) == 0
+    assert run(f"train digits-quadratic -o there/run {SET} --seed 3") == 0
     record = RunRecord.load("there/run/record.json")
     assert (record.seed, record.recipe["model"]["width"], record.recipe["training"]["epochs"]) == (
         3,
@@ -48,45 +47,28 @@ def test_run_goes_where_it_is_told_and_is_summarised(capsys):
 
 def test_default_folder_never_replaces_a_run(capsys):
     for folder in ("runs/digits-quadratic-0", "runs/digits-quadratic-0-2"):
-        assert main(["train", "digits-quadratic", *SET]) == 0
+        assert run(f"train digits-quadratic {SET}") == 0
         assert Path(folder, "record.json").is_file()
         assert capsys.readouterr().out.endswith(f"wrote {folder}\n")
 
 
 def test_of_two_values_the_later_counts_and_json_is_the_record(capsys):
-    assert (
-        main(["train", "digits-quadratic", *SET, "--set", "seed=1", "--set", "seed=2", "--json"])
-        == 0
-    )
+    assert run(f"train digits-quadratic {SET} --set seed=1 --set seed=2 --json") == 0
     printed = RunRecord.from_json(capsys.readouterr().out)
     assert printed == RunRecord.load("runs/digits-quadratic-2/record.json")
 
 
 def test_one_of_several_processes_speaks(monkeypatch, capsys):
-    assert main(["train", "digits-quadratic", *SET, "-o", "run"]) == 0
+    assert run(f"train digits-quadratic {SET} -o run") == 0
     first = capsys.readouterr().out
     for rank, said in (("0", first), ("1", "")):
         monkeypatch.setenv("RANK", rank)
-        assert main(["train", "digits-quadratic", *SET, "-o", "run", "--resume"]) == 0
+        assert run(f"train digits-quadratic {SET} -o run --resume") == 0
         assert capsys.readouterr().out == said
 
 
 def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
-    assert (
-        main(
-            [
-                "train",
-                "convnet",
-                "--scale",
-                "tiny",
-                "--set",
-                "training.epochs=1",
-                "--set",
-                FEW_STEPS,
-            ]
-        )
-        == 0
-    )
+    assert run(f"train convnet --scale tiny --set training.epochs=1 --set {FEW_STEPS}") == 0
     record = RunRecord.load("runs/convnet-tiny-0/record.json")
     assert (
         record.command
@@ -96,15 +78,8 @@ def test_scale_is_part_of_the_default_folder_and_of_the_summary(capsys):
 
 
 def test_accuracy_with_views_is_beside_that_without(capsys):
-    words = [
-        "--set",
-        "model.widths=4",
-        "--set",
-        "training.epochs=1",
-        "--set",
-        "training.test_views=mirror",
-    ]
-    assert main(["train", "speedrun", "--scale", "tiny", *words]) == 0
+    words = "--set model.widths=4 --set training.epochs=1 --set training.test_views=mirror"
+    assert run(f"train speedrun --scale tiny {words}") == 0
     results = RunRecord.load("runs/speedrun-tiny-0/record.json").results
     out = capsys.readouterr().out
     assert f"test accuracy   {results['test_accuracy']:.2%}\n" in out
@@ -123,14 +98,14 @@ def test_terminal_gets_the_bar_and_no_lines(monkeypatch):
     for terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
         with pytest.raises(ZeroDivisionError):
-            main(["train", "digits-quadratic"])
+            run("train digits-quadratic")
     assert [tell is None for tell in told] == [False, True]
 
 
 def test_finished_run_is_shown_again_by_resume(capsys):
-    assert main(["train", "digits-quadratic", *SET, "--json"]) == 0
+    assert run(f"train digits-quadratic {SET} --json") == 0
     first = capsys.readouterr().out
-    assert main(["train", "digits-quadratic", *SET, "--resume", "--json"]) == 0
+    assert run(f"train digits-quadratic {SET} --resume --json") == 0
     assert capsys.readouterr().out == first
 
 
@@ -139,10 +114,10 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     with monkeypatch.context() as patch:
         patch.setattr("convattn.lab.loop.Trainer.summary", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            main(["train", "digits-quadratic", *SET, "--checkpoint-every", "2"])
+            run(f"train digits-quadratic {SET} --checkpoint-every 2")
     newest = max(Path("runs/digits-quadratic-0/checkpoints").glob("step-*"))
     (newest / "model.safetensors").write_bytes(b"")
-    assert main(["train", "digits-quadratic", *SET, "--resume"]) == 0
+    assert run(f"train digits-quadratic {SET} --resume") == 0
     warning, *epochs = capsys.readouterr().err.splitlines()[1:]
     assert warning.startswith(f"convattn: checkpoint {newest.name} is damaged")
     assert warning.endswith("the one before it is used")
@@ -152,17 +127,17 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--resume"], "runs/digits-quadratic-0 holds no run to resume"),
-        (["--tracker", "tensorbord"], "unknown tracker 'tensorbord'"),
+        ("--resume", "runs/digits-quadratic-0 holds no run to resume"),
+        ("--tracker tensorbord", "unknown tracker 'tensorbord'"),
         (
-            ["--checkpoint-every", "0"],
+            "--checkpoint-every 0",
             "checkpoint_every must be an integer of at least 1, but is 0",
         ),
-        (["--scale", "small"], "digits-quadratic.toml: scale must be paper"),
+        ("--scale small", "digits-quadratic.toml: scale must be paper"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(capsys, words, message):
-    assert main(["train", "digits-quadratic", *SET, *words]) == 2
+    assert run(f"train digits-quadratic {SET} {words}") == 2
     assert message in capsys.readouterr().err
     assert not Path("runs").exists()
 
@@ -174,8 +149,8 @@ def test_file_of_a_run_repeats_it():
         overrides={"training.epochs": "1", "training.batch_size": "240"},
     )
     Path("mine.toml").write_text(recipe_to_toml(recipe))
-    assert main(["train", "mine.toml", "-o", "first"]) == 0
-    assert main(["train", "first/recipe.toml", "-o", "second"]) == 0
+    assert run("train mine.toml -o first") == 0
+    assert run("train first/recipe.toml -o second") == 0
     first, second = (
         json.loads(Path(name, "metrics.jsonl").read_text()) for name in ("first", "second")
     )
@@ -188,13 +163,12 @@ def test_interruption_names_the_command_that_goes_on(monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr("convattn.lab.loop.Trainer.summary", interrupt)
-        assert main(["train", "digits-quadratic", *SET, "-o", "my run"]) == 130
+        assert run(f"train digits-quadratic {SET} -o 'my run'") == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(
         "convattn: interrupted: convattn train 'my run/recipe.toml' -o 'my run' --resume goes on"
     )
-    words = shlex.split(said.partition("interrupted: convattn ")[2].partition(" goes on")[0])
-    assert main(words) == 0
+    assert run(said.partition("interrupted: convattn ")[2].partition(" goes on")[0]) == 0
     assert RunRecord.load("my run/record.json").resumed == 1
 
 
@@ -203,22 +177,15 @@ def test_interruption_before_the_first_checkpoint_names_nothing(monkeypatch, cap
         raise KeyboardInterrupt
 
     monkeypatch.setattr("convattn.lab.loop.load_data", interrupt)
-    assert main(["train", "digits-quadratic", *SET]) == 130
+    assert run(f"train digits-quadratic {SET}") == 130
     assert capsys.readouterr().err == "convattn: interrupted\n"
 
 
 @pytest.mark.slow
 def test_of_several_processes_one_speaks():
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "-m",
-        "convattn",
-    ]
+    launcher = f"{sys.executable} -m torch.distributed.run --nproc-per-node=2 -m convattn"
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    words = [*launcher, "train", "digits-quadratic", *SET]
+    words = f"{launcher} train digits-quadratic {SET}".split()
     done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
     assert done.stdout.count("test accuracy") == 1
     assert RunRecord.load("runs/digits-quadratic-0/record.json").hardware["processes"] == "2"

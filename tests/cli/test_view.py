@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.cli.command import run
 from tests.cli.page_scene import scene_of
 
 from convattn import save_network
-from convattn.cli import main
 from convattn.cli.view import WrittenPage
 from convattn.heads import analyze
 from convattn.models import AttentionNet
@@ -33,17 +33,17 @@ def network(place):
     torch.manual_seed(0)
     save_network(AttentionNet(width=8, depth=1, heads=4, ffn=8), "network")
     np.save("images.npy", np.zeros((3, 3, 8, 8), np.float32))
-    return ["network", "--images", "images.npy"]
+    return "network --images images.npy"
 
 
-def view(*words):
+def view(words):
     """Runs the command, and returns the header of the scene in the page."""
-    assert main(["view", *words, "-o", str(PAGE)]) == 0
+    assert run(f"view {words} -o {PAGE}") == 0
     return scene_of(PAGE).header
 
 
 def test_the_packaged_network_is_shown_on_its_samples():
-    header = view(SMALL, "--compare", "untrained", "--compare", "converted")
+    header = view(f"{SMALL} --compare untrained --compare converted")
     assert header["title"] == "cifar10-small"
     assert len(header["images"]) == 20
     assert header["images"][4]["label"] == "bird"
@@ -64,14 +64,14 @@ def test_the_packaged_network_is_shown_on_its_samples():
 
 def test_the_page_is_named_anew_said_and_opened(network, place, opened, capsys):
     Path("view.html").write_text("precious")
-    assert main(["view", *network]) == 0
+    assert run(f"view {network}") == 0
     assert re.fullmatch(r"wrote view-2\.html \(\d\.\d MB\)\n", capsys.readouterr().out)
     assert opened == [(place / "view-2.html").as_uri()]
     assert Path("view.html").read_text() == "precious"
 
 
 def test_where_the_page_is_as_json(network, opened, capsys):
-    assert main(["view", *network, "--limit", "2", "-o", str(PAGE), "--json"]) == 0
+    assert run(f"view {network} --limit 2 -o {PAGE} --json") == 0
     written = WrittenPage.from_json(capsys.readouterr().out)
     assert written == WrittenPage(str(PAGE), PAGE.stat().st_size)
     assert opened == []
@@ -84,8 +84,8 @@ def test_a_network_with_content_a_report_and_images_of_ones_own():
     images = torch.randn(3, 3, 32, 32)
     analyze(network, images, controls=(), progress=False).save("report.json")
     np.save("images.npy", images.numpy())
-    words = ["--images", "images.npy", "--limit", "2", "--report", "report.json"]
-    header = view("network", *words, "--layer", "blocks.1.mixer")
+    words = "--images images.npy --limit 2 --report report.json"
+    header = view(f"network {words} --layer blocks.1.mixer")
     assert len(header["images"]) == 2
     (layer,) = header["networks"][0]["layers"]
     assert layer["attention"]["parts"] == ["both", "position", "content"]
@@ -99,9 +99,9 @@ def test_a_network_of_timm_on_pictures_beside_its_converted_copy():
     Path("pictures").mkdir()
     for number in range(2):
         Image.new("RGB", (50, 40), (number * 200, 80, 10)).save(f"pictures/{number}.png")
-    words = ["--random-weights", "--set", "img_size=32", "--set", "depth=2"]
-    words += ["--images", "pictures", "--compare", "converted"]
-    header = view("timm:vit_tiny_patch16_224", *words)
+    words = "--random-weights --set img_size=32 --set depth=2"
+    words += " --images pictures --compare converted"
+    header = view(f"timm:vit_tiny_patch16_224 {words}")
     assert [image["name"] for image in header["images"]] == ["0.png", "1.png"]
     first, converted = header["networks"]
     assert first["input"]["mean"] == [0.5, 0.5, 0.5]
@@ -120,32 +120,32 @@ def test_a_network_of_timm_on_pictures_beside_its_converted_copy():
 
 
 MISTAKES = {
-    "limit": ([SMALL, "--limit", "0"], "Invalid value for --limit: must be at least 1, but is 0"),
-    "no images": ([SMALL, "--images", "missing"], "--images must be a folder or a file that"),
-    "kernel size": ([SMALL, "--kernel-size", "5"], "--kernel-size needs --compare converted"),
-    "layer": ([SMALL, "--layer", "stages.9"], "unknown layer 'stages.9'"),
+    "limit": (f"{SMALL} --limit 0", "Invalid value for --limit: must be at least 1, but is 0"),
+    "no images": (f"{SMALL} --images missing", "--images must be a folder or a file that"),
+    "kernel size": (f"{SMALL} --kernel-size 5", "--kernel-size needs --compare converted"),
+    "layer": (f"{SMALL} --layer stages.9", "unknown layer 'stages.9'"),
     "another network": (
-        [SMALL, "--compare", "convattn:cifar10-smal"],
+        f"{SMALL} --compare convattn:cifar10-smal",
         "did you mean 'cifar10-small'",
     ),
     "comparison": (
-        [SMALL, "--compare", "untrain"],
+        f"{SMALL} --compare untrain",
         "compare must be untrained, converted, or a network",
     ),
     "no report": (
-        [SMALL, "--report", "missing.json"],
+        f"{SMALL} --report missing.json",
         "head report (the folder that `convattn analyze -o` makes): cannot read a head report from",
     ),
     "another file": (
-        [SMALL, "--report", "full/mine"],
+        f"{SMALL} --report full/mine",
         "full/mine: not a head report: the text is not JSON",
     ),
     "unknown data": (
-        ["convattn:AttentionNet", "--random-weights"],
+        "convattn:AttentionNet --random-weights",
         "AttentionNet is not known to be trained on CIFAR-10 or digits",
     ),
-    "taken": ([SMALL, "-o", "full/mine"], "--output must be a file that does not exist"),
-    "no folder": ([SMALL, "-o", "none/page.html"], "--output must be in a folder that exists"),
+    "taken": (f"{SMALL} -o full/mine", "--output must be a file that does not exist"),
+    "no folder": (f"{SMALL} -o none/page.html", "--output must be in a folder that exists"),
 }
 
 
@@ -153,7 +153,7 @@ MISTAKES = {
 def test_mistakes_are_told_and_nothing_is_written(words, message, place, opened, capsys):
     Path("full").mkdir()
     Path("full/mine").write_text("precious")
-    assert main(["view", *words]) == 2
+    assert run(f"view {words}") == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in place.iterdir()] == ["full"]
     assert opened == []
@@ -164,7 +164,7 @@ def test_a_network_of_heads_that_stay_has_no_timeline():
     network = AttentionNet("learned_table", width=8, depth=1, heads=4, ffn=8, image_size=8)
     save_network(network, "network")
     np.save("images.npy", np.zeros((1, 3, 8, 8), np.float32))
-    assert view("network", "--images", "images.npy")["networks"][0]["timeline"] is None
+    assert view("network --images images.npy")["networks"][0]["timeline"] is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_report_of_another_network_is_refused(network, depth, message, capsys)
     if not depth:
         text = Path("report.json").read_text().replace("blocks.0.mixer", "layer")
         Path("report.json").write_text(text)
-    assert main(["view", *network, "--report", "report.json", "-o", str(PAGE)]) == 2
+    assert run(f"view {network} --report report.json -o {PAGE}") == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
@@ -190,5 +190,5 @@ def test_a_damaged_training_is_not_left_out(capsys):
     """A page without a timeline would say that there is none."""
     shutil.copytree(network_folder(SMALL), "run")
     Path("run/heads.parquet").write_bytes(b"PAR1")
-    assert main(["view", "run", "-o", str(PAGE)]) == 2
+    assert run(f"view run -o {PAGE}") == 2
     assert "cannot read heads from" in capsys.readouterr().err
