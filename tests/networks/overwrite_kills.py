@@ -1,11 +1,12 @@
 """Kills a process that overwrites a saved network at each of its steps; a program of its own, because it forks.
 
 `python -m tests.networks.overwrite_kills FOLDER` prints how often the old and the new network were found afterwards,
-and how often the next process had to put the old one back. A step is an audit event of Python: each opening, making,
-renaming and removing of a file or folder is one.
+and how often the next process had to put the old one back; then, as a control, what is said where it does not. A step
+is an audit event of Python: each opening, making, renaming and removing of a file or folder is one.
 """
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convattn import load_network, save_network
-from convattn.files import clear_leftovers
+from convattn import files, load_network, save_network
+from convattn.errors import ConvAttnError
 
 
 def network(value: float) -> nn.Sequential:
@@ -52,20 +53,36 @@ def main(folder: Path) -> None:
     save_network(
         old, folder, overwrite=True
     )  # whatever is imported on the way is there before the forks
-    found, put_back, step, finished = {1.0: 0, 2.0: 0}, 0, 0, False
+    found, put_back, step, finished = {1.0: 0, 2.0: 0}, [], 0, False
     while not finished:
         step += 1
         finished = overwrite_until(folder, new, step)
         if not folder.exists():
-            clear_leftovers(folder.parent)
-            put_back += 1
+            files.clear_leftovers(folder.parent)
+            put_back.append(step)
         weight = load_network(folder, model=old)[0].weight  # type: ignore[index]
         (value,) = set(weight.flatten().tolist())
         found[value] += 1
         save_network(old, folder, overwrite=True)
         if [path.name for path in folder.parent.iterdir()] != [folder.name]:
             sys.exit(f"step {step} left {[*folder.parent.iterdir()]}")
-    print(found[1.0], found[2.0], put_back)  # noqa: T201
+    print(found[1.0], found[2.0], len(put_back))  # noqa: T201
+    print(lose(folder, new, put_back[0] - 3))  # noqa: T201
+
+
+def lose(folder: Path, new: nn.Module, step: int) -> str:
+    """Kills from that step on until the old folder must be put back, forgets it, and returns what loading says."""
+    files._discard = lambda hidden: shutil.rmtree(hidden, ignore_errors=True)
+    finished = False
+    while folder.exists() and not finished:
+        finished = overwrite_until(folder, new, step)
+        step += 1
+    files.clear_leftovers(folder.parent)
+    try:
+        load_network(folder, model=new)
+    except ConvAttnError as error:
+        return str(error)
+    return "nothing was lost"
 
 
 if __name__ == "__main__":
