@@ -11,9 +11,9 @@ from tests.seed_shift import shift_seeds
 
 settings.register_profile("repeatable", derandomize=True, database=None)
 settings.load_profile("repeatable")
-for shift in (0, 1000):
-    if shift:
-        shift_seeds(shift)
+for shift in (0, 1000, 0, 1000):
+    shift_seeds(shift)
+    settings.load_profile("shifted" if shift else "repeatable")
     drawn = []
     given(strategies.integers(0, 2**60))(lambda number: drawn.append(number))()
     torch.manual_seed(3)
@@ -22,17 +22,12 @@ for shift in (0, 1000):
 """
 
 
-def draws():
-    """What a process draws as it is, and with a shift."""
+def test_a_shift_changes_every_source_and_repeats_itself():
     command = [sys.executable, "-c", DRAWS]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
     )
-    return [line.split() for line in done.stdout.splitlines()]
-
-
-def test_a_shift_changes_every_source_and_repeats_itself():
-    plain, shifted = draws()
+    plain, shifted, *again = [line.split() for line in done.stdout.splitlines()]
     assert len(plain) == 4
     assert all(one != other for one, other in zip(plain, shifted, strict=True))
-    assert draws() == [plain, shifted]
+    assert again == [plain, shifted]

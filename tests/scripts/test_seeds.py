@@ -9,13 +9,27 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "seeds.py"
 
 
+OPTION = """
+def pytest_addoption(parser):
+    parser.addoption("--seed-shift", type=int)
+"""
+TEST = """
+def test_shift(request):
+    assert request.config.getoption("seed_shift") == 3
+"""
+
+
 @pytest.fixture
-def script(monkeypatch):
-    """The script's names; it runs the test of one small file, and then none of it."""
+def script(monkeypatch, tmp_path):
+    """The script's names; it runs a test of its shift, and then none of it."""
     names = runpy.run_path(str(SCRIPT))
-    variables = names["run"].__globals__
-    monkeypatch.setitem(variables, "FAST", ["tests/test_seed_shift.py"])
-    monkeypatch.setitem(variables, "SLOW", ["-k", "nothing_there", "tests/test_seed_shift.py"])
+    place = tmp_path / "repository"
+    place.mkdir()
+    (place / "conftest.py").write_text(OPTION)
+    (place / "test_shift.py").write_text(TEST)
+    changed = {"ROOT": place, "FAST": ["test_shift.py"], "SLOW": ["-k", "nothing_there"]}
+    for name, value in changed.items():
+        monkeypatch.setitem(names["run"].__globals__, name, value)
     return names
 
 
