@@ -13,6 +13,7 @@ from convattn.lab.recipe import ConvertRecipe, Recipe, ResNetRecipe, StartRecipe
 from convattn.lab.run_setup import build_network
 from convattn.layers import RelativeAttention
 from convattn.networks import load_network
+from convattn.provenance import RunRecord
 
 SMALL = ResNetRecipe(blocks_per_stage=1, width=4)
 LAST = ("stages.3.first", "stages.3.second")
@@ -101,30 +102,29 @@ class Stopped(Exception):  # noqa: N818 - a kill, not an error
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(trained, tmp_path, monkeypatch):
     convert = ConvertRecipe(include=LAST, sharpness=5.0, content=True)
-    whole = train(
-        recipe(convert, trained), output=tmp_path / "whole", data=tiny_data(), progress=False
-    )
+    short = recipe(convert, trained, epochs=1)
+    whole = train(short, output=tmp_path / "whole", data=tiny_data(), progress=False)
     from convattn.lab.trainer import Trainer
 
     step = Trainer._train_on
 
     def killed(self, *given):
-        if self.step == 7:
+        if self.step == 3:
             raise Stopped
         return step(self, *given)
 
     monkeypatch.setattr(Trainer, "_train_on", killed)
     with pytest.raises(Stopped):
         train(
-            recipe(convert, trained),
+            short,
             output=tmp_path / "cut",
             data=tiny_data(),
             progress=False,
-            checkpoint_every=3,
+            checkpoint_every=2,
         )
     monkeypatch.undo()
     cut = train(
-        recipe(convert, trained),
+        short,
         output=tmp_path / "cut",
         data=tiny_data(),
         progress=False,
@@ -162,18 +162,23 @@ def test_a_conversion_whose_certificate_fails_is_refused(monkeypatch):
         build_network(recipe(ConvertRecipe(include=LAST)), tiny_data())
 
 
-def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_alone(tmp_path):
-    short = {"training.epochs": "1", "training.batch_size": "240"}
-    train(
-        load_recipe("resnet18", scale="tiny", overrides=short),
-        output=tmp_path / "start",
-        progress=False,
-    )
-    start = {**short, "start.folder": str(tmp_path / "start")}
-    records = []
-    for name in ("resnet18-to-attention", "resnet18-longer"):
-        chosen = load_recipe(name, scale="tiny", overrides=start)
-        records.append(train(chosen, output=tmp_path / name, progress=False))
+SHORT = {"training.epochs": "1", "training.batch_size": "240"}
+PAIR = ("resnet18-to-attention", "resnet18-longer")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The folder of a network's run, and of the two that go on from it, with attention and without."""
+    folder = tmp_path_factory.mktemp("pair")
+    start = {**SHORT, "start.folder": str(folder / "resnet18")}
+    for name, changes in (("resnet18", SHORT), (PAIR[0], start), (PAIR[1], start)):
+        run = load_recipe(name, scale="tiny", overrides=changes)
+        train(run, output=folder / name, progress=False)
+    return folder
+
+
+def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_alone(pair):
+    records = [RunRecord.load(pair / name / "record.json") for name in PAIR]
     converted, control = ({**record.recipe, "name": "", "claim": ""} for record in records)
     assert converted.pop("convert") == {
         "include": ["stages.3.*"],
@@ -181,37 +186,20 @@ def test_recipe_and_its_control_run_at_scale_tiny_and_differ_in_the_conversion_a
         "content": True,
     }
     assert converted == control
-    assert len(attention(load_network(tmp_path / "resnet18-to-attention"))) == 3
+    assert len(attention(load_network(pair / "resnet18-to-attention"))) == 3
     for scale in ("paper", "small"):
-        first, second = (
-            load_recipe(name, scale=scale) for name in ("resnet18-to-attention", "resnet18-longer")
-        )
+        first, second = (load_recipe(name, scale=scale) for name in PAIR)
         assert (
             dataclasses.replace(first, name=second.name, claim=second.claim, convert=None) == second
         )
 
 
-def test_a_run_of_another_recipe_is_no_start(tmp_path):
+def test_a_run_of_another_recipe_is_no_start(pair, tmp_path):
     """Its network may fit; the record would then name a recipe that did not make it."""
-    short = {"training.epochs": "1", "training.batch_size": "240"}
-    start = {**short, "start.folder": str(tmp_path / "start")}
-    train(
-        load_recipe("resnet18", scale="tiny", overrides=short),
-        output=tmp_path / "start",
-        progress=False,
-    )
-    train(
-        load_recipe("resnet18-longer", scale="tiny", overrides=start),
-        output=tmp_path / "longer",
-        progress=False,
-    )
-    again = {**short, "start.folder": str(tmp_path / "longer")}
+    again = {**SHORT, "start.folder": str(pair / "resnet18-longer")}
+    more = load_recipe("resnet18-longer", scale="tiny", overrides=again)
     with pytest.raises(RecipeError, match=r"is 'resnet18', but .* is a run of 'resnet18-longer'"):
-        train(
-            load_recipe("resnet18-longer", scale="tiny", overrides=again),
-            output=tmp_path / "more",
-            progress=False,
-        )
+        train(more, output=tmp_path / "more", progress=False)
 
 
 def test_a_run_to_start_from_that_is_no_such_network_is_refused(trained):

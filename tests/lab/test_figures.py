@@ -65,31 +65,25 @@ DRAWINGS = {
 
 
 @pytest.mark.parametrize("name", DRAWINGS)
-def test_figure_is_written_and_not_empty(tmp_path, name):
+def test_figure_is_written_and_not_empty_and_matplotlib_left_as_it_was(tmp_path, name):
     path = tmp_path / "figure.png"
+    before = dict(mpl.rcParams)
     DRAWINGS[name](path)
+    assert dict(mpl.rcParams) == before
+    assert "pyplot" not in vars(mpl) or not mpl.pyplot.get_fignums()
     with Image.open(path) as image:
         assert min(image.size) > 300
         assert len(image.convert("RGB").getcolors(maxcolors=1 << 24) or []) > 10
     assert [item.name for item in tmp_path.iterdir()] == ["figure.png"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_same_figure_has_same_bytes(tmp_path, form):
+def test_same_figure_has_same_bytes_in_every_format(tmp_path):
     snapshot = snapshots()[1]
-    first, second = (tmp_path / f"{name}.{form}" for name in "ab")
-    for path in (first, second):
-        head_layers([path], [snapshot], title="heads")
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_matplotlib_is_left_as_it_was(tmp_path):
-    before = dict(mpl.rcParams)
-    head_layers([tmp_path / "figure.png"], snapshots(), title="heads")
-    assert dict(mpl.rcParams) == before
-    assert (
-        "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    )
+    first, second = ([tmp_path / f"{name}.{form}" for form in FORMATS] for name in "ab")
+    for paths in (first, second):
+        head_layers(paths, [snapshot], title="heads")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes(), other.suffix
 
 
 def test_ellipse_holds_the_mass_it_says(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@ import torch
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.lab import paper_figures
 from convattn.lab.paper_figures import mean_attention
 from convattn.models import AttentionNet, ConvNet
 
@@ -35,10 +36,12 @@ def by_hand(net, images):
     return [torch.stack(found) for found in layers]
 
 
-def test_content_maps_are_the_mean_over_images():
+def test_content_maps_are_the_mean_over_images(monkeypatch):
+    """Of two at a time."""
+    monkeypatch.setattr(paper_figures, "_IMAGES_AT_ONCE", 2)
     net, images = (
         network(content=True),
-        torch.randn(13, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+        torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
     )
     found = mean_attention(net, images, QUERIES)
     highs = by_hand(network(content=True).double(), images.double())
@@ -58,13 +61,13 @@ def test_mean_is_not_that_of_one_image():
 
 
 def test_without_content_maps_are_those_of_the_layers_whatever_the_images():
-    net, images = network(content=False), torch.randn(13, 1, 8, 8)
+    net, images = network(content=False), torch.randn(3, 1, 8, 8)
     for shown in (images, torch.zeros(1, 1, 8, 8)):
         for maps, block in zip(mean_attention(net, shown, QUERIES), net.blocks, strict=True):
             expected = block.mixer.attention((4, 4)).detach().double().numpy()
             for number, (row, col) in enumerate(QUERIES):
                 difference = abs(maps[number] - expected[:, row, col]).max()
-                assert difference <= 2 * 13 * torch.finfo(torch.float64).eps
+                assert difference <= 2 * 3 * torch.finfo(torch.float64).eps
 
 
 def test_no_hook_is_left_even_after_an_error():
