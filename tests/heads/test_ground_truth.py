@@ -81,7 +81,7 @@ NAMES = [
 
 
 def test_heads_of_pure_content_are_no_convolutions():
-    report = analyze(gated(0.0), noise(100, 6, 5, 6), progress=False)
+    report = analyze(gated(0.0), noise(50, 6, 5, 6), progress=False)
     for measured in (
         report.layers[0].measured,
         *(item.measured for item in report.layers[0].controls),
@@ -96,7 +96,7 @@ def test_heads_of_pure_content_are_no_convolutions():
 
 def test_a_known_share_of_position_is_recovered():
     """Weights mix linearly, so that the mean weight at a displacement does; on the same images this is exact."""
-    images = noise(40, 6, 5, 6)
+    images = noise(12, 6, 5, 6)
     alone = analyze(gated(0.0), images, controls=(), progress=False).layers[0]
     for share in (0.25, 0.6, 0.9):
         mixed = analyze(gated(share), images, controls=(), progress=False).layers[0]

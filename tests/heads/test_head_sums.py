@@ -261,14 +261,14 @@ def test_a_shift_half_way_between_two_taps_covers_one():
     assert covered(torch.tensor([[0.0, 0.5]], dtype=torch.float64), 3).item() == 1 / 9
 
 
-@pytest.mark.parametrize("size", [3, 6, 7, 14, 20])
+@pytest.mark.parametrize("size", [3, 7, 20])
 def test_what_rounding_hides_is_not_determined(size):
     """Weights that are nearly alike vary by less than the rounding of the sum of their squares."""
     network = RelativeAttention2d(3, 3, num_heads=1, encoding="quadratic")
     images = torch.randn(4, 3, size, size)
     found = {}
     barely = 0.15 / size  # weights differ by some thousandths
-    for root in (0.0, 1e-4, 1e-3, barely, 0.1):
+    for root in (0.0, 1e-3, barely, 0.1):
         with torch.no_grad():
             network.encoding.centres.fill_(0.3)
             network.encoding.root_sharpness.fill_(root)

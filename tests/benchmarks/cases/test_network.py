@@ -18,7 +18,7 @@ from convattn.layers import RelativeAttention2d
 
 NETWORKS = SUITES["networks"]
 ONE = NetworkCase(
-    name="tiny-1", group="tiny", network="test_resnet", images=1, size=64, memory=False
+    name="tiny-1", group="tiny", network="test_resnet", images=1, size=32, memory=False
 )
 TWO = replace(ONE, name="tiny-2", images=2)
 
