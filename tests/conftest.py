@@ -14,6 +14,8 @@ from tests.seed_shift import shift_seeds
 
 from convattn.encodings import registry
 
+gc.disable()  # until all tests are collected
+
 settings.register_profile(
     "repeatable",
     deadline=None,
@@ -49,6 +51,7 @@ def pytest_collection_finish():
     """Keeps the collector from going through everything that is loaded, again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():
