@@ -13,6 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ from convattn.wording import some
 
 CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
 DIGESTS, LOAD_AS = "digests", "load_as"
+
+_KNOWN = ("torch.nn.", "convattn.")
+"""Packages whose modules do not change their attributes when they run."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _HINT = "if it was edited on purpose, load it with verify=False"
 
@@ -151,12 +157,20 @@ def tensor_digest(name: str, tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def weights_digest(network: nn.Module) -> str:
-    """Returns the SHA-256 of the names and values of a network's parameters and of the buffers that it saves.
+def network_digest(network: nn.Module) -> str:
+    """Returns the SHA-256 of a network's classes, parameters and saved buffers, and of what its layers are made with.
 
-    Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and shapes count alone.
+    Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and shapes count alone. Of
+    modules that are neither torch's nor this library's, attributes do not count, as their forward may change them.
     """
     digest = hashlib.sha256()
+    for name, module in network.named_modules(remove_duplicate=False):
+        kind = type(module)
+        attributes = {}
+        if kind.__module__.startswith(_KNOWN):
+            attributes = plain_attributes(module)
+        text = f"{name} {kind.__module__}.{kind.__qualname__} {sorted(attributes.items())}"
+        digest.update(text.encode())
     for name, tensor in _saved_tensors(network):
         values = tensor.detach()
         if is_lazy(tensor):
@@ -167,6 +181,21 @@ def weights_digest(network: nn.Module) -> str:
             text = tensor_digest(name, values.cpu().contiguous())
         digest.update(text.encode())
     return digest.hexdigest()
+
+
+def plain_attributes(module: nn.Module) -> dict[str, str]:
+    """Returns, as text, the attributes of a module that hold numbers, text, sequences of such, or a dataclass."""
+    attributes = {}
+    for key, value in vars(module).items():
+        if key not in _OF_EVERY_MODULE and (_is_plain(value) or is_dataclass(value)):
+            attributes[key] = repr(value)
+    return attributes
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

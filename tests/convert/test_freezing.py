@@ -9,10 +9,16 @@ import torch
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
-from convattn.convert import conv_to_attention, freeze, network_to_attention
+from convattn.convert import (
+    attention_to_conv,
+    conv_to_attention,
+    freeze,
+    network_to_attention,
+    save_layer,
+)
 from convattn.convert.calls import AttendedCalls, Call
 from convattn.encodings import Shift
-from convattn.errors import ArgumentError, ConversionError, ShapeError
+from convattn.errors import ArgumentError, ConversionError, ShapeError, UnsupportedModelError
 from convattn.layers import FrozenAttention, MergedValues, RelativeAttention1d, RelativeAttention2d
 
 
@@ -242,3 +248,41 @@ def test_layers_that_need_the_images_and_no_sizes_are_refused():
         ArgumentError, match=r"sizes must be at least one size of images, but is \[\]"
     ):
         FrozenAttention(RelativeAttention2d(4, 6, num_heads=5, encoding="quadratic"), [])
+
+
+def doubled(module, name):
+    """Replaces a method of a module by one that gives twice as much."""
+    own = getattr(module, name)
+    setattr(module, name, lambda *arguments: 2 * own(*arguments))
+
+
+CHANGES = {
+    "forward": (lambda layer: doubled(layer, "forward"), "another forward"),
+    "score": (
+        lambda layer: doubled(layer.encoding, "axis_score"),
+        "another axis_score at encoding",
+    ),
+    "hook": (
+        lambda layer: layer.values.register_forward_hook(lambda *arguments: 2 * arguments[2]),
+        "forward hooks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES)
+def test_a_layer_that_does_not_compute_its_class_is_neither_frozen_nor_saved(
+    change, words, tmp_path
+):
+    layer = RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic").eval()
+    change(layer)
+    with pytest.raises(UnsupportedModelError, match=f"cannot freeze 0: it has {words}"):
+        freeze(nn.Sequential(layer), images(2, 3, 7, 9))
+    with pytest.raises(
+        UnsupportedModelError, match=f"cannot save RelativeAttention2d: it has {words}"
+    ):
+        save_layer(layer, tmp_path / "layer")
+    with pytest.raises(
+        UnsupportedModelError, match=f"cannot convert RelativeAttention2d: it has {words}"
+    ):
+        attention_to_conv(layer, spatial=9)
+    assert not (tmp_path / "layer").exists()

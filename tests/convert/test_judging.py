@@ -1,4 +1,4 @@
-"""Outputs of mixed scale: no fault hides behind a mask, a box, a bright image or an infinity; none that is right fails."""
+"""Outputs of mixed scale: no fault hides behind a mask, a box, a bright image or an infinity, and none fails."""
 
 import copy
 import itertools

@@ -249,7 +249,7 @@ def test_a_certificate_of_other_weights_is_refused(direction, tmp_path):
     assert NetworkCertificate.load(folder / "certificate.json") == certificate
     trained(made)
     with pytest.raises(
-        ArgumentError, match="certificate must be that of the weights that this Sequential has now"
+        ArgumentError, match="certificate must be that of this Sequential as it is now"
     ):
         save_network(made, tmp_path / "other", certificate=certificate)
     assert not (tmp_path / "other").exists()
@@ -264,12 +264,10 @@ def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
     save_layer(made, tmp_path / "layer", certificate=certificate)
     save_network(network, tmp_path / "network", certificate=certificate)
     trained(made)
-    with pytest.raises(
-        ArgumentError, match="certificate must be that of the weights that this layer has now"
-    ):
+    with pytest.raises(ArgumentError, match="certificate must be that of this layer as it is now"):
         save_layer(made, tmp_path / "again", certificate=certificate)
     with pytest.raises(
-        ArgumentError, match="certificate must be that of the weights that this Sequential has now"
+        ArgumentError, match="certificate must be that of this Sequential as it is now"
     ):
         save_network(network, tmp_path / "again", certificate=certificate)
 
@@ -280,3 +278,24 @@ def test_the_card_counts_the_layers_that_are_described(tmp_path):
     folder = save_network(made, tmp_path / "made", certificate=certificate)
     card = (folder / "README.md").read_text()
     assert "`config.json` describes 1 `Conv1d`, 1 `RelativeAttention1d` of it." in card
+
+
+OTHER_LAYERS = {
+    "encoding": lambda made: setattr(made[0], "encoding", made[0].encoding.soften(8.0)),
+    "padding": lambda made: setattr(made[2], "padding", (2,)),
+    "class": lambda made: made.__setitem__(1, nn.GELU()),
+    "epsilon": lambda made: setattr(made[3], "eps", 1e-2),
+}
+
+
+@pytest.mark.parametrize("change", OTHER_LAYERS.values(), ids=OTHER_LAYERS)
+def test_a_certificate_of_another_configuration_is_refused(change, tmp_path):
+    network = nn.Sequential(
+        nn.Conv1d(2, 3, 5), nn.ReLU(), nn.MaxPool1d(3, padding=1), nn.BatchNorm1d(3)
+    )
+    made, certificate = network_to_attention(network, images=torch.randn(2, 2, 17))
+    change(made)
+    with pytest.raises(
+        ArgumentError, match="certificate must be that of this Sequential as it is now"
+    ):
+        save_network(made, tmp_path / "other", certificate=certificate)

@@ -85,7 +85,7 @@ class Certificate(VerdictRecord):
     # Largest difference that rounding explains there (`docs/explanation/error-budget.md`)
     rounding: float
     largest: float  # Largest absolute value of the source's output there
-    weights: str  # SHA-256 of the new module's weights
+    weights: str  # SHA-256 of the new module's weights and configuration
     normalised: bool = False  # Whether the convolution is a `NormalisedConv`
     any_size: bool = True  # Whether the promise holds for images of any size
     has_dropout: bool = False  # Whether the source drops attention weights in training
@@ -97,7 +97,7 @@ class Certificate(VerdictRecord):
     # In a network: "convolution" or "normalised convolution", or the path of attention on its
     # images; None if they did not reach it
     path: str | None = None
-    notes: tuple[str, ...] = ()  # What the network does not take over, or does in another way
+    notes: tuple[str, ...] = ()  # What is not taken over, or is done in another way
 
     @property
     def to_attention(self) -> bool:
@@ -148,6 +148,7 @@ class Certificate(VerdictRecord):
             lines += _remedies(to_attention=self.to_attention)
             if any(self.discarded):
                 lines.append("  made smaller    by a larger head width, or none")
+        lines += [f"  note            {note}" for note in self.notes]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
@@ -255,7 +256,7 @@ class NetworkCertificate(VerdictRecord):
     # Largest difference that is called close, as a share of the largest output; None where nothing
     # is called close, because only random numbers were compared or no limit was stated
     tolerance: float | None
-    weights: str  # SHA-256 of the weights of the new network
+    weights: str  # SHA-256 of the new network's weights and configuration
     not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
     # What both networks were run on, in words; None, like the next four, if they were not compared
     images: str | None = None

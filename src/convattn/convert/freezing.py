@@ -10,14 +10,16 @@ from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     Images,
     copy_network,
+    first_change,
     graft,
     input_shapes,
     names_by_module,
     read_arguments,
 )
 from convattn.convert.taps import CONVOLUTIONS
-from convattn.errors import ArgumentError, ConversionError, must_be_a
+from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.wording import ITSELF
 
 
 def freeze(model: nn.Module, images: Images) -> nn.Module:
@@ -42,7 +44,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     Raises:
         ArgumentError: An argument has another type, or the network does not accept the images.
         ConversionError: The images reach no attention layer without content.
-        UnsupportedModelError: The network cannot be copied.
+        UnsupportedModelError: The network cannot be copied, or a layer has hooks or a method that was replaced on it.
 
     Example:
         >>> import torch
@@ -65,6 +67,10 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     copied = copy_network(model).eval()
     places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
+    for name in shapes:
+        reason = first_change(places[name], computed=lambda _: True)
+        if reason is not None:
+            raise UnsupportedModelError(f"cannot freeze {name or ITSELF}: {reason}")
     for name, several in shapes.items():
         sizes = dict.fromkeys(shape[2:] for shape in several)
         layer: Any = places[name]

@@ -55,7 +55,7 @@ from convattn.errors import (
 )
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
-from convattn.sealed import weights_digest
+from convattn.sealed import network_digest
 
 
 def network_to_attention(
@@ -502,8 +502,9 @@ def _in_network(
 ) -> Certificate:
     """Adds to a layer's certificate where it stands in a network."""
     first, *aliases = names
+    every = (*certificate.notes, *notes)
     return replace(
-        certificate, name=first, aliases=tuple(aliases), path=path, notes=tuple(notes), call=call
+        certificate, name=first, aliases=tuple(aliases), path=path, notes=every, call=call
     )
 
 
@@ -535,7 +536,7 @@ def _certify_network(
         layers=tuple(layers),
         left_alone=tuple(left_alone),
         tolerance=tolerance,
-        weights=weights_digest(result),
+        weights=network_digest(result),
         not_covered=tuple(not_covered),
     )
     if comparison is None:

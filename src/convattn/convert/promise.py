@@ -20,7 +20,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
 from convattn.layers import RelativeAttention
-from convattn.sealed import weights_digest
+from convattn.sealed import network_digest
 
 STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
@@ -236,48 +236,23 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     what other ways of computing it lose, but never more than the a-priori bound on rounding. Attention runs as a real
     softmax, and where it is the result also by the path that it takes by itself.
     """
-    conv = promise.conv
     layer = promise.layer
     x = draw_images(layer, sizes, weight_of(layer).dtype)
-    attention = softmax_copy(layer, x.dtype)
-    exact_attention = softmax_copy(layer, torch.float64)
-    if promise.to_attention and layer.content is not None:
-        attention.impl = "reference"
-    exact_conv = copy.deepcopy(conv).double()
-    moved = [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
-    images = [x, *moved]
-    compared_exactly = promise.exact_rounding is not None
-    with torch.no_grad(), without_autocast(x.device):
-        of_conv = exact_conv(x.double())
-        of_attention = exact_attention(x.double())
-        convolved = [conv(one) for one in images]
-        attended = [attention(one) for one in (images if compared_exactly else images[:1])]
-        other_orders = promise.in_other_orders(x)
-        stored = _by_channel(promise.stored(x), x)
-        by_itself = [layer(x)] if promise.to_attention else []
-    reference = of_conv
-    runs = [*convolved, *other_orders]
-    results = [attended[0], *by_itself]
-    exact_result = of_attention
-    own_runs = attended
-    if not promise.to_attention:
-        reference, exact_result = exact_result, reference
-        runs, own_runs = own_runs, runs
-        results = convolved[:1]
+    runs = _run(promise, x)
     unit = largest(x)
     bound = _by_channel(promise.per_unit, x) * unit
-    roundings = Roundings(reference)
-    for run in runs:
+    roundings = Roundings(runs.source)
+    for run in runs.of_source:
         roundings.add(run)
-    broken = torch.zeros_like(reference, dtype=torch.bool)
+    broken = torch.zeros_like(runs.source, dtype=torch.bool)
     if promise.exact_rounding is not None:
-        for run in own_runs:
-            roundings.add(run, exact_result)
-        allowed = bound + promise.exact_rounding.at(unit) + stored
-        broken = ~(errors_of(exact_result, reference) <= allowed)
+        for run in runs.of_result:
+            roundings.add(run, runs.result)
+        allowed = bound + promise.exact_rounding.at(unit) + runs.stored
+        broken = ~(errors_of(runs.result, runs.source) <= allowed)
     eps = torch.finfo(x.dtype).eps
-    rounding = (roundings.allowed(eps) + stored).clamp(max=promise.rounding.at(unit))
-    error = torch.stack([errors_of(result, reference) for result in results]).amax(0)
+    rounding = (roundings.allowed(eps) + runs.stored).clamp(max=promise.rounding.at(unit))
+    error = torch.stack([errors_of(judged, runs.source) for judged in runs.judged]).amax(0)
     broken |= ~(error <= bound + rounding)
     verdict: Verdict = "failed"
     if not broken.any():
@@ -286,10 +261,15 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     share = torch.where(error == 0, 0.0, error / (bound + rounding)).nan_to_num(math.inf)
     worst = share.argmax()
     bound, error, rounding, scale = [
-        values.expand(reference.shape).flatten()[worst].item()
-        for values in (bound, error, rounding, scales(reference))
+        values.expand(runs.source.shape).flatten()[worst].item()
+        for values in (bound, error, rounding, scales(runs.source))
     ]
+    conv = promise.conv
     source, result = (conv, layer) if promise.to_attention else (layer, conv)
+    is_transposed = isinstance(source, TransposedConvolution)
+    notes = ()
+    if is_transposed and set(source.stride) == {1}:
+        notes = ("of stride 1, a transposed convolution comes back as a plain one",)
     return Certificate(
         verdict=verdict,
         direction="conv_to_attention" if promise.to_attention else "attention_to_conv",
@@ -311,12 +291,49 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
         measured_error=error,
         rounding=rounding,
         largest=scale,
-        weights=weights_digest(result),
+        weights=network_digest(result),
         normalised=promise.normalised,
         any_size=promise.any_size,
         has_dropout=not promise.to_attention and layer.dropout > 0,
-        has_output_size=isinstance(source, TransposedConvolution),
+        has_output_size=is_transposed,
+        notes=notes,
     )
+
+
+class _Runs(NamedTuple):
+    """What a conversion's source and its result give on the same images."""
+
+    source: Tensor  # In float64
+    result: Tensor  # In float64
+    of_source: list[Tensor]  # The source in its dtype, with other roundings
+    of_result: list[Tensor]  # The result in its dtype, with other roundings
+    judged: list[Tensor]  # The result in its dtype, by each of its paths
+    stored: Tensor  # What rounding of the convolution's weights moves
+
+
+def _run(promise: Promise, x: Tensor) -> _Runs:
+    """Runs a convolution and attention; attention as a real softmax, and where it is the result, also by itself."""
+    layer = promise.layer
+    attention = softmax_copy(layer, x.dtype)
+    exact_attention = softmax_copy(layer, torch.float64)
+    if promise.to_attention and layer.content is not None:
+        attention.impl = "reference"
+    exact_conv = copy.deepcopy(promise.conv).double()
+    moved = [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
+    images = [x, *moved]
+    compared_exactly = promise.exact_rounding is not None
+    with torch.no_grad(), without_autocast(x.device):
+        of_conv = exact_conv(x.double())
+        of_attention = exact_attention(x.double())
+        convolved = [promise.conv(one) for one in images]
+        attended = [attention(one) for one in (images if compared_exactly else images[:1])]
+        otherwise = promise.in_other_orders(x)
+        stored = _by_channel(promise.stored(x), x)
+        if promise.to_attention:
+            judged = [attended[0], layer(x)]
+            return _Runs(of_conv, of_attention, [*convolved, *otherwise], attended, judged, stored)
+    judged = convolved[:1]
+    return _Runs(of_attention, of_conv, attended, [*convolved, *otherwise], judged, stored)
 
 
 def _by_channel(numbers: Tensor | float, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
 from convattn.convert.normalised import ATTENTION_LAYERS, is_normalised
+from convattn.convert.surgery import first_change
 from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
@@ -26,7 +27,7 @@ from convattn.errors import (
 )
 from convattn.files import as_path, new_folder
 from convattn.layers import Content, NormalisedConv, RelativeAttention
-from convattn.sealed import CONFIG, may_replace, read_sealed, weights_digest, write_sealed
+from convattn.sealed import CONFIG, may_replace, network_digest, read_sealed, write_sealed
 
 _SCHEMA = 1
 
@@ -64,7 +65,7 @@ def save_layer(
     Raises:
         UnsupportedModelError: The layer is of another class, or could not be loaded again because of its encoding, its
             tensors, or NaN in them.
-        ArgumentError: The layer or the certificate has another type, the certificate is of other weights, or the folder
+        ArgumentError: The layer or the certificate has another type, the certificate is of another layer, or the folder
             exists and is not empty.
         WriteError: The folder cannot be written.
 
@@ -78,10 +79,13 @@ def save_layer(
         raise ArgumentError(must_be_a("layer", "an nn.Module", layer))
     if certificate is not None and not isinstance(certificate, Certificate):
         raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
-    if certificate is not None and certificate.weights != weights_digest(layer):
+    if certificate is not None and certificate.weights != network_digest(layer):
         raise ArgumentError(
-            "certificate must be that of the weights that this layer has now, but is of other weights"
+            "certificate must be that of this layer as it is now, but its weights or its arguments were changed"
         )
+    reason = first_change(layer, computed=lambda _: False)
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot save {type(layer).__name__}: {reason}")
     config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
     _require_loadable(layer, config)
     with new_folder(folder, replace=may_replace(folder, overwrite=overwrite)) as temporary:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
@@ -135,6 +135,29 @@ def replaced_methods(module: nn.Module) -> list[str]:
         if callable(value) and callable(getattr(type(module), name, None)):
             names.append(name)
     return sorted(names)
+
+
+def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> str | None:
+    """Returns what makes a layer compute something else than its class does with its parameters; None if nothing does.
+
+    That is a method that was replaced on one of its modules, a hook, or a parametrisation. In modules that may be
+    `computed`, those by which torch computes weights do not count.
+    """
+    for name, part in layer.named_modules():
+        reasons = [f"another {method}" for method in replaced_methods(part)]
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if computed(part):
+            hooks = [hook for hook in hooks if not is_own_hook(hook)]
+        elif parametrize.is_parametrized(part):
+            reasons.append("parametrizations (weight norm is one)")
+        if hooks:
+            reasons.append("forward hooks (pruning adds some)")
+        if reasons:
+            where = f" at {name}" if name else ""
+            return (
+                f"it has {' and '.join(reasons)}{where}; make them permanent or remove them first"
+            )
+    return None
 
 
 def is_own_hook(hook: object) -> bool:

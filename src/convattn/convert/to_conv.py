@@ -33,7 +33,7 @@ from convattn.convert.promise import (
     softmax_copy,
     weight_of,
 )
-from convattn.convert.surgery import keep_random_state
+from convattn.convert.surgery import first_change, keep_random_state
 from convattn.convert.taps import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
@@ -196,29 +196,15 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
         raise ConversionError(
             f"{cannot}: its scores depend on content, those of a convolution do not"
         )
-    for name, module in layer.named_modules():
-        obstacles = _obstacles(module, may_be_parametrized=module not in (layer, layer.values))
-        if obstacles:
-            where = f" at {name}" if name else ""
-            why = (
-                f"it has {' and '.join(obstacles)}{where}; make them permanent or remove them first"
-            )
-            raise UnsupportedModelError(f"{cannot}: {why}")
+    own = (layer, layer.values)
+    reason = first_change(layer, computed=lambda part: part not in own)
+    if reason is not None:
+        raise UnsupportedModelError(f"{cannot}: {reason}")
     for name, numbers in layer.named_parameters():
         reason = why_not_numbers(name, numbers)
         if reason is not None:
             raise UnsupportedModelError(f"{cannot}: {reason}")
     return layer
-
-
-def _obstacles(module: nn.Module, *, may_be_parametrized: bool) -> list[str]:
-    """Names what makes a module compute something else than its class."""
-    obstacles = []
-    if module._forward_hooks or module._forward_pre_hooks:
-        obstacles.append("forward hooks (pruning adds some)")
-    if not may_be_parametrized and parametrize.is_parametrized(module):
-        obstacles.append("parametrizations (weight norm is one)")
-    return obstacles
 
 
 def _closed_gate(layer: RelativeAttention) -> float:

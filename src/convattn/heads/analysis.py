@@ -47,7 +47,7 @@ from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure
 from convattn.heads.reading import watch
 from convattn.provenance import describe_versions
-from convattn.sealed import weights_digest
+from convattn.sealed import network_digest
 from convattn.wording import ITSELF, counted
 
 SEED = 0
@@ -419,7 +419,7 @@ def _digests(model: nn.Module, main: Run) -> dict[str, str]:
     """Returns the digest of the weights of each layer, and of the whole network by the name ""."""
     modules = dict(model.named_modules(remove_duplicate=False))
     measured = [name for name in ("", *main.layers) if name in modules]
-    return {name: weights_digest(modules[name]) for name in measured}
+    return {name: network_digest(modules[name]) for name in measured}
 
 
 _LIMITS = (

@@ -17,7 +17,7 @@ from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
-from convattn.sealed import weights_digest
+from convattn.sealed import network_digest
 from convattn.wording import counted, some
 
 
@@ -112,8 +112,8 @@ def replace_convolutional_heads(
         report: What `analyze` measured on this network.
         threshold: Least position score R², in (0, 1].
         heads: Pairs of a layer's name and a head's number: replace these, whatever their score.
-        same_weights: Whether to raise an error if the report was measured with other weights than the network has now.
-            False is for weights that were cast since, or are loaded afterwards.
+        same_weights: Whether to raise an error if the report was measured on other weights or other layers than the
+            network has now. False is for weights that were cast since, or are loaded afterwards.
 
     Returns:
         The network, with the dtype, device and mode of the old one (kernels in at least float32), and the record.
@@ -233,7 +233,7 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
     modules = dict(model.named_modules(remove_duplicate=False))
     changed = []
     for name, digest in report.weights.items():
-        if name in modules and weights_digest(modules[name]) != digest:
+        if name in modules and network_digest(modules[name]) != digest:
             changed.append(name)
     if not changed:
         return []

@@ -14,11 +14,12 @@ from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.convert.surgery import full_name, graft, is_own_hook, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
+from convattn.sealed import plain_attributes
 from convattn.wording import ITSELF
 
 _IDENTITY = nn.Identity.__name__
-_NO_FUNCTION = ("training", "grad_checkpointing")
-"""Attributes that do not change what a module computes in evaluation mode."""
+_NO_FUNCTION = ("grad_checkpointing",)
+"""Attributes that do not change what a module computes."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -128,7 +129,7 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
 
 def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
     place = name or "the network"
-    old, new = _plain_attributes(module), _plain_attributes(other)
+    old, new = _public_attributes(module), _public_attributes(other)
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             attribute = f"{name}.{key}" if name else key
@@ -141,19 +142,11 @@ def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> It
             yield f"{place} has hooks"
 
 
-def _plain_attributes(module: nn.Module) -> dict[str, str]:
-    """Returns the public attributes of a module that are numbers, text or sequences of such, as text."""
-    attributes = {}
-    for key, value in vars(module).items():
-        if not key.startswith("_") and key not in _NO_FUNCTION and _is_plain(value):
-            attributes[key] = repr(value)
-    return attributes
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+def _public_attributes(module: nn.Module) -> dict[str, str]:
+    """Returns the public attributes of a module that change what it computes, as text."""
+    plain = plain_attributes(module)
+    public = [key for key in plain if not key.startswith("_") and key not in _NO_FUNCTION]
+    return {key: plain[key] for key in public}
 
 
 def _differing_places(

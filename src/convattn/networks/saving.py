@@ -35,7 +35,7 @@ from convattn.networks.replaced import (
 )
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
-from convattn.sealed import may_replace, weights_digest, write_sealed
+from convattn.sealed import may_replace, network_digest, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
@@ -77,7 +77,7 @@ def save_network(
     Raises:
         UnsupportedModelError: The network could not be loaded as it is, or holds NaN; the message says why.
         ArgumentError: The network, the source, its options, the folder or the certificate are wrong, or the certificate
-            is of other weights.
+            is of another network.
         MissingDependencyError: The source is not installed.
         WriteError: The folder cannot be written.
 
@@ -250,10 +250,10 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
                 raise ArgumentError(
                     f"{expected}, where {layer.name or ITSELF} is {article}, but is that of {certificate.direction}"
                 )
-    if all(weights_digest(holder) != certificate.weights for holder in holders):
+    if all(network_digest(holder) != certificate.weights for holder in holders):
         raise ArgumentError(
-            f"certificate must be that of the weights that this {type(network).__name__} has now, but is of other"
-            " weights. Convert again, or leave it out"
+            f"certificate must be that of this {type(network).__name__} as it is now, but its weights or its layers"
+            " were changed. Convert again, or leave it out"
         )
 
 

@@ -30,7 +30,7 @@ from convattn.networks.images import (
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
-from convattn.sealed import weights_digest
+from convattn.sealed import network_digest
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
 from convattn.wording import some
@@ -199,7 +199,7 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
         )
     changed = []
     for name, digest in (report.weights or {}).items():
-        if name and name in modules and weights_digest(modules[name]) != digest:
+        if name and name in modules and network_digest(modules[name]) != digest:
             changed.append(name)
     if changed:
         raise ArgumentError(

@@ -7,8 +7,9 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
-from convattn import network_to_attention, network_to_conv
+from convattn import certify, network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
 from convattn.convert.convolutions import NetworkConvolution
 from convattn.convert.surgery import Arguments
@@ -106,3 +107,63 @@ def test_a_fault_in_one_convolution_is_found(name):
         with torch.no_grad():
             fault(wrong.get_submodule(name))
         assert not share(wrong) <= 1, fault.__name__
+
+
+def test_ties_come_back():
+    network = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
+    network[2].weight = network[0].weight
+    network[2].bias = network[0].bias
+    x = torch.randn(2, 2, 7, 9)
+    attention, _ = network_to_attention(network, images=x)
+    back, certificate = network_to_conv(attention, images=x)
+    assert certificate.verdict == "exact"
+    counts = [sum(p.numel() for p in one.parameters()) for one in (network, attention, back)]
+    assert counts == [38, 38, 38]
+    assert back[0].weight is back[2].weight
+
+
+def test_a_transposed_convolution_of_stride_1_is_said_to_come_back_as_a_plain_one():
+    network = nn.Sequential(nn.ConvTranspose2d(2, 3, 3))
+    x = torch.randn(2, 2, 7, 9)
+    attention, there = network_to_attention(network, images=x)
+    back, _ = network_to_conv(attention, images=x)
+    assert type(back[0]) is nn.Conv2d
+    note = "of stride 1, a transposed convolution comes back as a plain one"
+    assert there.layers[0].notes == (note,)
+    assert f"note            {note} (0)" in there.summary()
+
+
+class Detector(nn.Module):
+    """Returns the places where its map is high, as many as there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x).sum(1)
+        most = y.max()
+        return [{"boxes": image[image > most / 3], "count": len(image)} for image in y]
+
+
+class Jumping(Detector):
+    """Keeps a place more in float64."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        if x.dtype == torch.float64:
+            found[0]["boxes"] = found[0]["boxes"][1:]
+        return found
+
+
+def test_outputs_whose_shapes_rounding_changes_are_compared_by_layers():
+    torch.manual_seed(0)
+    network, x = Jumping().eval(), torch.randn(3, 3, 9, 11)
+    _, there = network_to_attention(network, images=x)
+    assert there.verdict == "exact", there.summary()
+    assert there.reference == "float32"
+    assert any("rounding changes the shapes of its outputs" in item for item in there.not_covered)
+    wrong = copy.deepcopy(network)
+    wrong.conv.weight.data[0] *= 1.05
+    assert certify(network, copy.deepcopy(network), x).verdict == "exact"
+    assert certify(network, wrong, x, tolerance=None).verdict == "different"
