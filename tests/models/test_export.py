@@ -3,11 +3,12 @@
 import subprocess
 import sys
 
+import onnxruntime
 import pytest
 import timm
 import torch
 
-from convattn import network_to_attention
+from convattn import RelativeAttention2d, certify, network_to_attention
 from convattn.budget import assert_within_budget, references
 from convattn.models import AttentionNet, ResNet
 
@@ -141,3 +142,15 @@ def test_converted_networks_compile_to_one_graph(images):
     network = ResNet(1, width=4).eval()
     run(COMPILED)
     assert_agrees(network, images)
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "distance", "shift"])
+def test_a_file_made_with_one_image_takes_any_number(encoding, without_type_checks, tmp_path):
+    layer = RelativeAttention2d(3, 8, 3, padding=1, num_heads=9, encoding=encoding).eval()
+    batch = ({0: torch.export.Dim("batch")},)
+    file = tmp_path / "layer.onnx"
+    image = (torch.randn(1, 3, 6, 7),)
+    torch.onnx.export(layer, image, file, dynamo=True, verbose=False, dynamic_shapes=batch)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
+    assert certify(layer, file, torch.randn(5, 3, 6, 7)).verdict == "exact"

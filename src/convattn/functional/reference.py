@@ -365,20 +365,28 @@ def combine_heads(
     Returns:
         The output channels at each query.
     """
+    return _combine_heads_first(mixed.transpose(0, 1), maps, groups)
+
+
+def _combine_heads_first(
+    mixed: Float[Tensor, "heads batch channels *queries"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int,
+) -> Float[Tensor, "batch outputs *queries"]:
     blocks = rearrange(
         maps, "heads (groups outputs) channels -> heads groups outputs channels", groups=groups
     )
     split = rearrange(
         mixed,
-        "batch heads (groups channels) ... -> batch heads groups channels (...)",
+        "heads batch (groups channels) ... -> heads batch groups channels (...)",
         groups=groups,
     )
     combined = einsum(
         split,
         blocks,
-        "batch heads groups channels queries, heads groups outputs channels -> batch groups outputs queries",
+        "heads batch groups channels queries, heads groups outputs channels -> batch groups outputs queries",
     )
-    return combined.reshape(mixed.shape[0], maps.shape[1], *mixed.shape[3:])
+    return combined.reshape(mixed.shape[1], maps.shape[1], *mixed.shape[3:])
 
 
 def add_bias(
@@ -414,7 +422,8 @@ def attend_by_axis(
     names = AXES[-len(weights) :]
     mixed, before = keys, "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
-        after = "batch heads channels " + before.split("channels ")[1].replace(name, "queries")
+        # heads first: exporters fix a batch of one image where einsum has to move it
+        after = "heads batch channels " + before.split("channels ")[1].replace(name, "queries")
         mixed = einsum(weight, mixed, f"heads queries {name}, {before} -> {after}")
         before = after.replace("queries", f"queries_{name}")
-    return combine_heads(mixed, maps, groups)
+    return _combine_heads_first(mixed, maps, groups)
