@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.command import run
 from tests.cli.page_scene import scene_of
 
 from convattn import convert, load_network
-from convattn.cli import main
 from convattn.convert.certificate import NetworkCertificate
 from convattn.heads.head_report import HeadReport
+from convattn.networks import images as own_images
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +20,28 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_network_is_converted_measured_and_shown(place, opened, capsys):
+@pytest.fixture
+def quick(monkeypatch):
+    """Two images in place of twenty."""
+    honest = own_images.require_own_images
+    monkeypatch.setattr(
+        own_images,
+        "require_own_images",
+        lambda folder, name, count: honest(folder, name, count // 10),
+    )
+
+
+def test_the_network_is_converted_measured_and_shown(place, quick, opened, capsys):
     Path("demo").mkdir()
     Path("demo/mine").write_text("precious")
-    assert main(["demo"]) == 0
+    assert run("demo") == 0
     folder = place / "demo-2"
     out, err = capsys.readouterr()
     assert err == ""
     assert out == (
         "network      convattn:cifar10-small: attention with 54 heads, trained on CIFAR-10\n"
-        "converted    exact: 0 of 20 predictions changed\n"
-        "measured     54 of 54 heads are convolutions, on 20 test images\n"
+        "converted    exact: 0 of 2 predictions changed\n"
+        "measured     54 of 54 heads are convolutions: the architecture does it, on 2 images\n"
         "wrote        demo-2: the convolutions with their certificate, report.json, page.html\n"
         "next         convattn view convattn:cifar10-small --compare converted\n"
     )
@@ -46,7 +58,7 @@ def test_the_network_is_converted_measured_and_shown(place, opened, capsys):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """The demo, short, with a conversion that fails."""
+    """A conversion that fails."""
     honest = convert.network_to_conv
 
     def fail(*arguments, **options):
@@ -57,9 +69,9 @@ def failing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_conversion_that_failed_is_the_exit_code(failing, capsys):
-    assert main(["demo", "-o", "there"]) == 1
-    assert "converted    failed: 0 of 20" in capsys.readouterr().out
+def test_a_conversion_that_failed_is_the_exit_code(failing, quick, capsys):
+    assert run("demo -o there") == 1
+    assert "converted    failed: 0 of 2 " in capsys.readouterr().out
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing(place, monkeypatch, capsys):
@@ -67,14 +79,14 @@ def test_a_demo_that_is_interrupted_leaves_nothing(place, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(convert, "network_to_conv", stop)
-    assert main(["demo"]) == 130
+    assert run("demo") == 130
     assert not list(place.iterdir())
     assert capsys.readouterr() == ("", "convattn: interrupted\n")
 
 
 def test_a_missing_package_is_named_before_anything_is_made(place, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["demo"]) == 2
+    assert run("demo") == 2
     assert 'this needs pyarrow, which is not installed; run: pip install "convattn[' in (
         capsys.readouterr().err
     )

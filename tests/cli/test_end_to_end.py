@@ -9,65 +9,53 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from tests.cli.command import run
 
-from convattn.cli import main
 from convattn.provenance import RunRecord
 
-SHORT = ["--set", "training.epochs=3"]
-TRAIN = [
-    "train",
-    "sa-quadratic",
-    "--scale",
-    "tiny",
-    *SHORT,
-    "--checkpoint-every",
-    "10",
-    "-o",
-    "runs/sa-quadratic-0",
-]
+SHORT = "--set training.epochs=3"
+TRAIN = f"train sa-quadratic --scale tiny {SHORT} --checkpoint-every 10 -o runs/sa-quadratic-0"
 
 
 def kill_under_way(words):
     """Starts a command and kills it once a few steps are safe in a checkpoint."""
-    run = subprocess.Popen(
-        [sys.executable, "-m", "convattn", *words], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    training = subprocess.Popen(
+        [sys.executable, "-m", "convattn", *words.split()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         while not any(Path("runs/sa-quadratic-0/checkpoints").glob("step-0000002*")):
-            assert run.poll() is None
+            assert training.poll() is None
             time.sleep(0.01)
     finally:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        training.send_signal(signal.SIGKILL)
+        training.wait()
 
 
 def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     kill_under_way(TRAIN)
     assert not Path("runs/sa-quadratic-0/record.json").exists()
-    assert main([*TRAIN, "--resume"]) == 0
+    assert run(f"{TRAIN} --resume") == 0
     record = RunRecord.load("runs/sa-quadratic-0/record.json")
     assert record.resumed == 1
     assert record.results["test_accuracy"] > 0.3  # of ten classes
 
-    assert main(["reproduce", "fig3", "--runs", "runs", "--scale", "tiny", "-o", "figure"]) == 0
+    assert run("reproduce fig3 --runs runs --scale tiny -o figure") == 0
     (picture,) = Path("figure").glob("*.png")
     with Image.open(picture) as image:
         assert min(image.size) > 300
 
     capsys.readouterr()
-    assert (
-        main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "table", "--json"])
-        == 1
-    )
+    assert run("reproduce table1 --runs runs --scale tiny -o table --json") == 1
     missing = {
         item["recipe"]: item["command"] for item in json.loads(capsys.readouterr().out)["missing"]
     }
     assert missing["convnet"] == "convattn train convnet --scale tiny -o runs/convnet-0"
-    assert main([*missing["convnet"].split()[1:], *SHORT]) == 0
-    assert main(["reproduce", "table1", "--runs", "runs", "--scale", "tiny", "-o", "again"]) == 1
+    assert run(f"{missing['convnet'].removeprefix('convattn ')} --set training.epochs=1") == 0
+    assert run("reproduce table1 --runs runs --scale tiny -o again") == 1
     rows = {row["recipe"]: row for row in json.loads(Path("again/table1.json").read_text())}
     for recipe in ("sa-quadratic", "convnet"):
-        run = RunRecord.load(f"runs/{recipe}-0/record.json")
-        assert rows[recipe]["accuracy"] == run.results["test_accuracy"]
+        record = RunRecord.load(f"runs/{recipe}-0/record.json")
+        assert rows[recipe]["accuracy"] == record.results["test_accuracy"]
         assert rows[recipe]["n"] == 1
