@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.lab.run_cases import few_digits
 
 from convattn import analyze, load_network
 from convattn.data import load_digits, normalise
@@ -17,7 +18,12 @@ from evidence.encodings.__main__ import page as encodings_page
 from evidence.studies import read_study, spread
 
 RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
-TINY = {"model.width": "12", "model.depth": "1", "training.epochs": "1"}
+TINY = {
+    "model.width": "12",
+    "model.depth": "1",
+    "training.epochs": "1",
+    "training.batch_size": "20",
+}
 
 
 class Here(Engine):
@@ -25,7 +31,7 @@ class Here(Engine):
 
     def run(self, runs):
         for run in runs:
-            train(run.recipe, output=run.folder, progress=False)
+            train(run.recipe, output=run.folder, data=few_digits(), progress=False)
             yield run
 
 
@@ -168,7 +174,7 @@ def test_pixels_seen_are_the_exponential_of_the_entropy():
 
 
 def test_what_is_no_study_of_test_images_is_refused(tmp_path, capsys):
-    overrides = {**TINY, "data.held_out": "100"}
+    overrides = {**TINY, "data.held_out": "20"}
     search = tmp_path / "search"
     study(["convnet"], output=search, seeds=(0,), overrides=overrides, scale="tiny", engine=Here())
     for folder, words in ((search, "finished runs on test images"), (tmp_path, "study.json")):

@@ -66,12 +66,12 @@ def check(layer, x, expected=None):
 
 
 PIECES = {
-    "a mask": (RelativeAttention2d, "learned_table", (5, 7), {}),
-    "a mask of each image": (RelativeAttention2d, "generalized_quadratic", (5, 7), {}),
+    "a mask": (RelativeAttention2d, "learned_table", (5, 3), {}),
+    "a mask of each image": (RelativeAttention2d, "generalized_quadratic", (5, 3), {}),
     "a query bias and no projection": (
         RelativeAttention2d,
         "distance",
-        (5, 7),
+        (5, 3),
         {"content": Content(query_bias=True, content_bias=False)},
     ),
     "one row": (RelativeAttention2d, "learned_table", (1, 9), {}),
@@ -81,11 +81,11 @@ PIECES = {
     "strides": (
         RelativeAttention2d,
         "learned_table",
-        (7, 9),
+        (7, 5),
         {"kernel_size": 3, "stride": 2, "padding": 1},
     ),
-    "a gate": (RelativeAttention2d, "generalized_quadratic", (5, 7), {"gate": "sigmoid"}),
-    "groups": (RelativeAttention2d, "learned_table", (5, 7), {"groups": 2}),
+    "a gate": (RelativeAttention2d, "generalized_quadratic", (5, 3), {"gate": "sigmoid"}),
+    "groups": (RelativeAttention2d, "learned_table", (5, 3), {"groups": 2}),
 }
 
 

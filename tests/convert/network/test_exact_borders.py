@@ -94,7 +94,7 @@ def test_an_onnx_file_of_standard_operators_runs_elsewhere(tmp_path, without_typ
     onnx, onnxruntime, openvino = (
         pytest.importorskip(one) for one in ("onnx", "onnxruntime", "openvino")
     )
-    network, images, made, _ = convert("speed net")
+    network, images, made, _ = convert("distance")
     file = str(tmp_path / "network.onnx")
     torch.onnx.export(freeze(made, images), (images,), file, dynamo=True, verbose=False)
     graph = onnx.load(file)
