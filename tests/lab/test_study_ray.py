@@ -1,7 +1,6 @@
 """Studies on a real Ray cluster of two nodes on this machine, one of which is killed while runs are under way."""
 
 import importlib.util
-import json
 import os
 import signal
 import sys
@@ -18,7 +17,6 @@ from convattn.lab.study_engines import LocalEngine, RayEngine, _connected
 from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
-SEEDS = (0, 1, 2)
 FAILING = 3
 STORE = 80 * 2**20
 HEALTH = {
@@ -62,53 +60,6 @@ def weights(folder):
     return {
         file.parent.name: file.read_bytes() for file in sorted(folder.glob("*/model.safetensors"))
     }
-
-
-@needs_ray
-@pytest.mark.slow
-def test_runs_on_a_node_that_dies_are_continued_on_another(cluster, tmp_path):
-    there, here = tmp_path / "there", tmp_path / "here"
-
-    def kill():
-        while len(list(there.glob("*/checkpoints/last"))) < 2:
-            time.sleep(0.02)
-        (node,) = cluster.worker_nodes
-        cluster.remove_node(node, allow_graceful=False)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    told = []
-    fake = FakeTrain(epochs=30, seconds=0.1, failing=(f"{RECIPE}-{FAILING}",))
-    found = study(
-        [RECIPE],
-        output=there,
-        seeds=(*SEEDS, FAILING),
-        engine=RayEngine(threads=1, command=fake, tell=told.append),
-    )
-    killer.join()
-    assert [(each.seed, each.reason) for each in found.failures] == [(FAILING, "cannot do epoch 0")]
-    assert {run.hardware["threads"] for run in found.runs} == {"1"}
-    expected = study(
-        [RECIPE],
-        output=here,
-        seeds=SEEDS,
-        engine=LocalEngine(threads=1, command=FakeTrain(epochs=30)),
-    )
-    assert weights(there) == weights(here)
-    assert found.groups == expected.groups
-    logs = {seed: (there / f"{RECIPE}-{seed}.log").read_text().splitlines() for seed in SEEDS}
-    (lost,) = [
-        seed
-        for seed, log in logs.items()
-        if len([line for line in log if line.startswith("$")]) == 2
-    ]
-    assert logs[lost][-1].endswith(" --resume")
-    began = [
-        json.loads(line)["began"]
-        for line in (there / f"{RECIPE}-{lost}" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert 0 < began[-1] < 30
-    assert told[:3] == [f"{RECIPE}-{seed}: submitted" for seed in SEEDS]
 
 
 @needs_ray
