@@ -17,14 +17,8 @@ _SETTLED = 1e-5
 _ROUNDS = 100
 """Rounds of the fit of all heads."""
 
-_NEWTON_STEPS, _NEWTON_ROUNDING = 100, 1e-13
-"""Newton steps of one head; rounding of its likelihood."""
-
-_NEWTON_LARGEST = 2048
-"""Number of queries or displacements whose Newton steps take minutes."""
-
 _LEAST = 1e-8
-"""What is added to a curvature, and the least damping."""
+"""What is added to a curvature."""
 
 _FLAT = 1e-14
 """Squared distance to uniform attention that rounding explains, as a share of a query's squared attention."""
@@ -131,25 +125,12 @@ def fit_logs(
 ) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
     """Fits ln w(δ), Σ w = 1, by maximum likelihood: each displacement gets the attention that was measured at it.
 
-    Also returns which heads have converged. Rounds over all heads at once are enough for nearly all of them; Newton's
-    method then fits the others, heads that look beyond the border.
+    Also returns which heads have settled: nearly all but those that look beyond the border.
     """
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
-    keys = _keys_by_displacement(pairs)
-    weights, settled = _in_rounds(measured, keys, pairs)
-    logs = weights.log()
-    for head in (~settled).nonzero()[:, 0].tolist():
-        seen = measured[head] > 0
-        queries = keys[:, seen]
-        queries = queries[(queries > 0).any(dim=1)]
-        if min(queries.shape) > _NEWTON_LARGEST:
-            continue
-        start = (measured[head] / pairs.counts)[seen].log()
-        fitted, settled[head] = _by_newton(measured[head, seen], queries.log(), start)
-        logs[head] = -torch.inf
-        logs[head, seen] = fitted
-    return logs.log_softmax(dim=1), settled
+    weights, settled = _in_rounds(measured, _keys_by_displacement(pairs), pairs)
+    return weights.log().log_softmax(dim=1), settled
 
 
 def _in_rounds(
@@ -176,56 +157,6 @@ def _in_rounds(
         weights = weights * step.clamp(-1, 1).exp()
         weights = weights / weights.sum(dim=1, keepdim=True)
         rounds += 1
-
-
-def _by_newton(
-    measured: Float64[Tensor, " displacements"],
-    log_keys: Float64[Tensor, "queries displacements"],
-    logs: Float64[Tensor, " displacements"],
-) -> tuple[Float64[Tensor, " displacements"], bool]:
-    """Returns ln w of one head and whether it has settled, by damped Newton steps from `logs`.
-
-    With P[q, δ] the share of query q that w gives to δ, the curvature is diag(Σ_q P) − PᵀP.
-    """
-
-    def loss_and_shares(logs: Tensor) -> tuple[Tensor, Tensor]:
-        scores = log_keys + logs
-        total = torch.logsumexp(scores, dim=1, keepdim=True)
-        loss = total.sum() - (measured * logs).sum()
-        return loss, (scores - total).exp()
-
-    damping = 1.0
-    loss, shares = loss_and_shares(logs)
-    for _ in range(_NEWTON_STEPS):
-        fitted = shares.sum(dim=0)
-        if bool(_settled(measured, fitted)):
-            return logs, True
-        step = _solve((1 + damping) * fitted + _LEAST, shares, measured - fitted)
-        new_loss, new_shares = loss_and_shares(logs + step)
-        if bool(new_loss - loss <= _NEWTON_ROUNDING * loss.abs()):
-            logs = logs + step
-            loss = new_loss
-            shares = new_shares
-            damping = max(damping / 4, _LEAST)
-        else:
-            damping *= 4
-    return logs, bool(_settled(measured, shares.sum(dim=0)))
-
-
-def _solve(
-    diagonal: Float64[Tensor, " displacements"],
-    shares: Float64[Tensor, "queries displacements"],
-    gap: Float64[Tensor, " displacements"],
-) -> Float64[Tensor, " displacements"]:
-    """Solves (diag − PᵀP) x = gap, by whichever of PᵀP and P diag⁻¹ Pᵀ is smaller."""
-    queries, displacements = shares.shape
-    if displacements < queries:
-        return torch.linalg.solve(diagonal.diag() - shares.mT @ shares, gap)
-    scaled = shares / diagonal
-    identity = torch.eye(queries, dtype=shares.dtype, device=shares.device)
-    inner = identity - scaled @ shares.mT
-    correction = torch.linalg.solve(inner, scaled @ gap)
-    return gap / diagonal + scaled.mT @ correction
 
 
 def _settled(

@@ -53,13 +53,14 @@ def prove(
 def _score_roundings(
     weights: Float[Tensor, "*lead queries keys"], q: Tensor, k: Tensor, v: Tensor, factor: float
 ) -> Tensor:
-    """Returns what rounding of large scores may do to each output: Σ_k A_qk σ_qk |v_k|.
+    """Returns what rounding in a kernel may do to each output: Σ_k A_qk (σ_qk + eps √keys) |v_k|.
 
     A score is a sum of products t_i = s q_i k_i, of which each and each partial sum is rounded: its error is about
-    eps ‖t‖. σ is four times that, because kernels add in other orders.
+    eps ‖t‖. σ is four times that, because kernels add in other orders. The rest is that of the sum over keys.
     """
     squares = (factor * q).square() @ k.square().mT
-    return 4 * torch.finfo(weights.dtype).eps * (weights * squares.sqrt()) @ v.abs()
+    relative = 4 * squares.sqrt() + weights.shape[-1] ** 0.5
+    return torch.finfo(weights.dtype).eps * (weights * relative) @ v.abs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,8 @@ class Product:
         lows = roundings(low, *inputs)
         floor = None
         if self.factor is not None:
-            wide = [part.double() for part in inputs]
-            floor = _score_roundings(weights[:first], *wide, self.factor)
+            q, k, v = (part.double() for part in inputs)
+            floor = _score_roundings(weights[:first], q, k, v, self.factor)
         return prove(exact, lows, product, out, floor=floor)
 
 

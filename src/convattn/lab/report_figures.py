@@ -127,7 +127,8 @@ def head_grid(
     chosen = report.layers if layers is None else [report.layer(name) for name in layers]
     depths = {layer.name: depth for depth, layer in enumerate(report.layers, start=1)}
     across = max(len(layer.heads) for layer in chosen) if heads is None else len(heads)
-    size = (1.25 * across + 0.9, 1.45 * len(chosen) + 0.9)
+    height = 1.45 if any(len(layer.grid) > 1 for layer in chosen) else 0.75
+    size = (1.25 * across + 0.9, height * len(chosen) + 0.9)
     with figure_files(paths, size) as figure:
         panels = figure.subplots(len(chosen), across, squeeze=False)
         for row, layer in zip(panels, chosen, strict=True):
