@@ -50,7 +50,10 @@ MISTAKES = {
         "convert x -o new --kernel-size 1.5",
         "Invalid value for --kernel-size: must be an integer, but is '1.5'",
     ),
-    "missing source": ("convert nowhere -o new", "there is no folder 'nowhere'$"),
+    "missing source": (
+        "convert nowhere -o new",
+        "there is no folder 'nowhere'; networks by name are timm:NAME",
+    ),
     "sharpness": (
         "convert convolution -o new --sharpness 0",
         "sharpness must be a positive finite number",

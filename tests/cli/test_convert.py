@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from operator import call
 from pathlib import Path
@@ -280,9 +279,7 @@ MISTAKES = {
     f"{RESNET} --images run {SHAPE}": "--shape cannot be given with --images",
     f"{DRAWN} --images run --limit 0": "--limit: must be at least 1, but is 0",
     f"{DRAWN} --limit 3": "--limit needs --images",
-    "convert resnet18": "there is no folder 'resnet18'; did you mean timm:resnet18.$",
-    "convert resnet18.a1_in1k": "did you mean timm:resnet18.a1_in1k.$",
-    "convert resnet18.pth": "there is no folder 'resnet18.pth'$",
+    "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, ",
     "convert hf:owner/model": "hf:owner/model is converted in Python: only load_network",
     f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: include and exclude leave out",
     f"{DRAWN} --include x*": "include must be a pattern that matches convolutions",
@@ -315,9 +312,3 @@ def test_mistakes_are_told_and_write_nothing(line, message, layer, place, capsys
     assert out == ""
     assert re.search(message, err), err
     assert sorted(path.name for path in place.iterdir()) == before
-
-
-def test_without_timm_no_network_of_it_is_meant(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    assert run("convert resnet18 -o made") == 2
-    assert capsys.readouterr().err.endswith("there is no folder 'resnet18'\n")

@@ -1,6 +1,5 @@
 """`convattn convert`: a convolution or a whole network to attention, and back, with its certificate."""
 
-import json as json_format
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOp
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
 from convattn.cli.output import Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 
 if TYPE_CHECKING:
     from convattn.convert.certificate import Certificate, NetworkCertificate
@@ -142,12 +141,12 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
 def _holds_layer(source: str) -> bool:
     """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
     from convattn.convert.saved_layers import KINDS
+    from convattn.sealed import read_config
 
     try:
-        config = json_format.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_config(Path(source)).get("kind") in [*KINDS]
+    except CheckpointError:
         return False
-    return isinstance(config, dict) and config.get("kind") in [*KINDS]
 
 
 def _convert_layer(

@@ -83,12 +83,11 @@ class NetworkOptions:
         """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.loading import load_with_source
         from convattn.networks.pretrained import network_folder
-        from convattn.networks.source import is_timm_name
 
         folder = network_folder(source)
         if not folder.is_dir():
-            hint = f"; did you mean timm:{source}?" if is_timm_name(source) else ""
-            raise ArgumentError(f"there is no folder {source!r}{hint}")
+            homes = "timm:NAME, torchvision:NAME, hf:NAME or convattn:NAME"
+            raise ArgumentError(f"there is no folder {source!r}; networks by name are {homes}")
         for name, value in self.by_name().items():
             if value:
                 raise ArgumentError(

@@ -14,7 +14,6 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    MissingDependencyError,
     UnknownNameError,
     must_be,
     optional_module,
@@ -122,15 +121,6 @@ def own_source(network: nn.Module) -> tuple[str, dict[str, Any]] | None:
     if not isinstance(network, ImageClassifier) or NETWORKS.get(name) != kind.__module__:
         return None
     return f"convattn:{name}", dict(network.arguments)
-
-
-def is_timm_name(name: str) -> bool:
-    """Returns whether timm is installed and has this network; after a point in the name stands a tag of weights."""
-    try:
-        timm = _timm()
-    except MissingDependencyError:
-        return False
-    return timm.is_model_pretrained(name) if "." in name else timm.is_model(name)
 
 
 def timm_preparation(network: nn.Module) -> Callable[[Any], Tensor]:
