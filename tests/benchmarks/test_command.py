@@ -23,8 +23,8 @@ def contents(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def bench(*arguments, suite="layers"):
-    return main([suite, "--quick", *map(str, arguments)])
+def bench(words="", suite="layers"):
+    return main([suite, "--quick", *words.split()])
 
 
 def measured_here(function, contender, *arguments):
@@ -38,10 +38,10 @@ def measured_here(function, contender, *arguments):
 def made(tmp_path_factory):
     """Some of the quick suite."""
     folder = tmp_path_factory.mktemp("bench") / "made"
-    cases = [word for name in PART for word in ("--case", name)]
+    cases = " ".join(f"--case {name}" for name in PART)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "in_a_process_of_its_own", measured_here)
-        assert bench("-o", folder, "--json", *cases) == 0
+        assert bench(f"-o {folder} --json {cases}") == 0
     return folder, BenchmarkRecord.load(folder / "layers.json")
 
 
@@ -110,7 +110,7 @@ def test_table_is_printed_and_a_case_alone_draws_nothing(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bench-layers").mkdir()
     (tmp_path / "bench-layers" / "mine").write_text("precious")
-    assert bench("--case", "distance-8", "--repeats", 1) == 0
+    assert bench("--case distance-8 --repeats 1") == 0
     assert contents(tmp_path / "bench-layers-2") == ["layers-tables.md", "layers.json"]
     assert contents(tmp_path / "bench-layers") == ["mine"]
     out, err = capsys.readouterr()
@@ -124,7 +124,8 @@ def test_table_is_printed_and_a_case_alone_draws_nothing(tmp_path, monkeypatch, 
 
 def test_group_of_sizes_is_printed_and_drawn(tmp_path, capsys):
     group = "sequences-forward"
-    assert bench("--case", group, "--repeats", 1, "-o", tmp_path / "made", suite="sequences") == 0
+    words = f"--case {group} --repeats 1 -o {tmp_path / 'made'}"
+    assert bench(words, suite="sequences") == 0
     assert contents(tmp_path / "made") == [
         f"{group}.png",
         "sequences-tables.md",
@@ -146,8 +147,8 @@ def test_wrong_contender_is_told_with_exit_code_1(tmp_path, monkeypatch, capsys,
         return honest
 
     monkeypatch.setattr(layer, "FORMS", {**FORMS, "convattn": perturbed})
-    arguments = ["--case", "distance-8", "-o", tmp_path / "made", *(["--json"] if as_json else [])]
-    assert bench(*arguments) == 1
+    words = f"--case distance-8 -o {tmp_path / 'made'}"
+    assert bench(f"{words} --json" if as_json else words) == 1
     out, err = capsys.readouterr()
     assert err == ""
     record = BenchmarkRecord.load(tmp_path / "made" / "layers.json")
@@ -162,16 +163,16 @@ def test_wrong_contender_is_told_with_exit_code_1(tmp_path, monkeypatch, capsys,
 
 
 def test_bfloat16_runs(tmp_path):
-    arguments = ["--case", "quadratic-8-forward", "--dtype", "bfloat16", "--repeats", 1]
-    assert bench(*arguments, "-o", tmp_path / "made") == 0
+    words = "--case quadratic-8-forward --dtype bfloat16 --repeats 1"
+    assert bench(f"{words} -o {tmp_path / 'made'}") == 0
     assert BenchmarkRecord.load(tmp_path / "made" / "layers.json").dtype == "bfloat16"
 
 
 MISTAKES = {
-    "case": (["--case", "hard-9"], "unknown case 'hard-9': did you mean 'hard-8'"),
-    "repeats": (["--repeats", "0"], "--repeats must be an integer of at least 1, but is 0"),
-    "taken folder": (["-o", "taken"], "--output must be new or empty, but 'taken' is not empty"),
-    "file": (["-o", "taken/note"], "--output must be a folder, but 'taken/note' is a file"),
+    "case": ("--case hard-9", "unknown case 'hard-9': did you mean 'hard-8'"),
+    "repeats": ("--repeats 0", "--repeats must be an integer of at least 1, but is 0"),
+    "taken folder": ("-o taken", "--output must be new or empty, but 'taken' is not empty"),
+    "file": ("-o taken/note", "--output must be a folder, but 'taken/note' is a file"),
 }
 
 
@@ -180,8 +181,8 @@ def test_mistake_is_told_on_one_line_and_leaves_nothing(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "note").write_text("precious")
-    arguments, message = MISTAKES[mistake]
-    assert bench(*arguments) == 2
+    words, message = MISTAKES[mistake]
+    assert bench(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("python -m benchmarks: ")

@@ -14,14 +14,8 @@ from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_record import StudyRecord
 from convattn.provenance import RunRecord
 
-TINY = (
-    "model.width=5",
-    "model.depth=1",
-    "model.ffn=7",
-    "training.epochs=1",
-    "training.batch_size=240",
-)
-SET = " ".join(f"--set {change}" for change in TINY)
+SET = "--set model.width=5 --set model.depth=1 --set model.ffn=7 --set training.epochs=1"
+SET += " --set training.batch_size=240"
 STUDY = f"study digits-quadratic --threads 1 {SET} --seeds"
 ONE, TWO = "--grid model.heads=2", "--grid model.heads=2,3"
 LABELS = ("digits-quadratic[model.heads=2]", "digits-quadratic[model.heads=3]")

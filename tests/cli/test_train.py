@@ -11,15 +11,8 @@ from convattn.lab import load_recipe, recipe_to_toml
 from convattn.provenance import RunRecord
 
 FEW_STEPS = "training.batch_size=240"
-TINY = (
-    "model.width=5",
-    "model.depth=1",
-    "model.heads=2",
-    "model.ffn=7",
-    "training.epochs=1",
-    FEW_STEPS,
-)
-SET = " ".join(f"--set {change}" for change in TINY)
+SET = "--set model.width=5 --set model.depth=1 --set model.ffn=7 --set training.epochs=1"
+SET += f" --set model.heads=2 --set {FEW_STEPS}"
 
 
 @pytest.fixture(autouse=True)
