@@ -50,6 +50,16 @@ def browser():
         browser.close()
 
 
+def pytest_collection_modifyitems(items):
+    """Puts the site, then these tests before all others.
+
+    So the process that begins with them opens the one browser and builds the one site, while another does the rest and
+    takes from the end of what is left.
+    """
+    here = Path(__file__).parent
+    items.sort(key=lambda item: (item.path.name != "test_site.py", item.path.parent != here))
+
+
 class Note(NamedTuple):
     """A request that would have left this machine, or an error in a console."""
 

@@ -33,11 +33,11 @@ def test_explore_has_no_serious_fault(opened, address, dark, width):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_tour_has_no_serious_fault(opened, address, dark):
+    page = opened(f"{address}#{TOUR[0]}", dark=dark, width=800)
     for number, step in enumerate(TOUR):
-        page = opened(f"{address}#{step}", dark=dark, width=800)
+        page.goto(f"{address}#{step}")  # without loading it again
         expect(page.locator(f'[data-step="{number + 1}"]')).to_be_visible()
         assert complaints(page) == []
-        page.close()  # or it goes on painting beside the next
 
 
 def test_the_check_finds_planted_faults(opened, address):

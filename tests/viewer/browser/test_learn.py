@@ -48,10 +48,17 @@ def test_the_address_brings_a_step_back(opened, address):
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
-@pytest.mark.parametrize("number", range(1, STEPS + 1))
-def test_in_one_column_what_one_plays_with_is_in_sight(opened, address, width, height, number):
-    page = opened(f"{address}#view=learn&step={number - 1}", width=width, height=height)
-    expect(step(page, number)).to_be_visible()
+def test_in_one_column_what_one_plays_with_is_in_sight(opened, address, width, height):
+    page = opened(f"{address}#view=learn", width=width, height=height)
+    for number in range(1, STEPS + 1):
+        page.goto(f"{address}#view=learn&step={number - 1}")  # without loading it again
+        expect(step(page, number)).to_be_visible()
+        page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+        assert_in_sight(page, number, width, height)
+
+
+def assert_in_sight(page, number, width, height):
+    """At the top, while one reads, and at the end of a step."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     texts = page.locator(".learn-text > p:not(.learn-count)")
     stage = page.locator(".learn-pair" if number <= 4 else ".learn-parts > *").first
