@@ -346,8 +346,12 @@ def test_the_arguments_of_a_convolution_give_a_head_on_each_tap():
 
 def test_a_ready_encoding_says_how_many_heads_there_are():
     assert RelativeAttention2d(3, 8, encoding=Quadratic(5, 2)).num_heads == 5
-    with pytest.raises(ArgumentError, match="num_heads must be given unless encoding is 'quadr"):
+    with pytest.raises(
+        ArgumentError, match="num_heads must be given unless the encoding has centr"
+    ):
         RelativeAttention2d(3, 8, 3, encoding="sinusoidal")
+    with pytest.raises(UnknownNameError, match="did you mean 'quadratic'"):
+        RelativeAttention2d(3, 8, 3, encoding="quadratik")
 
 
 def test_padding_without_a_window_warns():

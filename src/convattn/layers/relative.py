@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.encodings import Encoding, Quadratic, ScoreFunction, Shift, create_encoding
+from convattn.encodings import (
+    ENCODINGS,
+    Encoding,
+    Quadratic,
+    ScoreFunction,
+    Shift,
+    create_encoding,
+)
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
     HeadMaps,
@@ -675,13 +682,15 @@ def _heads_on_taps(
     """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
     if isinstance(encoding, Encoding):
         return encoding
-    if encoding not in _WITH_CENTRES:
-        names = " or ".join(map(repr, _WITH_CENTRES))
-        expected = f"given unless encoding is {names}, which have centres"
-        raise ArgumentError(must_be("num_heads", expected, None))
-    taps = [displacement for _, displacement in geometry.taps()]
-    centres = {_WITH_CENTRES[encoding]: taps}
-    return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
+    if isinstance(encoding, str) and encoding in _WITH_CENTRES:
+        taps = [displacement for _, displacement in geometry.taps()]
+        centres = {_WITH_CENTRES[encoding]: taps}
+        return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
+    if isinstance(encoding, str) and encoding not in ENCODINGS:
+        raise UnknownNameError("encoding", encoding, ENCODINGS)
+    names = ", ".join(_WITH_CENTRES)
+    expected = f"given unless the encoding has centres ({names})"
+    raise ArgumentError(must_be("num_heads", expected, None))
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
