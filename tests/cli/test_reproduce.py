@@ -7,6 +7,7 @@ from tests.cli.command import run
 from tests.lab.run_cases import make_run
 
 from convattn.lab.reproduction import TARGETS, Reproduction
+from convattn.provenance import RunRecord
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +46,23 @@ def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, ca
     assert (tmp_path / "reproduce-all" / "reproduction.json").read_text() == "precious"
 
 
-def test_a_table_with_missing_rows_says_how_many_and_what_makes_each(runs, tmp_path, capsys):
+def test_a_table_with_missing_rows_says_how_many_and_how_long_they_take(runs, tmp_path, capsys):
     assert run(f"reproduce table1 --runs {runs} --scale small") == 1
     printed = capsys.readouterr().out
     count = len(TARGETS["table1"].recipes)
     line = f"table1: made without {count - 1} of {count} recipes; missing resnet18, "
     assert re.search(f"^{line}", printed, flags=re.MULTILINE)
-    listed = printed.partition("missing runs; each of these makes a row:\n")[2].splitlines()
-    assert listed[0].startswith("  convattn train resnet18 --scale small -o ")
+    listed = (
+        r"missing runs: resnet18, .*; --train trains them, about \d+\.\d hours on this processor$"
+    )
+    assert re.search(listed, printed, flags=re.MULTILINE)
 
 
-def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
+def test_nothing_made_is_exit_code_1(runs, tmp_path, capsys):
     assert run(f"reproduce fig5 --runs {runs} --scale small") == 1
     out = capsys.readouterr().out
-    assert f"convattn train sa-learned --scale small -o {runs}/sa-learned-0\n" in out
-    assert out.endswith("nothing was made\n")
+    assert "fig5: not made; missing sa-learned\n" in out
+    assert "missing runs: sa-learned; --train trains them, about " in out
     assert not list(tmp_path.iterdir())
 
 
@@ -69,7 +72,7 @@ def test_nothing_made_is_exit_code_1_with_the_command(runs, tmp_path, capsys):
         ("fig1 --runs .", "unknown target 'fig1'"),
         ("fig3 --runs . --scale huge", "unknown scale 'huge'"),
         ("fig3 --runs nowhere", "runs must be a folder that exists, but is 'nowhere'"),
-        ("fig3", "--runs"),
+        ("fig3", "runs must be a folder that exists, but is 'runs'"),
     ],
 )
 def test_mistakes_are_exit_code_2(arguments, message, capsys):
@@ -85,3 +88,16 @@ def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monk
         capsys.readouterr().err,
     )
     assert not (tmp_path / "made").exists()
+
+
+def test_what_is_missing_is_trained_at_scale_tiny_and_shown(tmp_path, capsys):
+    """From nothing: the pruned network starts from the generalised one, which is trained first."""
+    assert run("reproduce fig13 --scale tiny") == 0
+    out, err = capsys.readouterr()
+    assert "fig13: made\n" in out
+    names = ["sa-quadratic-generalized-pruned-tiny-0", "sa-quadratic-generalized-tiny-0"]
+    assert sorted(item.name for item in (tmp_path / "runs").iterdir()) == names
+    trained = [line.split("/")[1] for line in err.splitlines() if line.startswith("training ")]
+    assert trained == names[::-1]
+    first = RunRecord.load(tmp_path / "runs" / names[0] / "record.json")
+    assert first.recipe["start"]["folder"] == f"runs/{names[1]}"

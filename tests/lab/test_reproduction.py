@@ -162,7 +162,7 @@ def test_single_images_are_three_different_ones_and_named(made, runs):
     assert [row["attention"] for row in rows if row["layer"] == 0] == expected
 
 
-def test_nothing_to_make_leaves_no_folder_and_says_what_makes_it(tmp_path):
+def test_nothing_to_make_leaves_no_folder_and_says_what_is_missing(tmp_path):
     runs = tmp_path / "my runs"
     runs.mkdir()
     result = reproduce(["fig5", "fig13"], runs, tmp_path / "out", scale="small", data=tmp_path)
@@ -171,19 +171,11 @@ def test_nothing_to_make_leaves_no_folder_and_says_what_makes_it(tmp_path):
         ("fig5", (), ("sa-learned",)),
         ("fig13", (), ("sa-quadratic-generalized-pruned",)),
     ]
-    learned, whole, pruned = (run.command for run in result.missing)
-    data = f"--scale small --set data.folder={tmp_path}"
-    start = f"--set 'start.folder={runs}/sa-quadratic-generalized-0'"
-    assert learned == f"convattn train sa-learned {data} -o '{runs}/sa-learned-0'"
-    assert (
-        whole
-        == f"convattn train sa-quadratic-generalized {data} -o '{runs}/sa-quadratic-generalized-0'"
-    )
-    assert pruned == (
-        f"convattn train sa-quadratic-generalized-pruned {data} {start} -o '{runs}/sa-quadratic-generalized-pruned-0'"
-    )
+    names = ("sa-learned", "sa-quadratic-generalized", "sa-quadratic-generalized-pruned")
+    assert result.missing == names
+    assert 0 < result.hours < 1000
     assert "fig5: not made; missing sa-learned" in result.summary()
-    assert f"  {learned}" in result.summary()
+    assert f"missing runs: {', '.join(names)}; --train trains them, about " in result.summary()
 
 
 def test_rows_without_runs_say_so(tmp_path):
@@ -196,20 +188,35 @@ def test_rows_without_runs_say_so(tmp_path):
     ] * 2
     text = (tmp_path / "out" / "table1.md").read_text()
     assert text.count("not yet measured") == len(RECIPES) - 1
-    assert "only the rows measured here compare with each other" in text
+    assert "its numbers are not beside these" in text
+    assert "paper (%)" not in text
     assert len(result.missing) == len(RECIPES) - 1
 
 
-def test_command_names_a_folder_that_is_free(runs, tmp_path):
-    unfinished = copy_run(runs, "sa-learned-0", tmp_path)
-    (unfinished / "record.json").unlink()
-    result = reproduce(["fig5"], tmp_path, tmp_path / "out")
-    assert result.unfinished == (str(unfinished),)
-    assert (
-        result.missing[0].command
-        == f"convattn train sa-learned --scale paper -o {tmp_path}/sa-learned-0-2"
-    )
-    assert f"unfinished: {unfinished}" in result.summary()
+def test_what_is_missing_is_trained_with_the_data_and_the_start_that_are_named(
+    runs, tmp_path, monkeypatch
+):
+    """The generalised run is there: the pruned one starts from it. One that was stopped goes on."""
+    folder = tmp_path / "runs"
+    whole = copy_run(runs, "sa-quadratic-generalized-0", folder)
+    stopped = copy_run(runs, "sa-learned-0", folder)
+    (stopped / "record.json").unlink()
+    stopped.rename(folder / "sa-learned-paper-0")
+    begun = {}
+
+    def train(recipe, *, output, resume, tell):
+        begun[recipe.name] = (str(output), resume, recipe.data.folder, recipe.start.folder)
+
+    monkeypatch.setattr("convattn.lab.reproduction.train", train)
+    said = []
+    result = reproduce(["fig5", "fig13"], folder, tmp_path / "out", data=tmp_path, tell=said.append)
+    pruned, place = "sa-quadratic-generalized-pruned", str(tmp_path)
+    assert begun == {
+        "sa-learned": (f"{folder}/sa-learned-paper-0", True, place, None),
+        pruned: (f"{folder}/{pruned}-paper-0", False, place, str(whole)),
+    }
+    assert said == [f"training {output}" for output, *_ in begun.values()]
+    assert result.unfinished == (f"{folder}/sa-learned-paper-0",)
 
 
 def test_damaged_runs_stop_only_what_needs_them(runs, tmp_path):

@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from convattn.errors import ConvAttnError
+from convattn.errors import ConvAttnError, optional_module
 from convattn.lab.runs import Run, RunGroup
-from convattn.lab.tables import markdown_table
 from convattn.models import FlopCount
 from convattn.models.classifier import ImageClassifier
 from convattn.networks import load_network
@@ -121,55 +121,25 @@ def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -
 
 
 def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
-    """Writes the rows as Markdown: accuracies and sizes, then what was run on what."""
-    numbers: dict[str, Sequence[str]] = {
-        "model": [row["model"] for row in rows],
-        "test accuracy (%)": [_accuracy(row) for row in rows],
-        "n": [str(row["n"]) for row in rows],
-        "paper (%)": [_percent(row["paper_accuracy"]) for row in rows],
-        "replication (%)": [_percent(row["replication_accuracy"]) for row in rows],
-        "parameters": [
-            "–" if row["parameters"] is None else f"{row['parameters']:,}" for row in rows
-        ],
-        "paper's parameters": [row["paper_parameters"] or "–" for row in rows],
-        "operations, linear maps": [_operations(row["flops_linear"]) for row in rows],
-        "paper's operations": [row["paper_flops"] or "–" for row in rows],
-        "operations, all": [_operations(row["flops_total"]) for row in rows],
-    }
-    trained = [row for row in rows if row["n"]]
-    runs: dict[str, Sequence[str]] = {
-        "model": [row["model"] for row in trained],
-        "recipe": [f"`{row['recipe']}`" for row in trained],
-        "changed in the recipe": [row["changes"] for row in trained],
-        "seeds": [row["seeds"] for row in trained],
-        "data": [row["data"] for row in trained],
-        "time per run": [_time(row["seconds"]) for row in trained],
-        "hardware": [row["hardware"] for row in trained],
-    }
-    parts = [
-        f"# Table 1, scale {scale}",
-        _columns_table(numbers),
-        _WHAT_IS_COUNTED,
-        *([_FULL_SIZE] if scale != "paper" else []),
-        f"Paper: {PAPER}; one run each. Replication: {REPLICATION}.",
-        "Accuracies on different copies of the data are not comparable.",
-        *(["## Runs", _columns_table(runs)] if trained else []),
-    ]
-    return "\n\n".join(parts) + "\n"
+    """Writes the rows as Markdown: accuracies and sizes, then what was run on what.
 
-
-def _columns_table(columns: Mapping[str, Sequence[str]]) -> str:
-    return markdown_table(list(columns), zip(*columns.values(), strict=True))
-
-
-_WHAT_IS_COUNTED = (
-    "Mean ± standard deviation (with n − 1) over n seeds. Operations are of one forward pass on one image, a "
-    "multiplication and its addition counted as two; the paper counts the linear maps only."
-)
-_FULL_SIZE = (
-    "**The paper's and the replication's numbers are of the full networks on CIFAR-10; the networks here are smaller "
-    "and trained for a shorter time, so that only the rows measured here compare with each other.**"
-)
+    The published numbers, of the full networks on CIFAR-10, stand beside those of scale "paper" alone.
+    """
+    jinja2 = optional_module("jinja2", "jinja2", "train")
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return pages.get_template("table1.md").render(
+        rows=rows,
+        trained=[row for row in rows if row["n"]],
+        scale=scale,
+        paper=PAPER,
+        replication=REPLICATION,
+    )
 
 
 def _flops(run: Run, problems: list[str]) -> FlopCount | None:
@@ -189,26 +159,3 @@ def _flops(run: Run, problems: list[str]) -> FlopCount | None:
 def _hardware(hardware: Mapping[str, str]) -> str:
     threads = f", threads: {hardware['threads']}" if "threads" in hardware else ""
     return f"{hardware.get('accelerator') or hardware.get('processor', 'unknown')}{threads}"
-
-
-def _accuracy(row: Mapping[str, Any]) -> str:
-    if row["accuracy"] is None:
-        return "not yet measured"
-    spread = "" if row["accuracy_std"] is None else f" ± {100 * row['accuracy_std']:.2f}"
-    return f"{100 * row['accuracy']:.2f}{spread}"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.4g}"
-
-
-def _operations(count: int | None) -> str:
-    if count is None:
-        return "–"
-    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.1f} h"

@@ -2,16 +2,17 @@
 
 import json
 import os
-import shlex
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from convattn.errors import (
     ArgumentError,
@@ -21,6 +22,7 @@ from convattn.errors import (
     must_be,
 )
 from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.lab.loop import train
 from convattn.lab.paper_figures import (
     Material,
     make_attention,
@@ -29,17 +31,10 @@ from convattn.lab.paper_figures import (
     make_head_paths,
 )
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
-from convattn.lab.recipe import SCALES
-from convattn.lab.runs import RunGroup, find_runs, group_runs
+from convattn.lab.recipe import SCALES, load_recipe
+from convattn.lab.run_setup import draw_network
+from convattn.lab.runs import RunGroup, RunListing, find_runs, group_runs
 from convattn.record import Record
-
-
-@dataclass(frozen=True)
-class MissingRun:
-    """A missing run that a table or a figure needs."""
-
-    recipe: str  # Its recipe
-    command: str  # What makes it
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,8 @@ class Reproduction(Record):
     targets: tuple[TargetResult, ...]  # The tables and figures
     # Runs whose settings are not their recipe's own, and runs not shown, with the reason
     notes: tuple[str, ...]
-    missing: tuple[MissingRun, ...]  # Missing runs, in an order in which they can be made
+    missing: tuple[str, ...]  # Recipes without a run, in an order in which they can be trained
+    hours: float  # About how long these take on this processor
 
     @property
     def complete(self) -> bool:
@@ -100,10 +96,9 @@ class Reproduction(Record):
         lines += [f"  {note}" for note in self.notes]
         lines += [target.summary() for target in self.targets]
         if self.missing:
-            lines += [
-                "missing runs; each of these makes a row:",
-                *(f"  {run.command}" for run in self.missing),
-            ]
+            names = ", ".join(self.missing)
+            time = f"about {self.hours:,.1f} hours on this processor"
+            lines.append(f"missing runs: {names}; --train trains them, {time}")
         return "\n".join(lines)
 
 
@@ -172,15 +167,19 @@ def reproduce(
     *,
     scale: str = "paper",
     data: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Makes tables and figures from the runs in a folder, and says which runs are missing.
+    """Makes tables and figures from the runs in a folder, and says what is missing, and how long that would take.
 
     Args:
-        targets: Names of `TARGETS`.
+        targets: Names of `TARGETS`, or "all".
         runs: Folder of runs, at most two folders deep.
         output: Folder to make; it appears when all is done, and not at all where no target can be made.
         scale: Scale of the recipes, one of `SCALES`.
-        data: Folder with the files of CIFAR-10, for figures that show images; None takes what the runs name.
+        data: Folder with the files of CIFAR-10, for training and for figures that show images; None takes what the runs
+            name.
+        tell: Where it is given, runs that are missing are trained first, with seed 0, and those that were stopped go
+            on; it is called with a line of text for each run and epoch. The folder of runs is made if it is not there.
 
     Returns:
         The result for each target; saved as ``reproduction.json`` beside the files.
@@ -190,6 +189,8 @@ def reproduce(
         MissingDependencyError: A package that the figures need is not installed.
         UnknownNameError: There is no such target or scale.
     """
+    if "all" in targets:
+        targets = list(TARGETS)
     for kind, names, known in (("target", targets, TARGETS), ("scale", [scale], SCALES)):
         for name in names:
             if name not in known:
@@ -197,19 +198,16 @@ def reproduce(
     if data is not None and not Path(data).is_dir():
         raise ArgumentError(must_be("data", "a folder that exists", str(data)))
     require_new_folder(output, "output")
+    if tell is not None:
+        Path(runs).mkdir(parents=True, exist_ok=True)
+        _train_missing(targets, Path(runs), scale, data, tell)
     found = find_runs(runs)
-    groups = {row.recipe: group_runs(found.finished, row.recipe, scale) for row in TABLE1}
-    groups = {recipe: alike for recipe, alike in groups.items() if alike}
+    groups = _groups(found, scale)
     material = Material(groups, scale, None if data is None else Path(data))
+    missing = _missing(targets, groups)
     can_be_made = any(_has_runs(name, groups) for name in targets)
     with new_folder(output, "output") if can_be_made else nullcontext() as folder:
         results = [_make_target(name, material, folder) for name in targets]
-        missing = {recipe for result in results for recipe in result.missing}
-        missing |= {
-            start
-            for recipe, start in _STARTS_FROM.items()
-            if recipe in missing and start not in groups
-        }
         report = Reproduction(
             runs=str(Path(runs)),
             scale=scale,
@@ -218,15 +216,75 @@ def reproduce(
             unreadable=tuple(f"{folder}: {reason}" for folder, reason in found.unreadable),
             targets=tuple(results),
             notes=_notes(targets, groups),
-            missing=tuple(
-                MissingRun(row.recipe, _command(row.recipe, material, Path(runs)))
-                for row in TABLE1
-                if row.recipe in missing
-            ),
+            missing=missing,
+            hours=_training_hours(missing, scale),
         )
         if folder is not None:
             report.save(folder / "reproduction.json")
     return report
+
+
+def _train_missing(
+    targets: Sequence[str],
+    runs: Path,
+    scale: str,
+    data: str | os.PathLike[str] | None,
+    tell: Callable[[str], None],
+) -> None:
+    """Trains the runs that targets lack, with seed 0."""
+    groups = _groups(find_runs(runs), scale)
+    for name in _missing(targets, groups):
+        changes = {}
+        if data is not None and scale != "tiny":
+            changes["data.folder"] = str(data)
+        start = _STARTS_FROM.get(name)
+        if start is not None:
+            there = groups.get(start)
+            changes["start.folder"] = str(
+                there[0].first.folder if there else _place(runs, start, scale)
+            )
+        place = _place(runs, name, scale)
+        tell(f"training {place}")
+        recipe = load_recipe(name, scale=scale, overrides=changes)
+        train(recipe, output=place, resume=place.exists(), tell=tell)
+
+
+def _place(runs: Path, recipe: str, scale: str) -> Path:
+    """Returns the folder of a run that is trained because it was missing."""
+    return runs / f"{recipe}-{scale}-0"
+
+
+def _training_hours(recipes: Sequence[str], scale: str) -> float:
+    """Estimates the hours of runs on this processor, from a step on few random images each."""
+    seconds = 0.0
+    for name in recipes:
+        recipe = load_recipe(name, scale=scale)
+        shape, count = _IMAGES[recipe.data.name]
+        network, images = draw_network(recipe.model, shape, 10), torch.randn(_FEW, *shape)
+        for _ in range(2):  # the first step loads code
+            start = time.perf_counter()
+            network(images).sum().backward()
+            step = time.perf_counter() - start
+        seconds += step * recipe.training.epochs * count / _FEW
+    return seconds / 3600
+
+
+_FEW = 4
+_IMAGES = {"cifar10": ((3, 32, 32), 50_000), "digits": ((1, 8, 8), 1437)}
+"""Shape and number of the training images of a data set."""
+
+
+def _groups(found: RunListing, scale: str) -> dict[str, list[RunGroup]]:
+    """Groups finished runs of a scale by recipe."""
+    groups = {row.recipe: group_runs(found.finished, row.recipe, scale) for row in TABLE1}
+    return {recipe: alike for recipe, alike in groups.items() if alike}
+
+
+def _missing(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> tuple[str, ...]:
+    """Lists the recipes without a run, and those that they start from, in an order in which they can be trained."""
+    wanted = {recipe for name in targets for recipe in TARGETS[name].recipes}
+    wanted |= {_STARTS_FROM[recipe] for recipe in wanted & _STARTS_FROM.keys() - groups.keys()}
+    return tuple(row.recipe for row in TABLE1 if row.recipe in wanted - groups.keys())
 
 
 def _has_runs(name: str, groups: Mapping[str, Sequence[RunGroup]]) -> bool:
@@ -282,27 +340,3 @@ def _notes(targets: Sequence[str], groups: Mapping[str, Sequence[RunGroup]]) -> 
                 for run in group.repeats
             ]
     return tuple(notes)
-
-
-def _command(recipe: str, material: Material, runs: Path) -> str:
-    """Returns the command that makes a missing run: seed 0, in a new folder."""
-    words = ["convattn", "train", recipe, "--scale", material.scale]
-    if material.folder is not None and material.scale != "tiny":
-        words += ["--set", f"data.folder={material.folder}"]
-    start = _STARTS_FROM.get(recipe)
-    if start is not None:
-        there = material.groups.get(start)
-        words += [
-            "--set",
-            f"start.folder={there[0].first.folder if there else _free(runs / f'{start}-0')}",
-        ]
-    return shlex.join([*words, "-o", str(_free(runs / f"{recipe}-0"))])
-
-
-def _free(folder: Path) -> Path:
-    """Returns the path, or the first of PATH-2, PATH-3, … that does not exist."""
-    names = (
-        folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        for number in count(1)
-    )
-    return next(path for path in names if not path.exists())

@@ -75,23 +75,24 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
     `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are then
     converted to attention.
     """
-    fresh = _draw_network(recipe.model, data)
+    fresh = draw_network(recipe.model, data.image_shape, data.num_classes)
+    if isinstance(fresh, SpeedNet):
+        fresh.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
     network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
     return network if recipe.convert is None else _convert(network, recipe.convert, data)
 
 
-def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
-    channels, rows, cols = data.image_shape
-    options = recipe.to_dict() | {"num_classes": data.num_classes, "in_channels": channels}
+def draw_network(recipe: NetworkRecipe, shape: tuple[int, int, int], classes: int) -> Network:
+    """Draws the network of a recipe, for images of (channels, rows, cols)."""
+    channels, rows, cols = shape
+    options = recipe.to_dict() | {"num_classes": classes, "in_channels": channels}
     del options["kind"]
     if isinstance(recipe, AttentionNetRecipe):
         return AttentionNet(**options, image_size=max(rows, cols))
     if isinstance(recipe, ConvNetRecipe):
         return ConvNet(**options)
     if isinstance(recipe, SpeedNetRecipe):
-        network = SpeedNet(**options)
-        network.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
-        return network
+        return SpeedNet(**options)
     return ResNet(**options)
 
 
