@@ -2,16 +2,14 @@
 
 import pytest
 from playwright.sync_api import expect
-
-from convattn.cli import main
+from tests.cli.command import run
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The address of the page."""
     folder = tmp_path_factory.mktemp("written") / "report"
-    options = ["--limit", "2", "--no-controls", "-o", str(folder)]
-    assert main(["analyze", "convattn:cifar10-small", *options]) == 0
+    assert run(f"analyze convattn:cifar10-small --limit 2 --no-controls -o {folder}") == 0
     return (folder / "index.html").as_uri()
 
 
@@ -39,7 +37,7 @@ def test_the_report_answers_first_and_folds_the_rest(opened, report):
     page = opened(report, width=390, height=844)
     answer = page.locator(".answer")
     expect(answer).to_have_text(
-        "54 of 54 heads are convolutions, on 2 images (the test set of CIFAR-10)."
+        "54 of 54 heads are convolutions: the architecture does it, on 2 images (the test set of CIFAR-10)."
     )
     assert answer.bounding_box()["y"] < 200
     expect(page.locator(".heads td")).to_have_count(54)
