@@ -48,6 +48,9 @@ _MOST = 1 / 4
 """Power of eps. If rounding may change an output by more than this share of its sample's values, little is shown."""
 
 _WHOLE = "the network as a whole"
+_VARIES = (
+    "rounding, random numbers or state kept between runs change its outputs too much to compare"
+)
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that are compared as they print."""
@@ -86,6 +89,8 @@ class NetworkComparison:
     differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
     predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
+    # The first layer that differs, or no difference, where outputs show little; else None
+    layers: Difference | None = None
 
     @property
     def nearest_to_rounding(self) -> Difference:
@@ -108,14 +113,17 @@ class NetworkComparison:
             changed: How many decisions count as changed.
             tolerance: Largest difference that is called close, as a share of its scale; None calls none so.
         """
+        alike = not changed and not self.differing
+        same = exact and self.nearest_to_rounding.share <= 1 and not self.differing
+        if self.layers is not None:
+            if self.layers.share > 1:
+                return "failed" if promised else "different"
+            return "exact" if same else "different"
         if not all(math.isfinite(output.error) for output in self.outputs):
             return "failed"
+        if same or promised:
+            return "exact" if same else "failed"
         farthest = self.farthest
-        if exact and self.nearest_to_rounding.share <= 1 and not self.differing:
-            return "exact"
-        if promised:
-            return "failed"
-        alike = not changed and not self.differing
         if tolerance is not None and farthest.largest > 0 and farthest.relative <= tolerance:
             return "close" if alike else "different"
         return "different"
@@ -182,8 +190,10 @@ def compare_networks(
         summed = _with_convolutions(network, convolutions, summed_otherwise)
         reordered.append(_run(summed, batches).numbers)
     own_shapes = _shapes(plain.numbers)
+    steps = _steps(source, plain.numbers)
     honest = [*of_source, *reordered, high or plain.numbers, convolved or plain.numbers]
     by_layers = any(_shapes(run) != own_shapes for run in honest)
+    by_layers = by_layers or _vary(high or of_source[0], of_source, steps)
     reference = torch.float64
     if high is None or convolved is None or by_layers:
         reference = dtype
@@ -191,8 +201,7 @@ def compare_networks(
         convolved = None
         reordered = [] if to_conv else reordered
     if by_layers:
-        why = f"rounding changes the shapes of its outputs, so they were compared in {_name(dtype)}"
-        notes.append(f"{_WHOLE}: {why}, and the layers beside them")
+        notes.append(f"{_WHOLE}: {_VARIES}, so its layers were compared, in {_name(dtype)}")
         of_source = [run for run in of_source if _shapes(run) == own_shapes]
         reordered = [run for run in reordered if _shapes(run) == own_shapes]
     judged, allowances = compare_outputs(
@@ -201,13 +210,13 @@ def compare_networks(
         convolved,
         source_runs=[_Rounded(run, high) for run in of_source],
         other_runs=[_Rounded(run, convolved or high) for run in reordered],
-        steps=_steps(source, plain.numbers),
+        steps=steps,
         notes=notes,
     )
+    layers = None
     if by_layers:
-        comparable = _shapes(result.numbers) == own_shapes
-        judged = _judge_layers(source, rounded, other, batches[0], judged, comparable=comparable)
-    if not to_conv and not all(output.same for output in judged):
+        layers = _judge_layers(source, rounded, other, arguments.batches(4)[0])
+    if not (to_conv or by_layers) and not all(output.same for output in judged):
         notes.append(
             f"{_WHOLE}: with its convolutions as they were read, it computes something else"
         )
@@ -222,6 +231,7 @@ def compare_networks(
         differing=tuple(differing),
         predictions=_predictions(plain.numbers, result.numbers, labels, allowances),
         not_covered=(*notes, *uncompared),
+        layers=layers,
     )
 
 
@@ -379,11 +389,19 @@ def compare_outputs(
         judged += [one._replace(same=one.same and agrees) for one in both]
         if not all(torch.isfinite(x).all() for x in (allowed, exact[~saturated(exact)])):
             notes.append(f"{_WHOLE}: its outputs are not finite")
-        elif (allowed > step**_MOST * sample_scales(exact)).any():
-            why = "rounding, random numbers or state kept between runs change its outputs too much to compare"
-            notes.append(f"{_WHOLE}: {why}")
         allowances.append(allowed)
     return judged, allowances
+
+
+def _vary(high: Sequence[Tensor], runs: Sequence[Sequence[Tensor]], steps: Sequence[float]) -> bool:
+    """Tells whether runs differ by so much more than rounding that outputs show little."""
+    for i, (exact, step) in enumerate(zip(high, steps, strict=True)):
+        roundings = Roundings(exact.double())
+        for run in runs:
+            roundings.add(run[i])
+        if (roundings.allowed(step) > step**_MOST * sample_scales(exact)).any():
+            return True
+    return False
 
 
 def _narrowest(outputs: Sequence[Tensor]) -> torch.dtype:
@@ -453,18 +471,11 @@ def _share_of_labels(predicted: Tensor, labels: Tensor | None) -> float | None:
 
 
 def _judge_layers(
-    source: nn.Module,
-    rounded: Sequence[nn.Module],
-    other: nn.Module,
-    images: Arguments,
-    outputs: list[Difference],
-    *,
-    comparable: bool,
-) -> list[Difference]:
-    """Judges two networks by their layers, and by their outputs if these have the same shapes."""
+    source: nn.Module, rounded: Sequence[nn.Module], other: nn.Module, images: Arguments
+) -> Difference:
+    """Judges two networks by their layers: returns the first that is outside its tolerance, or no difference."""
     _, first = compare_layers(source, rounded, images, lambda _: layer_outputs(other, images)[0])
-    judged = outputs if comparable else []
-    return [*judged, Difference(0.0, 0.0, 0.0) if first is None else first.apart]
+    return Difference(0.0, 0.0, 0.0) if first is None else first.apart
 
 
 class LayerApart(NamedTuple):
@@ -510,7 +521,9 @@ def compare_layers(
     apart = {}
     for name, step in steps.items():
         allowed = _FARTHER * roundings[name].allowed(step)
-        apart[name] = differences(values[name], high[name], allowed)[0]
+        one = differences(values[name], high[name], allowed)[0]
+        if one.same:
+            apart[name] = one
     for name, one in apart.items():
         parent = name.rpartition(".")[0]
         after = [apart[taker].share <= 1 for taker in takers.get(name, [parent]) if taker in apart]

@@ -58,7 +58,11 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         raise ArgumentError(must_be_a("model", "an nn.Module", model))
     if images is None:
         raise ArgumentError(
-            must_be_a("images", "a tensor, a tuple of arguments or a mapping of them", images)
+            must_be_a(
+                "images",
+                "a tensor, a list of them, a tuple of arguments or a mapping of them",
+                images,
+            )
         )
     arguments = read_arguments(model, images)
     shapes = input_shapes(model, arguments, _freezable(model))

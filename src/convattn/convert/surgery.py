@@ -23,8 +23,8 @@ from convattn.functional.torch_modes import without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
 
-Images = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""What a network runs on: images, or a tuple or mapping of its arguments."""
+Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
+"""What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
 
 _CALLS = (
     "_forward_hooks",
@@ -299,10 +299,10 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
         arguments = Arguments((), images, "the arguments given")
     elif isinstance(images, tuple):
         arguments = Arguments(images, {}, "the images given")
-    elif isinstance(images, Tensor):
+    elif isinstance(images, Tensor | list):
         arguments = Arguments((images,), {}, "the images given")
     else:
-        expectation = "a tensor, a tuple of arguments or a mapping of them"
+        expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
         raise ArgumentError(must_be_a("images", expectation, images))
     held = list(tensors(images, as_real=False))
     if any(tensor.is_meta for tensor in held):

@@ -79,7 +79,7 @@ def test_a_network_that_rounding_moves_too_far_is_not_passed():
     _, certificate = attempt(Chaotic(conv()), images(2, 3, 7, 9))
     assert not certificate.passed
     assert certificate.rounding > certificate.largest
-    assert TOO_FAR in certificate.not_covered
+    assert any(item.startswith(TOO_FAR) for item in certificate.not_covered)
 
 
 def test_a_network_that_looks_at_its_layers_is_refused():

@@ -155,6 +155,6 @@ def test_arguments_of_other_kinds():
         ):
             attention_to_conv(3)
         with pytest.raises(
-            ArgumentError, match=r"images must be a tensor, a tuple .*, but is of type str"
+            ArgumentError, match=r"images must be a tensor, .*a tuple .*, but is of type str"
         ):
             network_to_conv(attention, images="dog")
