@@ -151,7 +151,7 @@ FAULTS = [
             "feature_channels",
             result_off,
         ),
-        ("values", "W_out off", NARROW, "functional.separable", "combine_heads", argument_off(1)),
+        ("values", "W_out off", NARROW, "functional.reference", "combine_heads", argument_off(1)),
         ("values", "softmax leaks", NARROW, "functional.plan", "position_weights", leak),
         (
             "conv_to_attention",

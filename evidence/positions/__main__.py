@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.measure import make_call, time_rounds
-from convattn import Content, RelativeAttention2d
+from convattn import Content, LearnedAxial, RelativeAttention2d
 from convattn.functional import displacement_scores
 from convattn.grid import Axis
 
@@ -56,7 +56,7 @@ class Tokens(nn.Module):
 
 def contenders(width: int, size: int) -> dict[str, nn.Module]:
     """Returns what is timed, by name; plain attention first."""
-    from timm.layers import RelPosBias
+    from timm.layers.pos_embed_rel import RelPosBias
     from timm.models.vision_transformer_relpos import RelPosAttention
 
     channels = HEADS * width
@@ -68,9 +68,9 @@ def contenders(width: int, size: int) -> dict[str, nn.Module]:
         )
 
     axes = [Axis(range(size), size)] * 2
-    encoding = layer("learned_axial").encoding
-    mask = displacement_scores(encoding.table(axes), axes).detach()
-    bias = RelPosBias(window_size=(size, size), num_heads=HEADS)
+    mask = displacement_scores(LearnedAxial(HEADS, 2).table(axes), axes).detach()
+    timm_attention = RelPosAttention(channels, HEADS)
+    timm_attention.rel_pos = RelPosBias(window_size=(size, size), num_heads=HEADS)
     alone = Content(position=False, content_bias=False)
     return {
         "plain": Plain(width),
@@ -82,15 +82,13 @@ def contenders(width: int, size: int) -> dict[str, nn.Module]:
         "explicit formula, learned axial": layer("learned_axial", "reference"),
         "torch, fixed mask": Plain(width, mask[None]),
         "torch, mask that learns": Plain(width, nn.Parameter(mask[None])),
-        "timm, RelPosAttention": Tokens(
-            RelPosAttention(channels, HEADS, rel_pos_cls=lambda **_: bias)
-        ),
+        "timm, RelPosAttention": Tokens(timm_attention),
     }
 
 
 def main() -> None:
     """Prints a table of ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Times layers with relative positions.")
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()

@@ -210,7 +210,7 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "layers.content_scores:feature_channels",
+        "functional.positions:feature_channels",
         of_result(halved),
     ),
     Fault(
@@ -224,7 +224,7 @@ VALUES = [
         "values",
         "W_out in half precision",
         NARROW,
-        "functional.separable:combine_heads",
+        "functional.reference:combine_heads",
         of_argument(1, halved),
     ),
     Fault(
@@ -337,7 +337,7 @@ GRADIENTS = [
         "values",
         "one head without gradient",
         NARROW,
-        "functional.separable:combine_heads",
+        "functional.reference:combine_heads",
         of_argument(1, last_without_gradient),
         "values.output",
     ),
@@ -374,7 +374,7 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "layers.content_scores:score_channels",
+            "functional.positions:score_channels",
             of_result(of_bfloat16),
         ),
         (

@@ -1,8 +1,9 @@
 """Attention by torch's fused kernel, `scaled_dot_product_attention`, right wherever the kernel is not.
 
-The kernel needs no memory for weights of every query and key. On a CPU it is taken only if queries, keys and values
-have one width, and a mask no gradient; it has no second derivatives, and with dropout none of its speed. For these the
-weights are computed explicitly: some images or some queries at a time, and again in the backward pass.
+The kernel needs no memory for weights of every query and key. On a CPU it wants queries, keys and values of one width,
+and a mask without gradient; it has no second derivatives, and with dropout none of its speed. For these, and for values
+wider than queries, weights are computed explicitly: for some images or queries at a time, and again in the backward
+pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from convattn.functional.reference import attention_weights
+from convattn.functional.reference import attention_weights, displacement_places
 from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
-from convattn.functional.workspace import chunks
+from convattn.grid import Axis
 
 PIECE_BYTES = 1 << 22
-"""Bytes of scores and weights that are in memory at a time if weights are computed explicitly: a step of six heads of
-width 32 takes 1.2 to 1.3 times as long with 32 MiB and 1.7 to 2 times with 1 MiB (14 x 14 to 38 x 38, one core)."""
+"""Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
 
 
 class Mask(NamedTuple):
@@ -30,6 +30,28 @@ class Mask(NamedTuple):
     # some images, some queries → scores, (images or one, heads, queries, keys)
     scores: Callable[[slice, slice], Tensor]
     numbers: int  # that are in memory for each head and query while they are computed
+
+
+def displacement_mask(
+    query: Float[Tensor, "images heads queries width"],
+    axes: Sequence[Axis],
+    scores: Sequence[Float[Tensor, "heads _"]],
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
+) -> Mask:
+    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing, from tables of all displacements, flattened."""
+
+    def added(images: slice, queries: slice) -> Tensor:
+        numbers = torch.arange(query.shape[2], device=query.device)[queries]
+        places = displacement_places(axes, numbers)
+        total = query.new_zeros(())
+        for table in scores:
+            total = total + table[:, places]
+        for table in features:
+            seen = query[images, :, queries] @ table.mT
+            total = total + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
+        return total
+
+    return Mask(added, sum(table.shape[1] for table in features))
 
 
 def fused_attention(
@@ -52,20 +74,21 @@ def fused_attention(
         Means of the values. Derivatives of any order flow to everything; above the first they take the memory of all
         weights.
     """
-    value = value.expand(-1, query.shape[1], -1, -1)
     inner = value.shape[-1]
+    # zeros appended to queries and keys would take longer than all weights of some queries
+    widened = query.device.type == "cpu" and inner > query.shape[-1]
     if torch.compiler.is_compiling():
         every = slice(None)
         bias = None if mask is None else mask.scores(every, every)
-        return _of_kernel(*_one_width(query, key, value), bias, dropout)[..., :inner]
+        query, key, value = _one_width(query, key, value)
+        return _of_kernel(query, key, value, bias, dropout)[..., :inner]
     if needs_own_operations(query, key, value):
         return _in_pieces(query, key, value, mask, dropout, again=False)
-    if mask is not None or dropout:
+    if mask is not None or dropout or widened:
         return _in_pieces(query, key, value, mask, dropout, again=torch.is_grad_enabled())
-    equal = _one_width(query, key, value)
-    if not torch.is_grad_enabled():
-        return _of_kernel(*equal)[..., :inner]
-    return _Fused.apply(*equal)[..., :inner]
+    query, key, value = _one_width(query, key, value)
+    compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
+    return compute(query, key, value)[..., :inner]
 
 
 def _one_width(*tensors: Tensor) -> list[Tensor]:
@@ -83,6 +106,7 @@ def _one_width(*tensors: Tensor) -> list[Tensor]:
 def _of_kernel(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0
 ) -> Float[Tensor, "images heads queries inner"]:
+    value = value.expand(-1, query.shape[1], -1, -1)
     return functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0)
 
 
@@ -112,8 +136,8 @@ class _Fused(torch.autograd.Function):
 def _with_graph(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
     with torch.enable_grad():
-        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
-        return leaves, _of_kernel(*leaves)
+        query, key, value = [tensor.detach().requires_grad_() for tensor in inputs]
+        return [query, key, value], _of_kernel(query, key, value)
 
 
 def _explicit(
@@ -128,7 +152,10 @@ def _explicit(
     if mask is not None:
         scores = scores + mask()
     weights = attention_weights(scores)
-    return functional.dropout(weights, dropout, training=dropout > 0) @ value
+    weights = functional.dropout(weights, dropout, training=dropout > 0)
+    if value.shape[1] > 1:
+        return weights @ value
+    return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
 
 
 def _in_pieces(
@@ -141,7 +168,7 @@ def _in_pieces(
     again: bool,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes explicitly, for as many images, or queries of one image, as fit the memory."""
-    images, heads, queries, _ = query.shape
+    heads, queries = query.shape[1:3]
     numbers = 2 * key.shape[2]
     if mask is not None:
         numbers += mask.numbers
@@ -149,12 +176,17 @@ def _in_pieces(
     rows = max(1, PIECE_BYTES // of_query)
     at_once = max(1, rows // max(1, queries))
     parts = []
-    for some_images in chunks(max(images, 1), at_once):
-        own_key, own_value = key[some_images], value[some_images]
+    # split, unlike a slice, has a gradient that is not filled with zeros
+    batches = zip(*(tensor.split(at_once) for tensor in (query, key, value)), strict=True)
+    for number, (own_query, own_key, own_value) in enumerate(batches):
         columns = []
-        for some in chunks(queries, rows):
-            added = None if mask is None else partial(mask.scores, some_images, some)
-            arguments = (query[some_images, :, some], own_key, own_value, added, dropout)
+        some_images = slice(number * at_once, (number + 1) * at_once)
+        for place, some_queries in enumerate(own_query.split(rows, dim=2)):
+            added = None
+            if mask is not None:
+                some = slice(place * rows, (place + 1) * rows)
+                added = partial(mask.scores, some_images, some)
+            arguments = (some_queries, own_key, own_value, added, dropout)
             if again:
                 mixed = checkpoint(
                     _explicit, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0

@@ -244,7 +244,7 @@ class ExplicitPath(Path):
             weights = [nn.functional.dropout(weight, self.dropout) for weight in weights]
         if self.order == "values":
             weights = [weight.to(keys.dtype) for weight in weights]
-            y = values_first_attention(weights, keys, maps.value, maps.output, maps.groups)
+            y = values_first_attention(weights, keys, maps)
         else:
             y = separable_attention(weights, keys, maps.whole(), maps.groups)
         return add_bias(y.view(*y.shape[:2], *self.work.sizes), bias)

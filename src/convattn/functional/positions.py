@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.encodings.encoding import compute_parameters
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
@@ -54,6 +54,16 @@ def _appended(tokens: Tensor, channels: Tensor) -> Float[Tensor, "images heads t
     channels = functional.pad(channels, (0, 0, first, 0))
     return torch.cat([tokens, channels.expand(*tokens.shape[:-1], -1)], dim=-1)
 
+
+FORMS = {
+    "one-hot": "a channel for each key along each axis",
+    "quadratic": "n + 1 channels",
+    "mask": "a mask",
+}
+"""How scores of displacements reach a kernel."""
+
+_WIDEST = 128
+"""Most one-hot channels of a sequence: beyond, explicit weights take less time than wide queries."""
 
 _LEAST = 1 / 4
 """Share of the range of a dtype within which scores are kept: a key of score −∞ would make 0 · ∞ in the product."""
@@ -193,16 +203,40 @@ def second_degree(
     return -sharpness, 2 * sharpness[:, None] * encoding.centres.to(device, dtype)
 
 
+def position_form(encoding: Encoding, axes: Sequence[Axis]) -> str:
+    """Returns "one-hot" or "mask", by what takes less time."""
+    # the kernel's gradient leaves rounding where weights are exactly 0 and 1
+    if not encoding.axis_additive or isinstance(encoding, Shift):
+        return "mask"
+    wide = position_width("one-hot", axes) > _WIDEST
+    several = [axis for axis in axes if axis.keys > 1]
+    return "mask" if wide and len(several) < 2 else "one-hot"
+
+
 def position_width(form: str, axes: Sequence[Axis]) -> int:
-    """Returns the number of channels of a form of scores, "one-hot" or "quadratic"."""
-    if form == "quadratic":
-        return len(axes) + 1
-    return sum(axis.keys for axis in axes)
+    """Returns the number of channels of a form, one of `FORMS`."""
+    widths = {"one-hot": sum(axis.keys for axis in axes), "quadratic": len(axes) + 1}
+    return widths.get(form, 0)
 
 
 def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:
     """Returns queries and keys along each axis; a number stands for as many pixels, which are both."""
     return tuple(Axis(range(axis), axis) if isinstance(axis, int) else axis for axis in axes)
+
+
+def one_hot_channels(
+    query: Float[Tensor, "images heads queries width"],
+    axes: Sequence[Axis],
+    scores: Sequence[Float[Tensor, "heads _"]],
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
+) -> Channels:
+    """Returns the channels of s_h(δ) + q·r_δ, of which one may be missing, from tables of each axis's displacements."""
+    own = query.new_zeros(())
+    if scores:
+        own = score_channels(scores, axes)
+    if features:
+        own = own + feature_channels(query, features, axes)
+    return Channels(own, one_hot(axes, query.dtype, query.device))
 
 
 def score_channels(

@@ -328,6 +328,14 @@ class HeadMaps(NamedTuple):
         values = einsum(pixels, blocks, f"{pattern} -> batch heads keys groups inner")
         return values.flatten(3)
 
+    def combine(
+        self, means: Float[Tensor, "batch heads inner *queries"]
+    ) -> Float[Tensor, "batch outputs *queries"]:
+        """Sums means of `values` over heads, after W_out if there is one."""
+        if self.output is not None:
+            return combine_heads(means, self.output, self.groups)
+        return means.sum(1, dtype=torch.promote_types(means.dtype, torch.float32)).to(means.dtype)
+
     def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""
         if self.output is None:

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.fused import Mask, fused_attention
+from convattn.functional.fused import displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
-    feature_channels,
-    one_hot,
-    score_channels,
+    one_hot_channels,
     second_degree,
     second_degree_error,
     second_degree_key,
@@ -106,7 +104,11 @@ class ContentScores(nn.Module):
         query = self._heads(self.query, query_pixels(keys, axes))
         key = self._heads(self.key, keys)
         with without_autocast(keys.device):
-            position = self._positions(axes, encoding, query) if self.uses_position else None
+            position = None
+            if self.uses_position:
+                wide = query.to(torch.promote_types(query.dtype, torch.float32))
+                _, (table,) = self._tables(axes, encoding, wide, by_axis=False, adds_score=False)
+                position = table[:, displacement_places(axes, torch.arange(query.shape[2]))]
             return content_scores(query, key, position, self.content_bias)
 
     def attend(
@@ -144,36 +146,61 @@ class ContentScores(nn.Module):
             query, key, mask = unbiased, key.to(wide), None
             if self.content_bias is not None:
                 query = query + scale * self.content_bias.to(wide)[:, None]
-            scoring = encoding if adds_score else None
-            if form == "mask":
-                mask = self._mask(axes, encoding, scoring, unbiased)
+            if form == "quadratic":
+                channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
+                query, key = channels.append(query, key)
             elif adds_score or self.uses_position:
-                of_queries = self._one_hot if form == "one-hot" else self._second_degree
-                query, key = of_queries(axes, encoding, scoring, unbiased).append(query, key)
+                by_axis = form == "one-hot"
+                terms = self._tables(
+                    axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
+                )
+                if by_axis:
+                    channels = one_hot_channels(unbiased, axes, *terms)
+                    query, key = channels.append(query, key)
+                else:
+                    mask = displacement_mask(unbiased, axes, *terms)
             return fused_attention(query, key, value.to(wide), mask, dropout)
 
-    def _one_hot(
-        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
-    ) -> Channels:
-        """Returns a channel for each key along each axis."""
-        own = query.new_zeros(())
-        if isinstance(scoring, AxisAdditiveEncoding):
-            tables = scoring.axis_tables(axes, query.dtype, query.device)
-            own = score_channels(tables, axes)
-        if self.uses_position:
+    def _tables(
+        self,
+        axes: Sequence[Axis],
+        encoding: Encoding,
+        like: Tensor,
+        *,
+        by_axis: bool,
+        adds_score: bool,
+    ) -> tuple[list[Float[Tensor, "heads _"]], list[Float[Tensor, "heads_or_one _ width"]]]:
+        """Returns scores and Ŵr_δ of displacements, one table for each axis or one of all; none of terms left out."""
+        dtype, device = like.dtype, like.device
+        scores, features = [], []
+        if by_axis:
             assert isinstance(encoding, AxisAdditiveEncoding)
-            features = encoding.axis_features(axes, query.dtype, query.device)
-            own = own + feature_channels(query, self._projected(features), axes)
-        return Channels(own, one_hot(axes, query.dtype, query.device))
+            if adds_score:
+                scores = encoding.axis_tables(axes, dtype, device)
+            if self.uses_position:
+                features = encoding.axis_features(axes, dtype, device)
+        else:
+            if adds_score:
+                scores = [encoding.table(axes, dtype, device).flatten(1)]
+            if self.uses_position:
+                encoding.require_axes(axes)
+                along = [axis.displacements(device).to(dtype) for axis in axes]
+                grids = torch.meshgrid(*along, indexing="ij")
+                features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
+        if self.position is None:
+            return scores, [table[None] for table in features]
+        matrices = self.position.to(dtype)
+        return scores, [table @ matrices.mT for table in features]
 
     def _second_degree(
-        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
+        self, axes: Sequence[Axis], encoding: Encoding, query: Tensor, *, adds_score: bool
     ) -> Channels:
         """Returns n + 1 channels of quadratic scores."""
         encoding.require_axes(axes)
         square = linear = query.new_zeros(())
-        if isinstance(scoring, Quadratic):
-            square, linear = second_degree(scoring, query.dtype, query.device)
+        if adds_score:
+            assert isinstance(encoding, Quadratic)
+            square, linear = second_degree(encoding, query.dtype, query.device)
             square, linear = square[:, None], linear[:, None]
         if self.uses_position:
             seen = query
@@ -190,52 +217,14 @@ class ContentScores(nn.Module):
         square, linear = second_degree(encoding, torch.float64)
         square, linear = adds_score * square.abs(), adds_score * linear.abs()
         if self.uses_position:
-            weight = self.query.weight.double().unflatten(0, (self.num_heads, -1))
-            bias = weight.new_zeros(self.num_heads, self.key_width)
+            largest = self.query.weight.double().abs().sum(-1)
             if self.query.bias is not None:
-                bias = self.query.bias.double().view_as(bias)
-            affine = torch.cat([weight, bias[..., None]], dim=-1)
+                largest = largest + self.query.bias.double().abs()
+            largest = largest.view(self.num_heads, -1, 1) * self.key_width**-0.5
             if self.position is not None:
-                affine = self.position.double().mT @ affine
-            largest = affine.abs().sum(-1) * self.key_width**-0.5
-            square, linear = square + largest[:, 0], linear + largest[:, 1:]
+                largest = self.position.double().abs().mT @ largest
+            square, linear = square + largest[:, 0, 0], linear + largest[:, 1:, 0]
         return second_degree_error(square, linear, axes, dtype, self.key_width)
-
-    def _mask(
-        self, axes: Sequence[Axis], encoding: Encoding, scoring: Encoding | None, query: Tensor
-    ) -> Mask | None:
-        """Returns a function that looks up the scores of displacements for some queries."""
-        table = features = None
-        if scoring is not None:
-            table = scoring.table(axes, query.dtype, query.device).flatten(1)
-        if self.uses_position:
-            along = [axis.displacements(query.device).to(query.dtype) for axis in axes]
-            grids = torch.meshgrid(*along, indexing="ij")
-            displacements = torch.stack(grids, dim=-1).flatten(0, -2)
-            (features,) = self._projected([encoding.features(displacements)])
-        if table is None and features is None:
-            return None
-
-        def scores_of(images: slice, queries: slice) -> Tensor:
-            numbers = torch.arange(query.shape[2], device=query.device)[queries]
-            places = displacement_places(axes, numbers)
-            scores = query.new_zeros(()) if table is None else table[:, places]
-            if features is None:
-                return scores
-            seen = query[images, :, queries] @ features.mT
-            return scores + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
-
-        numbers = 0 if features is None else features.shape[1]
-        return Mask(scores_of, numbers)
-
-    def _projected(
-        self, features: Sequence[Float[Tensor, "displacements features"]]
-    ) -> list[Float[Tensor, "heads_or_one displacements width"]]:
-        """Returns Ŵr_δ of each head, or r_δ for all heads."""
-        if self.position is None:
-            return [table[None] for table in features]
-        pattern = "heads width features, displacements features -> heads displacements width"
-        return [einsum(self.position.to(table.dtype), table, pattern) for table in features]
 
     def _heads(
         self, linear: nn.Linear, pixels: Tensor
@@ -246,18 +235,3 @@ class ContentScores(nn.Module):
             "images pixels (heads width) -> images heads pixels width",
             heads=self.num_heads,
         )
-
-    def _positions(
-        self, axes: Sequence[Axis], encoding: Encoding, query: Tensor
-    ) -> Float[Tensor, "heads_or_one queries keys width"]:
-        """Returns Ŵr_δ for every query and key."""
-        encoding.require_axes(axes)
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        along = [axis.displacements(query.device).to(dtype) for axis in axes]
-        table = torch.stack(torch.meshgrid(*along, indexing="ij"), dim=-1).flatten(0, -2)
-        numbers = torch.arange(query.shape[2], device=query.device)
-        features = encoding.features(table[displacement_places(axes, numbers)])
-        if self.position is None:
-            return features[None]
-        pattern = "heads width features, queries keys features -> heads queries keys width"
-        return einsum(self.position.to(dtype), features, pattern)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import Encoding, Shift
+from convattn.encodings import Encoding
 from convattn.functional import (
     Cost,
     HeadMaps,
@@ -24,13 +24,10 @@ from convattn.functional import (
 )
 from convattn.functional.fused import PIECE_BYTES
 from convattn.functional.plan import REQUESTED, explicit_flops
-from convattn.functional.positions import position_width
+from convattn.functional.positions import FORMS, position_form, position_width
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.layers.content_scores import ContentScores
-
-_WIDEST = 128
-"""Most one-hot channels of a sequence: beyond, the means of explicit weights take less time than wide queries."""
 
 
 def weights_by_definition(
@@ -108,26 +105,19 @@ class ContentPath(_LayerPath):
     """Content scores by a fused kernel; with a gate, beside the attention of position on a path of its own."""
 
     content: ContentScores
-    form: str  # how scores of displacements reach the kernel, "one-hot", "quadratic" or "mask"
+    form: str  # how scores of displacements reach the kernel: one of `FORMS`
     position: Path | None  # attention of positions alone, if a gate mixes it in
 
     def cost(self) -> Cost:
         """Counts queries, keys and values of all images, and what the kernel does."""
-        work, content = self.work, self.content
-        channels = 0
-        if self.form != "mask":
-            channels = position_width(self.form, work.axes)
-        width = content.key_width + channels
-        inner = work.channels if self.order == "weights" else work.inner
-        widest = max(width, inner)
-        numbers = work.batch * work.heads * (work.queries + 2 * work.keys) * widest
-        memory = numbers * work.softmax_dtype.itemsize
-        if self.form == "mask" or self.dropout:
-            memory += PIECE_BYTES
+        work = self.work
+        width = self.content.key_width + position_width(self.form, work.axes)
+        pixels = work.batch * work.heads * (work.queries + 2 * work.keys)
+        memory = pixels * max(width, work.channels) * work.softmax_dtype.itemsize + PIECE_BYTES
         flops = _content_flops(work, width, 0)
         if self.position is not None:
             position = self.position.cost()
-            flops, memory = flops + position.flops, max(memory, position.bytes)
+            flops, memory = flops + position.flops, memory + position.bytes
         return Cost(flops, memory)
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
@@ -148,10 +138,8 @@ class ContentPath(_LayerPath):
         mixed = mixed.mT.to(keys.dtype)
         if self.order == "weights":
             y = combine_heads(mixed, own.whole(), maps.groups)
-        elif own.output is None:
-            y = mixed.sum(1)
         else:
-            y = combine_heads(mixed, own.output, maps.groups)
+            y = own.combine(mixed)
         y = add_bias(y.view(*y.shape[:2], *work.sizes), bias)
         if self.position is None or share is None:
             return y
@@ -180,39 +168,18 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
         The path.
     """
     work, encoding, content = options["work"], options["encoding"], options["content"]
-    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
     leak = 0.0 if position is None else position.leak
-    needs_position = position is None or content.uses_position
-    form = _form(encoding, work)
-    if impl == "quadratic" and needs_position:
-        form = "quadratic"
-        leak += content.rounding(
-            encoding, work.axes, work.softmax_dtype, adds_score=position is None
-        )
-    order = "values" if work.inner < work.channels else "weights"
-    if needs_position:
-        reason = f"{reason}; scores of displacements are {_words(form, work)}"
+    form = position_form(encoding, work.axes)
+    if impl == "quadratic":
+        form, adds_score = impl, position is None
+        leak += content.rounding(encoding, work.axes, work.softmax_dtype, adds_score=adds_score)
+    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
     return ContentPath(
         name="content",
-        reason=reason,
-        order=order,
+        reason=f"{reason}; scores of displacements as {FORMS[form]}",
+        order="values" if work.inner < work.channels else "weights",
         leak=leak,
         form=form,
         position=position,
         **options,
     )
-
-
-def _form(encoding: Encoding, work: Work) -> str:
-    """Returns "one-hot" if scores are few channels, or "mask"."""
-    # the kernel's gradient leaves rounding where weights are exactly 0 and 1
-    if not encoding.axis_additive or isinstance(encoding, Shift):
-        return "mask"
-    long = work.line is not None and position_width("one-hot", work.axes) > _WIDEST
-    return "mask" if long else "one-hot"
-
-
-def _words(form: str, work: Work) -> str:
-    if form == "mask":
-        return "a mask"
-    return f"{position_width(form, work.axes)} channels ({form})"
