@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -189,8 +189,10 @@ class ContentScores(nn.Module):
                 features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
         if self.position is None:
             return scores, [table[None] for table in features]
+        # torch.matmul would sum in another order without gradients
+        pattern = "heads width features, displacements features -> heads displacements width"
         matrices = self.position.to(dtype)
-        return scores, [table @ matrices.mT for table in features]
+        return scores, [einsum(matrices, table, pattern) for table in features]
 
     def _second_degree(
         self, axes: Sequence[Axis], encoding: Encoding, query: Tensor, *, adds_score: bool
