@@ -235,7 +235,9 @@ def test_a_difference_is_said_with_its_size_decisions_and_layers():
     certificate = to_attention("unsure", sharpness=3.0)
     first, *lines = certificate.summary().splitlines()
     assert certificate.top1_changed > 0
-    size = f"by {certificate.measured_error / certificate.largest:.2g} of the largest output"
+    size = (
+        f"by {certificate.measured_error / certificate.largest:.2g} of its channel's largest output"
+    )
     assert (
         f"different ({size}, {certificate.top1_changed} of 16 decisions changed, 2 layers" in first
     )

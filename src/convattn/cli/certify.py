@@ -41,8 +41,8 @@ def certify(  # noqa: PLR0913 - the options of the command
         runtime: What runs a file. Default: onnxruntime for .onnx, openvino for .xml.
         option: KEY=VALUE, a property for OpenVINO, for instance INFERENCE_PRECISION_HINT=bf16, or an argument of ONNX
             Runtime's session; the value is JSON or text. May be given more than once. Default: on the CPU, in float32.
-        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output; it needs images that
-            are not random. Default: 0.01.
+        tolerance: Largest difference to call close, as a share in (0, 1) of its channel's largest output; it needs
+            images that are not random. Default: 0.01.
         exact: Call nothing close.
         json: Print the certificate as JSON.
 

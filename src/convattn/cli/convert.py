@@ -62,8 +62,8 @@ def convert(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps per axis of the new convolutions. Without it each layer gets as many as it needs.
         mass: Share in (0, 1) of each head's attention that a kernel may leave out. Default: the rounding of the dtype.
         borders: exact makes convolutions that err nowhere at borders, auto only where it can. Default: plain.
-        tolerance: Largest difference to write, as a share in (0, 1) of the largest output. On images that are not
-            random it is also called close. Default: 0.01 on such images, and none on random numbers.
+        tolerance: Largest difference to write, as a share in (0, 1) of its channel's largest output. On images that
+            are not random it is also called close. Default: 0.01 on such images, and none on random numbers.
         allow_difference: Write a result that is different, too. The exit code stays 3.
         json: Print the certificate as JSON.
 
@@ -124,7 +124,7 @@ def convert(  # noqa: PLR0913 - the options of the command
 
 
 def _is_close(certificate: "Certificate | NetworkCertificate", tolerance: float | None) -> bool:
-    """Tells whether a result is exact, close, or different by no more than a share of the largest output."""
+    """Tells whether a result is exact, close, or different by no more than a share of its channel's largest output."""
     if certificate.passed or tolerance is None or certificate.difference is None:
         return certificate.passed
     return certificate.difference <= tolerance

@@ -141,7 +141,8 @@ def certify(
         runtime: What runs a file. None takes ONNX Runtime for .onnx and OpenVINO for .xml.
         options: For ONNX Runtime's `InferenceSession` or OpenVINO's `compile_model`. None computes on the CPU, and with
             OpenVINO in float32; its own choice, {}, may be bfloat16.
-        tolerance: Largest difference to call close, as a share in (0, 1) of the largest output. None calls none so.
+        tolerance: Largest difference to call close, as a share in (0, 1) of its channel's largest output. None calls
+            none so.
 
     Returns:
         The certificate.

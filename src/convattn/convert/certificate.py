@@ -9,7 +9,7 @@ from convattn.record import Record
 from convattn.wording import ITSELF, counted, some
 
 CLOSE = 0.01
-"""Largest difference that is called close, as a share of the largest output, where the caller does not say.
+"""Largest difference that is called close, as a share of its channel's largest output, where the caller does not say.
 
 A decision can change only where its two largest scores are nearer than twice this share.
 """
@@ -106,7 +106,7 @@ class Certificate(VerdictRecord):
 
     @property
     def difference(self) -> float | None:
-        """Measured error as a share of the largest output; None if that is zero."""
+        """Measured error as a share of its channel's largest output; None if that is zero."""
         return self.measured_error / self.largest if self.largest else None
 
     @property
@@ -132,7 +132,7 @@ class Certificate(VerdictRecord):
         """Returns the certificate in a few lines of plain text."""
         facts = [counted(self.heads, "head"), self.dtype]
         if self.verdict != "exact" and self.difference:
-            facts.insert(0, f"by {self.difference:.2g} of the largest output")
+            facts.insert(0, f"by {self.difference:.2g} of its channel's largest output")
         allowed = self.bound + self.rounding
         per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
@@ -253,7 +253,7 @@ class NetworkCertificate(VerdictRecord):
     impl: str | None  # Path requested of the new attention layers; None towards convolutions
     layers: tuple[Certificate, ...]  # The converted layers, in the order of the network
     left_alone: tuple[LeftAlone, ...]  # What was not converted
-    # Largest difference that is called close, as a share of the largest output; None where nothing
+    # Largest difference that is called close, as a share of its channel's largest output; None where nothing
     # is called close, because only random numbers were compared or no limit was stated
     tolerance: float | None
     weights: str  # SHA-256 of the new network's weights and configuration
@@ -286,7 +286,7 @@ class NetworkCertificate(VerdictRecord):
 
     @property
     def difference(self) -> float | None:
-        """Measured error as a share of the largest output; None if that is unknown or zero."""
+        """Measured error as a share of its channel's largest output; None if that is unknown or zero."""
         if self.measured_error is None or not self.largest:
             return None
         return self.measured_error / self.largest
@@ -315,7 +315,7 @@ class NetworkCertificate(VerdictRecord):
     def _facts(self) -> list[str]:
         facts = []
         if self.verdict != "exact" and self.difference:
-            facts.append(f"by {self.difference:.2g} of the largest output")
+            facts.append(f"by {self.difference:.2g} of its channel's largest output")
         if self.verdict != "exact" and self.top1_total:
             facts.append(f"{self.top1_changed} of {self.top1_total} decisions changed")
         heads = sum(layer.heads for layer in self.layers)
@@ -329,7 +329,9 @@ class NetworkCertificate(VerdictRecord):
             lines.append(f"  measured error  {error}, on {self.images}")
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
         if self.tolerance is not None and not self.exact:
-            limit = f"{self.tolerance:.3g} of the largest output, for a result that is close"
+            limit = (
+                f"{self.tolerance:.3g} of its channel's largest output, for a result that is close"
+            )
             lines.append(f"  limit           {limit}")
         if self.top1_total is not None:
             lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")

@@ -77,8 +77,8 @@ def network_to_attention(
     layer's own weight, and the certificate says so.
 
     To measure the result, copies of both networks run in evaluation mode on copies of the images; this calls hooks, and
-    takes about five times the memory of the network's parameters. Convolutions called as functions are not converted;
-    the certificate names the modules that call them. Those made of other operations (unfolding) are not detected.
+    takes about five times the memory of the network's parameters. Convolutions that a module calls as functions are
+    converted inside an `AttendedCalls`. Those made of other operations (unfolding) are not detected.
 
     A `NormalisedConv` becomes attention again, with tables that hold the images given, whatever the other arguments.
 
@@ -97,8 +97,8 @@ def network_to_attention(
         exclude: Name patterns of convolutions to leave alone; it takes precedence over `include`.
         images: What the network is measured on: images, or a tuple or mapping of its arguments. None draws one standard
             normal image of the size in `model.default_cfg`, or else 224 × 224.
-        tolerance: Largest difference that the certificate calls close, as a share in (0, 1) of the largest output, if
-            no prediction changes on the images given. None calls nothing close, as if no images were given.
+        tolerance: Largest difference that the certificate calls close, as a share in (0, 1) of its channel's largest
+            output, if no prediction changes on the images given. None calls nothing close, as if no images were given.
 
     Returns:
         The new network and its certificate.

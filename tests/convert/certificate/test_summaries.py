@@ -98,7 +98,7 @@ def test_summary_says_what_is_promised_and_what_was_measured():
     lines = CERTIFICATE.summary().splitlines()
     assert (
         lines[0]
-        == "conv to attention: different (by 0.062 of the largest output, 9 heads, float32)"
+        == "conv to attention: different (by 0.062 of its channel's largest output, 9 heads, float32)"
     )
     assert lines[1].endswith("Conv2d(3, 5, kernel_size=(3, 3))")
     text = " ".join(CERTIFICATE.summary().split())
@@ -129,15 +129,15 @@ def test_summary_leaves_out_what_there_is_not():
 
 def test_summary_of_a_network_says_each_layer_and_the_whole():
     first, *_ = NETWORK.summary().splitlines()
-    outcome = "different (by 0.062 of the largest output, 1 of 2 decisions changed, 1 layer, 9 heads, float32)"
-    assert first == f"network to conv: {outcome}"
+    outcome = "different (by 0.062 of its channel's largest output, 1 of 2 decisions changed"
+    assert first == f"network to conv: {outcome}, 1 layer, 9 heads, float32)"
     text = " ".join(NETWORK.summary().split())
     for part in (
         "from AttentionNet to ConvNet",
         "paths 1 convolution",
         "measured error 0.25 of 4, on the images given",
         "rounding 1e-05, against float64",
-        "limit 0.01 of the largest output, for a result that is close",
+        "limit 0.01 of its channel's largest output, for a result that is close",
         "top-1 changed 1 of 2",
         "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
         "accuracy 50.00% before, 100.00% after",
