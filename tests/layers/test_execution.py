@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -263,3 +264,17 @@ def test_heads_that_look_far_beyond_the_image_look_at_the_nearest_key(displaceme
     x = images(7)[:, :2]
     assert layer.plan(x.shape).path == "shift"
     assert_within_budget(layer(x), *by_reference(layer, x))
+
+
+@pytest.mark.parametrize("name", ["shift", "quadratic", "generalized_quadratic"])
+def test_costs_in_the_guide_are_those_of_the_plan(name):
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "encoding.md").read_text("utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+    told = row.rstrip("| ").rpartition("| ")[2].split(", ")
+    layer = RelativeAttention2d(64, 64, 3, padding=1, encoding=name)
+    costs = []
+    for size in (14, 32, 64, 224):
+        convolution = 2 * 9 * 64 * 64 * size**2
+        with torch.no_grad():
+            costs.append(f"{layer.plan((1, 64, size, size)).flops / convolution:.2g}")
+    assert costs == told
