@@ -169,9 +169,8 @@ def _draw_heads(
 
 def _scale(most: float) -> Any:
     """Returns a scale from 0 to the largest weight, bright by its root, so that small weights are seen."""
-    from matplotlib.colors import PowerNorm
-
-    return PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
+    matplotlib = optional_module("matplotlib.colors", "matplotlib", "train")
+    return matplotlib.colors.PowerNorm(0.5, vmin=0, vmax=max(most, 1e-12))
 
 
 def head_maps(layer: LayerReport) -> list[np.ndarray]:
