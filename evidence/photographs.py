@@ -1,0 +1,50 @@
+"""The photographs that trained networks are measured on, prepared as ImageNet's usually are."""
+
+import io
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from convattn.errors import optional_module
+
+_MEAN = (0.485, 0.456, 0.406)
+_DEVIATION = (0.229, 0.224, 0.225)
+
+
+def photographs(
+    folder: Path, count: int, size: int, first: int = 0
+) -> tuple[Float[Tensor, "images 3 size size"], list[int]]:
+    """Reads photographs, spread evenly over the classes, and their classes.
+
+    The shorter side is scaled to 8/7 of `size`, and the central square is cut out.
+
+    Args:
+        folder: Folder of photographs.parquet, whose column img.bytes holds files of 256 × 256 pixels.
+        count: How many.
+        size: Rows and columns.
+        first: Number of the first; others are as far apart.
+
+    Returns:
+        Pictures with ImageNet's mean and deviation taken out, and the numbers of their classes.
+    """
+    parquet = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet
+    image = optional_module("PIL.Image", "pillow", "images").Image
+    rows = parquet.read_table(folder / "photographs.parquet").to_pylist()
+    pictures = []
+    labels = []
+    for number in range(count):
+        row = rows[first + number * len(rows) // count]
+        picture = image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")
+        whole = size * 8 // 7
+        picture = picture.resize((whole, whole), image.Resampling.BICUBIC)
+        edge = (whole - size) // 2
+        picture = picture.crop((edge, edge, edge + size, edge + size))
+        pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+        pixels = pixels.view(size, size, 3).permute(2, 0, 1).float() / 255
+        mean = torch.tensor(_MEAN).view(3, 1, 1)
+        deviation = torch.tensor(_DEVIATION).view(3, 1, 1)
+        pictures.append((pixels - mean) / deviation)
+        labels.append(row["label"])
+    return torch.stack(pictures), labels

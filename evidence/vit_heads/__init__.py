@@ -1,0 +1,1 @@
+"""What do the heads of a trained vision transformer look at?"""

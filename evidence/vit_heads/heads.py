@@ -1,0 +1,69 @@
+"""What a record says of each head of a report."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
+from convattn.heads.jackknife import Estimate
+from convattn.heads.verdict import HeadVerdict, count_words
+from convattn.lab.tables import markdown_table
+
+NUMBERS = (
+    "position_score",
+    "hard_share",
+    "nearness",
+    "side_share",
+    "line_share",
+    "evenness",
+    "content_share",
+    "prefix_share",
+)
+"""Numbers that rules compare with limits."""
+
+
+def heads_of(report: HeadReport) -> list[dict[str, Any]]:
+    """Returns the word and the numbers of every head, as measured and in the controls; errors stand second."""
+    rows = []
+    for depth, layer in enumerate(report.layers, start=1):
+        for number, (head, verdict) in enumerate(zip(layer.heads, layer.verdicts, strict=True)):
+            row: dict[str, Any] = {"layer": depth, "head": number + 1, "verdict": str(verdict)}
+            row |= {"word": verdict.word, "place": verdict.place, "shift": list(head.hard_shift)}
+            for name in NUMBERS:
+                row[name] = _rounded(getattr(head, name))
+            for control in (SHUFFLED, UNTRAINED):
+                measured = layer.control(control)
+                if measured is not None:
+                    other = measured.heads[number]
+                    row[control] = {
+                        "position_score": _rounded(other.position_score),
+                        "hard_share": _rounded(other.hard_share),
+                    }
+            rows.append(row)
+    return rows
+
+
+def heads_table(heads: list[Mapping[str, Any]]) -> str:
+    """Lists the heads of a sequence with their word, numbers and controls."""
+    rows = []
+    for head in heads:
+        cells = [f"{head['layer']}.{head['head']}", head["verdict"], f"{head['shift'][0]:+g}"]
+        for name in ("hard_share", "position_score"):
+            value, error = head[name]
+            cells.append(f"{value:z.2f} ± {error:.2f}")
+        controls = [head[SHUFFLED], head[UNTRAINED]]
+        cells += [f"{control['position_score'][0]:z.2f}" for control in controls]
+        rows.append(cells)
+    columns = ["head", "it is", "δ", "share", "R²", "R², shuffled", "R², untrained"]
+    return markdown_table(columns, rows)
+
+
+def in_control(report: HeadReport, name: str) -> str:
+    """Counts the words of a control."""
+    verdicts: list[HeadVerdict] = []
+    for layer in report.layers:
+        verdicts += layer.verdicts_in(name)
+    return count_words(verdicts)
+
+
+def _rounded(estimate: Estimate) -> list[float]:
+    return [round(estimate.value, 4), round(estimate.error, 4)]

