@@ -41,7 +41,7 @@ tokens to those before, and the share of sentences whose nearest other one stays
     {command}
 
 Texts are paragraphs of the docstrings of Python's standard library, cut to {length} tokens; heads were measured on
-{measured} of them. {hardware[processor]}, {hardware[threads]} thread(s). {versions}; revision {revision}. Record,
+{measured} of them. {hardware[processor]}, {hardware[threads]} thread(s). {versions}. Revision {revision}. Record,
 with every head: [text-heads.json](../../evidence/text_heads/text-heads.json).
 
 Not covered: padded texts, longer ones, tasks other than the nearest neighbour.

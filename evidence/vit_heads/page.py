@@ -37,7 +37,7 @@ R² is the position score, "share" the attention at the displacement; ± is the 
     {command}
 
 FOLDER holds 1,000 photographs of ImageNet's classes, one each, cut to 256 × 256 pixels; larger sizes are scaled up.
-They are not published here. {hardware[processor]}, {hardware[threads]} thread(s). {versions}; revision {revision}.
+They are not published here. {hardware[processor]}, {hardware[threads]} thread(s). {versions}. Revision {revision}.
 Record, with every head and number: [vit-heads.json](../../evidence/vit_heads/vit-heads.json).
 
 Not covered: other networks, other sizes of the pictures, what heads do with the class token.

@@ -36,7 +36,7 @@ The mean map keeps what depends on the place in the picture as well, and no disp
 
 Kernels are means over {measured} photographs, mean maps over {averaged}, at {size} × {size} pixels.
 {hardware[processor]}, {hardware[threads]} thread(s), beside other programs: ratios of medians of five turns, eight
-photographs a batch. {versions}; revision {revision}. Record:
+photographs a batch. {versions}. Revision {revision}. Record:
 [vit-replaced.json](../../evidence/vit_replaced/vit-replaced.json).
 
 Not covered: a task (the package has no classes), memory, training on afterwards, other networks.
