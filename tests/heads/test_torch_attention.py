@@ -6,6 +6,7 @@ from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import UnsupportedModelError
+from convattn.heads import analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.layout import global_layout
 from convattn.heads.reading import watch
@@ -174,3 +175,29 @@ def test_keys_that_are_no_tokens_are_refused_by_name_where_they_are_read(options
         watch(network, tokens, calls.append)
     watch(network, tokens, calls.append, layers="1")
     assert [call.name for call in calls] == ["1"]
+
+
+class Tokens(nn.Module):
+    """Patches of 8 x 8, and torch's own encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x):
+        return self.encoder(self.patches(x).flatten(2).mT).mean(1)
+
+
+def test_torchs_encoder_is_refused_with_the_line_that_reads_it(monkeypatch):
+    network, images = Tokens().eval(), torch.rand(2, 3, 32, 32)
+    with pytest.raises(
+        UnsupportedModelError, match=r"register_attention\(nn.MultiheadAttention, l"
+    ):
+        analyze(network, images)
+    monkeypatch.setattr("convattn.heads.catalogue._registered", {})
+    register_attention(nn.MultiheadAttention, lambda call: call.global_layout((8, 8), prefix=0))
+    assert [layer.name for layer in analyze(network, images).layers] == [
+        "encoder.layers.0.self_attn"
+    ]
