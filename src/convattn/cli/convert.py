@@ -102,8 +102,7 @@ def convert(  # noqa: PLR0913 - the options of the command
     require_new_folder(output, "--output")
     with one_thread(images.path is None):
         if holds_layer:
-            verify = not network.no_verify
-            save, certificate = _convert_layer(Path(source), to, options, verify=verify)
+            save, certificate = _convert_layer(Path(source), to, options, network)
         else:
             loaded = network.load(source)
             save, certificate = _convert_network(
@@ -150,7 +149,7 @@ def _holds_layer(source: str) -> bool:
 
 
 def _convert_layer(
-    source: Path, to: str, options: dict[str, Any], *, verify: bool
+    source: Path, to: str, options: dict[str, Any], network: NetworkOptions
 ) -> "tuple[Callable[..., object], Certificate]":
     """Converts a layer; returns what saves the result, and its certificate."""
     from convattn.convert import (
@@ -161,7 +160,7 @@ def _convert_layer(
         save_layer,
     )
 
-    layer = load_layer(source, verify=verify)
+    layer = network.move(load_layer(source, verify=not network.no_verify))
     if to == "conv":
         converted, certificate = attention_to_conv(layer, **options)
     elif type(layer) in SUPPORTED_CONVOLUTIONS:

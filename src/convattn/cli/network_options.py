@@ -17,6 +17,8 @@ from convattn.errors import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from convattn.networks.loading import LoadedNetwork
 
 
@@ -57,8 +59,12 @@ class NetworkOptions:
         """Loads a saved network, or builds one of another library, and moves it to the device."""
         load = self._load_folder if _is_saved(source) else self._build
         loaded = load(source)
+        return loaded._replace(network=self.move(loaded.network))
+
+    def move(self, network: "nn.Module") -> "nn.Module":
+        """Moves a network to the device; raises DeviceError if it cannot be used."""
         try:
-            return loaded._replace(network=loaded.network.to(self.device))
+            return network.to(self.device)
         except (RuntimeError, AssertionError) as error:  # as torch refuses a device
             reason = without_trace(error)
             raise DeviceError(f"--device {self.device} cannot be used: {reason}") from None
