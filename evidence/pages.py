@@ -32,6 +32,7 @@ from evidence.sharpness import __main__ as sharpness
 from evidence.speedrun import __main__ as speedrun
 from evidence.sweep import page as sweep
 from evidence.sweep.record import read
+from evidence.speech_heads import page as speech_heads
 from evidence.text_heads import page as text_heads
 from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
@@ -48,6 +49,7 @@ SCRIPTS: dict[str, ModuleType] = {
     "pretrained-tables": pretrained,
     "sharpness": sharpness,
     "trained-heads-tables": trained_heads,
+    "speech-heads": speech_heads,
     "text-heads": text_heads,
     "trained-networks-tables": trained_networks,
     "vit-heads": vit_heads,

@@ -1,0 +1,1 @@
+"""Do heads of a speech encoder look at fixed steps in time?"""

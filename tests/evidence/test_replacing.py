@@ -1,0 +1,90 @@
+"""What replaces heads of trained networks, and how their weights and transcripts are read."""
+
+import struct
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.heads.report_cases import attention_maps, measured, outputs
+
+from convattn.budget import assert_within_budget, roundings
+from evidence.packaged_weights import read_ctranslate2
+from evidence.replacing import by_score, mean_maps, one_tap, with_means
+from evidence.speech_heads.digits import heard_digits, mistakes
+
+
+def test_heads_come_in_the_order_of_their_scores():
+    _, _, report = measured("dinov2")
+    order = by_score(report)
+    scores = {}
+    for layer in report.layers:
+        scores |= {(layer.name, head.head): head.position_score.value for head in layer.heads}
+    assert sorted(order) == sorted(scores)
+    assert [scores[head] for head in order] == sorted(scores.values(), reverse=True)
+
+
+def test_one_tap_is_at_the_displacement_of_largest_attention():
+    _, _, report = measured("clip")
+    layer = report.layers[0]
+    heads = tuple(replace(head, hard_shift=(1.0, -2.0)) for head in layer.heads)
+    layer = replace(layer, measured=replace(layer.measured, heads=heads))
+    (made, *_) = one_tap(replace(report, layers=(layer,))).layers
+    for head in made.heads:
+        at = [
+            step
+            for step, weight in zip(made.displacements, head.position_kernel, strict=True)
+            if weight
+        ]
+        assert at == [(1.0, -2.0)]
+
+
+def test_maps_are_means_and_take_the_place_of_weights():
+    """With one image its own mean maps change nothing; another image's do."""
+    network, x, report = measured("dinov2")
+    heads = by_score(report)[:4]
+    own = mean_maps(network, [x[:1]])
+    for name, maps in attention_maps(network, x[:1]).items():
+        assert (own[name] - maps[0]).abs().max() < 1e-6
+    made = with_means(network, heads, own)
+    exact = outputs(network.double(), x[:1].double())
+    network.float()
+    assert_within_budget(outputs(made, x[:1]), exact, roundings(outputs, network, x[:1]))
+    other = with_means(network, heads, mean_maps(network, [x[1:]]))
+    assert (outputs(other, x[:1]) - outputs(network, x[:1])).abs().max() > 1e-3
+
+
+def test_variables_of_a_file_are_read(tmp_path):
+    def text(words):
+        return struct.pack("<H", len(words) + 1) + words.encode() + b"\0"
+
+    values = torch.arange(6, dtype=torch.float16).view(2, 3)
+    data = values.numpy().tobytes()
+    content = struct.pack("<I", 6) + text("WhisperSpec") + struct.pack("<II", 3, 2)
+    content += text("a/weight") + struct.pack("<BIIBI", 2, 2, 3, 4, len(data)) + data
+    content += text("heads") + struct.pack("<BBI", 0, 1, 1) + b"\6"
+    file = tmp_path / "model.bin"
+    file.write_bytes(content)
+    assert {name: value.tolist() for name, value in read_ctranslate2(file).items()} == {
+        "a/weight": values.tolist()
+    }
+    file.write_bytes(struct.pack("<I", 5) + content[4:])
+    with pytest.raises(ValueError, match="has version 5, and not 6"):
+        read_ctranslate2(file)
+
+
+@pytest.mark.parametrize(
+    ("heard", "said", "count"),
+    [
+        ([1, 2, 3], [1, 2, 3], 0),
+        ([1, 3], [1, 2, 3], 1),
+        ([1, 2, 2, 3], [1, 2, 3], 1),
+        ([], [4, 5], 2),
+        ([9, 2], [1, 2], 1),
+    ],
+)
+def test_mistakes_are_counted(heard, said, count):
+    assert mistakes(heard, said) == count
+
+
+def test_digits_are_read_from_words_and_numbers():
+    assert heard_digits(" Zero, one 23. Nine; nothing") == [0, 1, 2, 3, 9]
