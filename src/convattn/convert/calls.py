@@ -202,6 +202,17 @@ class AttendedCalls(nn.Module):
         return self.module
 
 
+def attended(
+    layers: Mapping[nn.Module, Sequence[tuple[Call, nn.Module]]],
+) -> dict[nn.Module, AttendedCalls]:
+    """Wraps each module with the layers of its calls."""
+    wrapped = {}
+    for module, pairs in layers.items():
+        calls = [call for call, _ in pairs]
+        wrapped[module] = AttendedCalls(module, [layer for _, layer in pairs], calls)
+    return wrapped
+
+
 class Place(NamedTuple):
     """Where a layer stands in a network as it was before its conversion."""
 

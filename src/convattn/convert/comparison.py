@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from convattn.budget import LEAST_ROUNDINGS
-from convattn.convert.calls import AttendedCalls, Call
+from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
 from convattn.convert.convolutions import NetworkConvolution
 from convattn.convert.judging import (
@@ -328,11 +328,7 @@ def _with_convolutions(
             layer = nn.Identity()
             layer.forward = run
             calling.setdefault(place, []).append((one.call, layer))
-    replaced = {}
-    for module, pairs in calling.items():
-        calls, layers = zip(*pairs, strict=True)
-        replaced[module] = AttendedCalls(module, layers, calls)
-    return graft(copied, replaced)
+    return graft(copied, attended(calling))
 
 
 def _shared_parameters(module: nn.Module, conv: AnyConvolution) -> list[str]:

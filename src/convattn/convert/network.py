@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from convattn.convert.calls import AttendedCalls, Call, Watch, original_place
+from convattn.convert.calls import AttendedCalls, Call, Watch, attended, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -209,10 +209,7 @@ def with_attention(
         else:
             calling.setdefault(old, []).append((call, layer))
         certificates.append(certificate)
-    for module, pairs in calling.items():
-        calls, layers = zip(*pairs, strict=True)
-        replaced[module] = AttendedCalls(module, layers, calls)
-    return graft(result, replaced), certificates
+    return graft(result, {**replaced, **attended(calling)}), certificates
 
 
 def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
@@ -321,7 +318,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         padding_mode=padding_mode,
         borders=borders,
     )
-    result, layers, not_converted = _with_convolutions(model, convert, selected, named, sizes)
+    result, layers, not_converted = _put_convolutions(model, convert, selected, named, sizes)
     left += not_converted
     if not layers:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
@@ -333,7 +330,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         comparison = None
         not_covered = ["the whole network: no images were given"]
     else:
-        comparison = _compare_with_convolutions(model, result, layers, arguments, labels)
+        comparison = _compare_put_convolutions(model, result, layers, arguments, labels)
         not_covered = []
         if not all(layer.exact for layer in layers):
             not_covered.append(
@@ -351,7 +348,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     return result, certificate
 
 
-def _with_convolutions(
+def _put_convolutions(
     model: nn.Module,
     convert: Callable[..., tuple[AnyConvolution | NormalisedConv, Certificate]],
     selected: Sequence[RelativeAttention],
@@ -430,7 +427,7 @@ def _with_path(
     return _in_network(certificate, names, path, notes, call)
 
 
-def _compare_with_convolutions(
+def _compare_put_convolutions(
     model: nn.Module,
     result: nn.Module,
     layers: Sequence[Certificate],
