@@ -29,10 +29,10 @@ from evidence.head_replacement import page as head_replacement
 from evidence.pretrained import __main__ as pretrained
 from evidence.results import PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
+from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
 from evidence.sweep import page as sweep
 from evidence.sweep.record import read
-from evidence.speech_heads import page as speech_heads
 from evidence.text_heads import page as text_heads
 from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
