@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from convattn.encodings import register_encoding as register_encoding
     from convattn.errors import ConvAttnError as ConvAttnError
     from convattn.heads import analyze as analyze
-    from convattn.heads import convolutional_init as convolutional_init
+    from convattn.heads import init_heads_ as init_heads_
     from convattn.heads import random_heads as random_heads
     from convattn.heads import replace_convolutional_heads as replace_convolutional_heads
     from convattn.lab import load_recipe as load_recipe
@@ -64,7 +64,7 @@ _NAMES = {
         "LinearDistance Quadratic Shift Sinusoidal register_encoding"
     ),
     "convattn.errors": "ConvAttnError",
-    "convattn.heads": "analyze convolutional_init random_heads replace_convolutional_heads",
+    "convattn.heads": "analyze init_heads_ random_heads replace_convolutional_heads",
     "convattn.lab": "load_recipe train",
     "convattn.layers": "Content RelativeAttention1d RelativeAttention2d RelativeAttention3d",
     "convattn.models": "AttentionNet ConvNet resnet18",

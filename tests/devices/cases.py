@@ -20,7 +20,7 @@ from convattn import (
     attention_to_conv,
     certify,
     conv_to_attention,
-    convolutional_init,
+    init_heads_,
     network_to_conv,
     replace_convolutional_heads,
 )
@@ -78,7 +78,8 @@ def replaced(model, x):
 
 
 def started(model, x):
-    return convolutional_init(model, generator=torch.Generator().manual_seed(0))[0](x)
+    init_heads_(model, "impulse", generator=torch.Generator().manual_seed(0))
+    return model(x)
 
 
 def certified(model, x):
@@ -156,7 +157,7 @@ def cases():
     yield "heads of a network", net, numbers_of_heads, PICTURES
     yield "heads of a vision transformer", vit, numbers_of_heads, PICTURES
     yield "replaced heads", vit, replaced, PICTURES
-    yield "start as a convolution", vit, started, PICTURES
+    yield "start near a convolution", vit, started, PICTURES
     yield "page", vit, shown, PICTURES
 
 

@@ -1,6 +1,4 @@
-"""Vision transformers and parts of them that have no convolution for a start."""
-
-import copy
+"""Vision transformers and parts of them whose heads are not initialised."""
 
 import pytest
 import timm
@@ -11,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from convattn.errors import ArgumentError, UnsupportedModelError
-from convattn.heads import convolutional_init
+from convattn.heads import init_heads_
 
 BLOCKS = timm.models.vision_transformer
 WINDOWS = "it attends in windows, not over the grid of patches"
@@ -53,13 +51,6 @@ def weight_normalised():
 def replaced():
     network = vit(**WIDTHS)
     network.blocks[0].attn.proj = nn.Sequential(network.blocks[0].attn.proj)
-    return network
-
-
-def unfinished():
-    network = vit(**WIDTHS)
-    with torch.no_grad():
-        network.blocks[0].attn.proj.weight[0, 0] = torch.nan
     return network
 
 
@@ -111,45 +102,50 @@ def test_networks_are_refused_by_name(name, expected):
         network = timm.create_model(name)
     kind, reason = expected
     with pytest.raises(UnsupportedModelError) as caught:
-        convolutional_init(network)
-    assert str(caught.value).startswith(f"cannot initialise {kind} as a convolution: {reason}")
+        init_heads_(network, "exact")
+    assert str(caught.value).startswith(f"cannot initialise the heads of {kind}: {reason}")
 
 
 @pytest.mark.parametrize(("build", "line"), PARTS.values(), ids=PARTS)
 def test_parts_are_refused_by_name(build, line):
     network = build()
     with pytest.raises(UnsupportedModelError) as caught:
-        convolutional_init(network)
+        init_heads_(network, "exact")
     first, second, *_ = str(caught.value).splitlines()
-    assert (first, second) == ("cannot initialise VisionTransformer as a convolution:", line)
+    assert (first, second) == ("cannot initialise the heads of VisionTransformer:", line)
 
 
 def test_what_is_no_network_or_has_no_weights_is_refused(without_type_checks):
     with pytest.raises(
         ArgumentError, match=r"^vit must be a network \(torch\.nn\.Module\), but is of type str$"
     ):
-        convolutional_init("vit_tiny_patch16_224")
+        init_heads_("vit_tiny_patch16_224", "exact")
     with pytest.raises(
         ArgumentError, match=r"^vit must have weights, but cls_token is on the meta device$"
     ):
-        convolutional_init(vit(**WIDTHS).to("meta"))
+        init_heads_(vit(**WIDTHS).to("meta"), "exact")
 
 
-def test_numbers_that_are_not_finite_are_refused():
-    network = unfinished()
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kind": "exakt"}, ArgumentError, r"^kind must be mimetic, impulse or exact"),
+        ({"kind": "exact", "kernel_size": 2}, ArgumentError, r"^kernel_size must be odd"),
+        ({"kind": "exact"}, UnsupportedModelError, r"^heads must be at least 3 wide .* are 2$"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_and_nothing_changes(
+    options, error, message, without_type_checks
+):
+    network = vit(**WIDTHS)
     before = fingerprint(network)
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"^blocks\.0\.attn: .* must be finite, but holds \d+ NaN or infinite numbers?$",
-    ):
-        convolutional_init(network)
+    with pytest.raises(error, match=message):
+        init_heads_(network, **options)
     assert_unchanged(network, before)
 
 
-def test_a_network_that_was_initialised_is_refused():
-    made, _ = convolutional_init(vit(**WIDTHS))
+def test_a_network_without_a_position_embedding_is_refused():
     with pytest.raises(
-        UnsupportedModelError,
-        match=r"blocks\.0\.attn\.tokens \(GatedPatchAttention\): it mixes what two attentions gave out",
+        UnsupportedModelError, match=r"VisionTransformer: it has no position embedding$"
     ):
-        convolutional_init(copy.deepcopy(made))
+        init_heads_(vit(**WIDTHS, pos_embed="none"), "impulse")

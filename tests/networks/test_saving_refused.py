@@ -9,7 +9,6 @@ from convattn import (
     analyze,
     attention_to_conv,
     conv_to_attention,
-    convolutional_init,
     freeze,
     load_network,
     network_to_attention,
@@ -22,17 +21,6 @@ from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.models import ConvNet
 from convattn.networks.replaced import describe_replaced, differences
-
-
-def test_what_convolutional_init_made_is_not_saved(tmp_path):
-    network = convolutional_init(timm.create_model("test_vit", num_classes=3))[0]
-    for source in (None, "timm:test_vit"):
-        with pytest.raises(
-            UnsupportedModelError,
-            match=r"blocks\.0\.attn was made by convolutional_init.*state_dict",
-        ):
-            save_network(network, tmp_path / "made", source=source)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):

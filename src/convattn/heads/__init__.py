@@ -5,21 +5,18 @@ from convattn.heads.compare import compare_reports
 from convattn.heads.controls import CONTROLS
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
-from convattn.heads.initialise import convolutional_init
-from convattn.heads.patch_attention import GatedPatchAttention, PatchAttention
+from convattn.heads.initialise import init_heads_
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import random_heads
 
 __all__ = [
     "CONTROLS",
     "ConvolvedAttention",
-    "GatedPatchAttention",
     "HeadSnapshot",
     "KernelMeans",
-    "PatchAttention",
     "analyze",
     "compare_reports",
-    "convolutional_init",
+    "init_heads_",
     "random_heads",
     "read_heads",
     "replace_convolutional_heads",

@@ -52,7 +52,6 @@ _REFUSED: dict[str, str] = {
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
     "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
     "convattn.heads.convolved_attention.ConvolvedAttention": "its heads were replaced; read the network before",
-    "convattn.heads.patch_attention.GatedPatchAttention": "it mixes what two attentions gave out",
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 

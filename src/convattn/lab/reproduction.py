@@ -261,6 +261,7 @@ def _training_hours(recipes: Sequence[str], scale: str) -> float:
         recipe = load_recipe(name, scale=scale)
         shape, count = _IMAGES[recipe.data.name]
         network, images = draw_network(recipe.model, shape, 10), torch.randn(_FEW, *shape)
+        step = 0.0
         for _ in range(2):  # the first step loads code
             start = time.perf_counter()
             network(images).sum().backward()

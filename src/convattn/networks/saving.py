@@ -222,8 +222,6 @@ def _require_saveable(network: nn.Module) -> None:
             )
         if homes[name].startswith("convattn.heads."):
             maker = "replace_convolutional_heads"
-            if "convattn.heads.patch_attention" in homes.values():
-                maker = "convolutional_init"
             raise UnsupportedModelError(
                 f"{refusal}: {name} was made by {maker}, which a saved network cannot record. Save the state_dict, and"
                 f" load it after the same call of {maker}"
