@@ -308,7 +308,7 @@ class HeadReport(Record):
         most = max(held, key=lambda first: len(held[first]))
         if held[most]:
             last = min(most + _NEIGHBOURING, len(self.layers))
-            names = ", ".join(held[most])
+            names = "; ".join(held[most])
             lines.append(f"  taps together   {names}, in layers {most + 1} to {last}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)

@@ -252,7 +252,7 @@ class LayerVerdict:
         if not held:
             return ""
         taps = math.prod(self.kernel)
-        return f"They hold {len(held)} of the {taps} taps of a {self._kernel_words()} kernel ({', '.join(held)})"
+        return f"They hold {len(held)} of the {taps} taps of a {self._kernel_words()} kernel ({'; '.join(held)})"
 
     def _reach(self) -> str:
         reach = f"A query looks {self.distance:.1f} cells away on average"
