@@ -176,7 +176,7 @@ class Certificate(VerdictRecord):
             counted(self.heads, "head"),
             f"kernel {kernel}",
             self.path or "not reached",
-            f"error {self.measured_error:.3g} of {self.largest:.3g}",
+            f"error {self.measured_error:.3g} of {self.largest:.3g} on normal numbers",
             f"bound {self.bound + self.rounding:.3g}",
         ]
         if not self.exact:

@@ -41,6 +41,7 @@ from convattn.layers import RelativeAttention
 from convattn.wording import ITSELF, counted, some
 
 _REFUSED: dict[str, str] = {
+    "torch.nn.parallel.data_parallel.DataParallel": "it runs on several devices; convert its `module`",
     "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
 }

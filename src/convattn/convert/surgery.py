@@ -307,6 +307,8 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     held = list(tensors(images, as_real=False))
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")
+    if any(bool(tensor.isnan().any()) for tensor in held):
+        raise ArgumentError("images must hold no NaN, but some do")
     if held and not any(tensor.numel() for tensor in held):
         raise ArgumentError(must_be("images", "a batch of at least one", arguments.shapes()))
     return arguments

@@ -142,7 +142,7 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
         "accuracy 50.00% before, 100.00% after",
         'made smaller by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
-        "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2, bound 2.5",
+        "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution, error 0.125 of 2 on normal numbers, bound 2.5",
         "note it no longer shares weights with head.weight (blocks.0.mixer)",
         "note not covered: images of other sizes than 7 x 11 (blocks.0.mixer)",
         "left alone blocks.2.mixer (RelativeAttention2d): its scores depend on content",

@@ -21,7 +21,7 @@ from tests.convert.network.hostile_cases import (
 )
 from tests.convert.network.network_cases import images, unchanged
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parallel import DataParallel
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert import freeze
@@ -125,22 +125,18 @@ def test_a_traced_graph_is_converted():
     assert isinstance(made.get_submodule("0"), RelativeAttention2d)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_wrappers_for_several_devices(tmp_path):
-    made, certificate = attempt(DataParallel(nn.Sequential(conv())), images(2, 3, 7, 9))
-    assert certificate.passed
-    assert isinstance(made.module[0], RelativeAttention2d)
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        network = DistributedDataParallel(nn.Sequential(conv()))
-        with pytest.raises(
-            UnsupportedModelError,
-            match=r"itself .DistributedDataParallel.: .* convert its `module`",
-        ):
-            attempt(network, images(2, 3, 7, 9))
-    finally:
-        torch.distributed.destroy_process_group()
+def test_a_network_on_several_devices_is_refused_with_the_one_to_convert():
+    with pytest.raises(
+        UnsupportedModelError, match="it runs on several devices; convert its `module`"
+    ):
+        attempt(DataParallel(nn.Sequential(conv())), images(2, 3, 7, 9))
+
+
+def test_nan_in_the_images_is_said_to_be_that():
+    x = images(2, 3, 7, 9)
+    x[1, 2, 3, 4] = torch.nan
+    with pytest.raises(ArgumentError, match="images must hold no NaN, but some do"):
+        network_to_attention(nn.Sequential(conv()), images=x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
