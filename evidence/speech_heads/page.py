@@ -32,7 +32,7 @@ six of the takes of one speaker.
 {hardware[processor]}, {hardware[threads]} thread(s). {versions}. Revision {revision}. Record:
 [speech-heads.json](../../evidence/speech_heads/speech-heads.json).
 
-Not covered: sentences, other voices, other sizes of the network; transcripts are decoded greedily.
+Not covered: {missing}sentences, other voices, other sizes of the network.
 """
 
 
@@ -55,6 +55,7 @@ def page(content: Mapping[str, Any]) -> str:
         answer=content["headline"],
         heads=heads_table(content["heads"]),
         replaced=_replaced(content),
+        missing="" if content["curve"] else "what is lost where heads are replaced, ",
         controls=content["control_images"],
         measured=content["measured_on"],
         versions=versions_in_words(content),
