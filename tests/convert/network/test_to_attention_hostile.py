@@ -132,6 +132,21 @@ def test_a_network_on_several_devices_is_refused_with_the_one_to_convert():
         attempt(DataParallel(nn.Sequential(conv())), images(2, 3, 7, 9))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_network_that_trains_on_several_devices_is_refused(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        network = DistributedDataParallel(nn.Sequential(conv()))
+        with pytest.raises(
+            UnsupportedModelError,
+            match=r"itself .DistributedDataParallel.: .* convert its `module`",
+        ):
+            attempt(network, images(2, 3, 7, 9))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_nan_in_the_images_is_said_to_be_that():
     x = images(2, 3, 7, 9)
     x[1, 2, 3, 4] = torch.nan
@@ -148,12 +163,8 @@ def test_half_precision_is_measured_against_float64(dtype):
     assert made[2].bias.dtype == dtype
 
 
-@pytest.mark.parametrize(
-    "x",
-    [images(2, 3, 7, 9) * torch.nan, (images(2, 3, 7, 9) * 60000).half()],
-    ids=["nan", "overflow"],
-)
-def test_results_that_are_not_finite_are_not_passed(x):
+def test_results_that_are_not_finite_are_not_passed():
+    x = (images(2, 3, 7, 9) * 60000).half()
     _, certificate = attempt(nn.Sequential(conv().to(x.dtype)), x)
     assert not certificate.passed
     assert "the network as a whole: its outputs are not finite" in certificate.not_covered
