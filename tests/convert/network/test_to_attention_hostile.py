@@ -21,7 +21,7 @@ from tests.convert.network.hostile_cases import (
 )
 from tests.convert.network.network_cases import images, unchanged
 from torch import nn
-from torch.nn.parallel import DataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from convattn import network_to_attention, network_to_conv
 from convattn.convert import freeze
