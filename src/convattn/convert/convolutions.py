@@ -143,8 +143,10 @@ def _record(model: nn.Module, arguments: Arguments) -> list[Recorder]:
     recorders = []
     for images in (arguments.batches(1)[0], arguments.batches(2)[0].altered()):
         copied = copy_network(model).eval()
-        originals = dict(zip(copied.modules(), model.modules(), strict=True))
-        parameters = dict(zip(copied.parameters(), model.parameters(), strict=True))
+        modules = dict(model.named_modules(remove_duplicate=False))
+        originals = {part: modules[name] for name, part in copied.named_modules()}
+        own = dict(model.named_parameters(remove_duplicate=False))
+        parameters = {part: own[name] for name, part in copied.named_parameters()}
         try:
             recorder = find_calls(copied, partial(output_of, arguments=images))
         except Exception as error:  # a foreign network may fail in any way
