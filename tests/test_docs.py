@@ -14,7 +14,7 @@ import convattn
 from convattn.models import ResNet
 
 ROOT = Path(__file__).parents[1]
-WRITTEN_BY_TOOLS = {"build", "dist", "runs", "demo", "node_modules"}
+NO_PAGES = {"build", "dist", "runs", "demo", "node_modules", "templates"}
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 RUNNABLE_FOLDERS = ("docs/how-to", "docs/explanation", "docs/reference")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -30,7 +30,7 @@ def name(path: Path) -> str:
 
 def is_ours(path: Path) -> bool:
     folders = path.relative_to(ROOT).parts
-    return WRITTEN_BY_TOOLS.isdisjoint(folders) and not folders[0].startswith(".")
+    return NO_PAGES.isdisjoint(folders) and not folders[0].startswith(".")
 
 
 def blocks(page: Path, language: str) -> list[str]:

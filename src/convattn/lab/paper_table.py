@@ -133,7 +133,7 @@ def table_page(rows: Sequence[Mapping[str, Any]], scale: str) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return pages.get_template("table1.md").render(
+    return pages.get_template("table1.txt").render(
         rows=rows,
         trained=[row for row in rows if row["n"]],
         scale=scale,
