@@ -19,25 +19,25 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 9_500,
+    ROOT: 9_800,
     "encodings": 7_300,
     "functional": 23_500,
-    "layers": 8_500,
-    "convert": 31_500,
+    "layers": 9_200,
+    "convert": 36_500,
     "models": 3_000,
     "networks": 10_000,
     "heads": 37_000,
     "viewer": 11_000,
-    "cli": 6_500,
+    "cli": 6_600,
     "testing": 2_000,
-    "lab": 31_000,
+    "lab": 31_800,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 300_000, ("benchmarks", "evidence", "scripts"): 65_000}
+OUTSIDE = {("tests",): 303_000, ("benchmarks", "evidence", "scripts"): 71_500}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 178_000
+TOTAL = 187_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
