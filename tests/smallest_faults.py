@@ -147,7 +147,7 @@ FAULTS = [
             "content",
             "position off",
             CONTENT,
-            "layers.content_scores",
+            "functional.positions",
             "feature_channels",
             result_off,
         ),

@@ -33,9 +33,9 @@ MISTAKES = {
         "Unknown option: --outptu. Did you mean --output?",
     ),
     "missing argument": ("train", 'Command "train" parameter RECIPE requires an argument.'),
-    "missing option": (
+    "missing runs": (
         "reproduce all",
-        "--runs must be given: the folder in which convattn train has made its runs",
+        "runs must be a folder that exists, but is 'runs'",
     ),
     "missing output": (
         "convert convolution",

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -114,18 +115,24 @@ def case(kind, how, bright, seed):
 
 
 @pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(range(2), id="2"), pytest.param(range(2, 20), id="18", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize(
     ("kind", "how"), KINDS, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_no_fault_is_exact_or_close_and_no_right_one_differs(kind, how):
+def test_no_fault_is_exact_or_close_and_no_right_one_differs(kind, how, seeds):
+    """Two seeds plant 180 faults, the others 1,620; for each five there is a right one, with sums in another order."""
     missed = []
-    for bright, seed in itertools.product(BRIGHT, range(3)):
+    for bright, seed in itertools.product(BRIGHT, seeds):
         network, x = case(kind, how, bright, seed)
-        right = certify(network, copy.deepcopy(network), x)
+        made, _ = network_to_attention(network, impl="separable", images=x[:2])
+        right = certify(network, partial(run, made.eval()), x)
         assert right.verdict == "exact", (bright, seed, right.summary())
         for fault in FAULTS:
             wrong = copy.deepcopy(network)
             fault(wrong)
-            certificate = certify(network, lambda images, wrong=wrong: run(wrong, images), x)
+            certificate = certify(network, partial(run, wrong), x)
             if certificate.passed:
                 missed.append((bright, seed, fault.__name__, certificate.summary()))
     assert not missed, missed[0]

@@ -162,7 +162,7 @@ def test_single_images_are_three_different_ones_and_named(made, runs):
     assert [row["attention"] for row in rows if row["layer"] == 0] == expected
 
 
-def test_nothing_to_make_leaves_no_folder_and_says_what_is_missing(tmp_path):
+def test_nothing_to_make_leaves_no_folder_and_says_the_hours_that_are_missing(tmp_path):
     runs = tmp_path / "my runs"
     runs.mkdir()
     result = reproduce(["fig5", "fig13"], runs, tmp_path / "out", scale="small", data=tmp_path)

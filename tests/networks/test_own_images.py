@@ -61,7 +61,7 @@ def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
         load_network(digits_run), prepared, controls=(), progress=False
     )
     page = " ".join((out / "index.html").read_text(encoding="utf-8").split())
-    assert "on 30 images (the test set of digits)" in page
+    assert "the test set of digits" in page
 
 
 def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(digits_run, tmp_path):

@@ -338,7 +338,7 @@ def _run(promise: Promise, x: Tensor) -> _Runs:
 
 def _by_channel(numbers: Tensor | float, x: Tensor) -> Tensor:
     """Returns a number for each channel, or one for all, with the axes of a batch of images."""
-    every = torch.as_tensor(numbers, dtype=torch.float64, device=x.device)
+    every = torch.as_tensor(numbers).double().to(x.device)
     return every.view(1, -1, *[1] * (x.ndim - 2))
 
 

@@ -255,22 +255,21 @@ def _place(runs: Path, recipe: str, scale: str) -> Path:
 
 
 def _training_hours(recipes: Sequence[str], scale: str) -> float:
-    """Estimates the hours of runs on this processor, from a step on few random images each."""
+    """Estimates the hours of runs on this processor, from a step on a random image each."""
     seconds = 0.0
     for name in recipes:
         recipe = load_recipe(name, scale=scale)
         shape, count = _IMAGES[recipe.data.name]
-        network, images = draw_network(recipe.model, shape, 10), torch.randn(_FEW, *shape)
+        network, images = draw_network(recipe.model, shape, 10), torch.randn(1, *shape)
         step = 0.0
         for _ in range(2):  # the first step loads code
             start = time.perf_counter()
             network(images).sum().backward()
             step = time.perf_counter() - start
-        seconds += step * recipe.training.epochs * count / _FEW
+        seconds += step * recipe.training.epochs * count
     return seconds / 3600
 
 
-_FEW = 4
 _IMAGES = {"cifar10": ((3, 32, 32), 50_000), "digits": ((1, 8, 8), 1437)}
 """Shape and number of the training images of a data set."""
 

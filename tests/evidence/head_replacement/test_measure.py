@@ -34,7 +34,7 @@ def found():
     torch.manual_seed(0)
     network = timm.models.VisionTransformer(**SIZES).eval()
     subject = Subject(
-        "vit", network, torch.randn(6, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,))
+        "vit", network, torch.randn(24, 3, 8, 8), torch.randn(20, 3, 8, 8), torch.randint(5, (20,))
     )
     return measure(subject, thresholds=(1.0, 0.5, 1e-9), controls=2)
 
