@@ -30,8 +30,8 @@ The last two columns are the position score in the controls, on {controls} texts
 ## Replaced
 
 Heads are replaced without training, those with the highest position score first. The columns hold the mean cosine to
-what was before, of sentences (means of their tokens) and of tokens. The last one is the share of sentences whose nearest
-other one stays the same, of {tests} others.
+what was before, of sentences (means of their tokens) and of tokens. The last one is the share of sentences whose
+nearest other one stays the same, of {tests} others.
 
 {table}
 
