@@ -246,7 +246,9 @@ class ExplicitPath(Path):
             weights = [weight.to(keys.dtype) for weight in weights]
             y = values_first_attention(weights, keys, maps)
         else:
-            y = separable_attention(weights, keys, maps.whole(), maps.groups)
+            # held as a kernel they are strided, and every product would copy them
+            whole = maps.whole().contiguous()
+            y = separable_attention(weights, keys, whole, maps.groups)
         return add_bias(y.view(*y.shape[:2], *self.work.sizes), bias)
 
 

@@ -4,7 +4,6 @@ Written to be read, with all N × N weights in memory. Notation and signs follow
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -107,9 +106,14 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    queries = prod([len(axis.queries) for axis in axes])
-    places = displacement_places(axes, torch.arange(queries, device=table.device))
-    return table.flatten(1)[:, places]
+    dims = len(axes)
+    index = []
+    for number, axis in enumerate(axes):
+        shape = [1] * (2 * dims)
+        shape[number] = len(axis.queries)
+        shape[dims + number] = axis.keys
+        index.append(axis.index(table.device).view(shape))
+    return table[(slice(None), *index)].flatten(1, dims).flatten(2)
 
 
 def displacement_places(
