@@ -6,14 +6,12 @@ from typing import Any
 
 import torch
 
-from convattn import ConvAttnError, network_to_attention
+from convattn import ConvAttnError, network_to_attention, network_to_conv
 from evidence.sweep.control import turn_one_weight
 from evidence.sweep.homes import home
 from evidence.sweep.randomise import randomise
 from evidence.sweep.subjects import Built, WithoutConvolutionError
-
-IMPLS = ("auto", "separable")
-"""The planned path, and softmax attention axis by axis."""
+from evidence.trained_networks.measure import same_weights
 
 _SEED = 0
 
@@ -26,7 +24,7 @@ def convert_family(place: str, family: str) -> dict[str, Any]:
         family: Name of the family.
 
     Returns:
-        What came of it: the model, and by path what the certificate says.
+        What came of it: the model, and by way what the certificate says.
     """
     torch.manual_seed(_SEED)
     line: dict[str, Any] = {"home": place, "family": family}
@@ -38,7 +36,7 @@ def convert_family(place: str, family: str) -> dict[str, Any]:
     built = subject.build()
     randomise(built)
     parameters = sum(parameter.numel() for parameter in built.network.parameters())
-    paths = {impl: _convert(built, impl) for impl in IMPLS}
+    paths = {way: _convert(built, way) for way in home(place).ways}
     worst = next(
         word
         for word in ("refused", "failed", "passed")
@@ -54,18 +52,24 @@ def convert_family(place: str, family: str) -> dict[str, Any]:
     }
 
 
-def _convert(built: Built, impl: str) -> dict[str, Any]:
-    """Converts a network on one path."""
+def _convert(built: Built, way: str) -> dict[str, Any]:
+    """Converts a network on one way."""
+    impl = "separable" if way == "separable" else "auto"
     start = time.perf_counter()
     try:
         made, certificate = network_to_attention(built.network, impl=impl, images=built.arguments)
+        if way == "back":
+            attention = made
+            start = time.perf_counter()
+            made, certificate = network_to_conv(attention, images=built.arguments)
     except ConvAttnError as error:
         return {"outcome": "refused", "reason": str(error)}
     seconds = time.perf_counter() - start
     used = Counter(layer.path or "not reached" for layer in certificate.layers)
-    other = impl == "separable" and set(used) - {"separable", "not reached"}
+    other = way == "separable" and set(used) - {"separable", "not reached"}
     result: dict[str, Any] = {
         "outcome": "passed" if certificate.passed and not other else "failed",
+        "verdict": certificate.verdict,
         "layers": len(certificate.layers),
         "heads": sum(layer.heads for layer in certificate.layers),
         "used": dict(sorted(used.items())),
@@ -84,6 +88,8 @@ def _convert(built: Built, impl: str) -> dict[str, Any]:
         "shapes": [list(shape) for shape in certificate.shapes],
         "seconds": round(seconds, 1),
     }
-    if impl == "auto":
+    if way == "back":
+        result["same_weights"] = same_weights(made, built.network)
+    if way == "auto":
         result["control"] = turn_one_weight(built, made, certificate)
     return result

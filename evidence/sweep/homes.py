@@ -8,6 +8,7 @@ HOMES: dict[str, str] = {
     "timm": "evidence.sweep.timm_subjects",
     "torchvision": "evidence.sweep.torchvision_subjects",
     "others": "evidence.sweep.other_subjects",
+    "libraries": "evidence.sweep.library_subjects",
 }
 """Modules by the name of the home that they hold, in the order of the sweep."""
 

@@ -50,12 +50,15 @@ class Home:
         families: Names its families; quick.
         subject: Chooses the network of a family; it may take a while. It raises `WithoutConvolutionError` where none
             holds a convolution.
+        ways: How its networks are converted: to attention as "auto" (the planned path) or "separable" (softmax
+            attention axis by axis), or "back" (planned, and then to convolutions again).
     """
 
     name: str
     packages: tuple[str, ...]
     families: Callable[[], Sequence[str]]
     subject: Callable[[str], Subject]
+    ways: tuple[str, ...] = ("auto", "separable")
 
 
 def run(built: Built) -> list[Tensor]:

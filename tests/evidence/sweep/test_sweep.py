@@ -18,10 +18,9 @@ from evidence.sweep.record import append, read
 from evidence.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
 
 
-def replaced():
-    conv = nn.Conv2d(3, 3, 1)
-    conv.forward = nn.functional.relu
-    return conv
+class ByInput(nn.Conv2d):
+    def forward(self, x):
+        return self._conv_forward(x, self.weight * x.mean(), self.bias)
 
 
 def build(network):
@@ -40,7 +39,7 @@ def small():
     return nn.Sequential(*layers)
 
 
-FAMILIES = {"small": small, "replaced": lambda: nn.Sequential(replaced(), small())}
+FAMILIES = {"small": small, "by input": lambda: nn.Sequential(ByInput(3, 3, 1), small())}
 
 
 def subject(family):
@@ -49,7 +48,13 @@ def subject(family):
     return Subject(f"{family}-1", partial(build, FAMILIES[family]), "made for this test")
 
 
-HOME = Home("here", ("torch",), lambda: ("small", "replaced", "linear"), subject)
+HOME = Home(
+    "here",
+    ("torch",),
+    lambda: ("small", "by input", "linear"),
+    subject,
+    ways=("auto", "separable", "back"),
+)
 
 
 def in_this_process(home, family, seconds):
@@ -62,7 +67,7 @@ def nothing(homes):
 
 
 def as_planned(network, *, impl, images):
-    assert impl in convert.IMPLS
+    assert impl in ("auto", "separable")
     return network_to_attention(network, images=images)
 
 
@@ -90,8 +95,9 @@ def test_a_line_says_what_both_paths_gave(here):
         "made for this test",
     )
     assert line["parameters"] == sum(parameter.numel() for parameter in small().parameters())
-    for impl, used in (("auto", {"shift": 2}), ("separable", {"separable": 2})):
-        path = line["paths"][impl]
+    ways = {"auto": {"shift": 2}, "separable": {"separable": 2}, "back": {"convolution": 2}}
+    for way, used in ways.items():
+        path = line["paths"][way]
         assert (path["outcome"], path["layers"], path["heads"], path["used"]) == (
             "passed",
             2,
@@ -101,13 +107,14 @@ def test_a_line_says_what_both_paths_gave(here):
         assert 0 < path["measured_error"] <= path["rounding"] < path["largest"]
         assert path["shapes"] == [[1, 3, 9, 11]]
     assert line["paths"]["auto"]["control"]["rejected"]
+    assert line["paths"]["back"]["same_weights"]
     assert json.loads(json.dumps(line)) == line
 
 
 def test_refused_networks_and_those_without_convolution_have_a_line_too(here):
-    refused = convert.convert_family("here", "replaced")
+    refused = convert.convert_family("here", "by input")
     assert refused["outcome"] == "refused"
-    assert "the images reach no convolution in it" in refused["paths"]["separable"]["reason"]
+    assert "depend on the input" in refused["paths"]["separable"]["reason"]
     assert convert.convert_family("here", "linear") == {
         "home": "here",
         "family": "linear",
@@ -129,7 +136,7 @@ def test_a_stopped_sweep_goes_on(record):
     sweep.main()
     lines = read(record)
     names = [line.get("family", "start") for line in lines]
-    assert names == ["small", "start", "replaced", "linear"]
+    assert names == ["small", "start", "by input", "linear"]
     assert lines[0]["model"] == "kept"
     assert torch.__version__.startswith(lines[1]["versions"]["torch"])
     sweep.main()
@@ -141,7 +148,7 @@ def test_a_page_counts_and_lists(record):
     text = page(read(record))
     assert "| here | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 1 | 50.0% |" in text
     assert "1 of 1 copies" in text
-    assert "- here replaced, replaced-1: refused. cannot convert 1 module of " in text
+    assert "- here by input, by input-1: refused. cannot convert 1 module of " in text
 
 
 @pytest.mark.slow

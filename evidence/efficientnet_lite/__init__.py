@@ -1,0 +1,1 @@
+"""Do EfficientNet-Lite networks with trained weights decide the same as attention, and back?"""
