@@ -28,14 +28,20 @@ PACKAGES = (
     "vocos",
 )
 
+# torchaudio refuses a torch of another CUDA than its own, though nothing here runs on one
+with patch.object(torch.version, "cuda", None):
+    MODULES = {
+        place: import_module(place)
+        for place in {row["network"].partition(":")[0] for row in NETWORKS.values()}
+    }
+"""Modules that hold the networks, imported once for the processes of all."""
+
 
 def _build(family: str) -> Built:
     """Builds a network, and draws what it is run on."""
     row = NETWORKS[family]
-    module, _, builder = row["network"].partition(":")
-    # torchaudio refuses a torch of another CUDA than its own, though nothing here runs on one
-    with patch.object(torch.version, "cuda", None):
-        network = attrgetter(builder)(import_module(module))(**row["options"])
+    place, _, builder = row["network"].partition(":")
+    network = attrgetter(builder)(MODULES[place])(**row["options"])
     generator = torch.Generator().manual_seed(0)
     arguments = tuple(torch.randn(shape, generator=generator) for shape in row["shapes"])
     return Built(network, arguments)
