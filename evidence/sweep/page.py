@@ -12,21 +12,23 @@ PAGE = """\
 # Whole networks: one of each family
 
 Does `network_to_attention` make the same function of a network, whatever network it is? One network of each family
-of {homes} was converted ("others" are chosen networks of other libraries), with random weights, at its own image size,
-in evaluation mode: once as softmax attention axis by axis in every layer (`impl="separable"`), once as planned
-(`impl="auto"`, where hard heads run as a convolution). Both are compared with the network in float64.
+of {homes} was converted ("others" are chosen networks of other libraries, "libraries" many networks of libraries for
+pictures, medical volumes and sound, small and on small inputs), with random weights, in evaluation mode: as planned
+(`impl="auto"`, where hard heads run as a convolution), and, but for "libraries", as softmax attention axis by axis in
+every layer (`impl="separable"`). Those of "libraries" then come back with `network_to_conv`. Each is compared with what
+it was made from, in float64.
 
 {counts}
 
 - **passed**: every layer and the network as a whole are within the [error budget](../explanation/error-budget.md), and
   on the separable path every layer that the image reached ran as separable softmax attention.
-- **with leftovers**: of those passed, the networks in which a convolution is called as a function by a module that is
-  no convolution. The certificate names them; the rest of the network is converted.
+- **with leftovers**: of those passed, the networks in which a convolution stays as it is. The certificate names it and
+  says why; the rest of the network is converted.
 - **failed** and **crashed** are wrong results. **refused** networks raise an error that says why, and nothing is made.
 
 Of each network that was converted as planned a copy has been made wrong on purpose, by changing the sign of the largest
 weight of one layer amid it: {rejected} of {controls} copies are beyond the budget.{unmoved} {top1}
-{vague}
+{returned}{vague}
 ## Networks
 
 Error ÷ budget is the largest difference to float64 over all outputs, in units of what rounding explains; above 1 a
@@ -77,6 +79,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         rejected=sum(control["rejected"] for control in controls),
         controls=len(controls),
         unmoved=rest,
+        returned=_returned(networks),
         vague=_vague(networks),
         top1=_top1(networks),
         table=_table(networks),
@@ -86,7 +89,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _paths(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lists what both paths of a network gave; nothing where none was tried."""
+    """Lists what all ways of a network gave; nothing where none was tried."""
     return list(line.get("paths", {}).values())
 
 
@@ -149,18 +152,29 @@ def _top1(networks: Sequence[dict[str, Any]]) -> str:
     return f"The largest score moved in {changed} of {total} predictions of converted networks."
 
 
+def _returned(networks: Sequence[dict[str, Any]]) -> str:
+    """Counts the networks that came back with the weights that they had."""
+    ways = [line.get("paths", {}).get("back", {}) for line in networks]
+    back = [way["same_weights"] for way in ways if "same_weights" in way]
+    if not back:
+        return ""
+    others = "; the others hold weights that are computed, whose present values came back"
+    rest = "" if all(back) else others
+    return f"\nOf {len(back)} networks converted back, {sum(back)} have all their weights as they were{rest}.\n"
+
+
 def _table(networks: Sequence[dict[str, Any]]) -> str:
     """Tabulates networks, one row each."""
     heads = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
-    heads += ["error ÷ budget, separable", "planned", "budget ÷ largest"]
-    heads += ["s, separable", "planned", "left alone", "outcome"]
+    heads += ["error ÷ budget, separable", "planned", "back", "budget ÷ largest"]
+    heads += ["s, separable", "planned", "back", "left alone", "outcome"]
     return markdown_table(heads, map(_row, networks))
 
 
 def _row(line: dict[str, Any]) -> list[str]:
     """Words one network; what was not measured is a dash."""
     paths = line.get("paths", {})
-    both = [paths.get(impl, {}) for impl in ("separable", "auto")]
+    ways = [paths.get(way, {}) for way in ("separable", "auto", "back")]
     cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
     cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
     one = next((path for path in paths.values() if "layers" in path), None)
@@ -169,10 +183,10 @@ def _row(line: dict[str, Any]) -> list[str]:
     else:
         cells.append(", ".join("×".join(map(str, shape)) for shape in one["shapes"]))
         cells += [one["layers"], one["heads"], one["used"].get("not reached", 0)]
-    cells += map(_share, both)
+    cells += map(_share, ways)
     largest = one.get("largest") if one else None
     cells.append(f"{one['rounding'] / largest:.0e}" if one and largest else "–")
-    cells += [path.get("seconds", "–") for path in both]
+    cells += [path.get("seconds", "–") for path in ways]
     return list(map(str, [*cells, len(_left(line)) or "", line["outcome"]]))
 
 
