@@ -120,7 +120,8 @@ def find_convolutions(
         try:
             convolutions += _read(module, names, recorders)
         except UnsupportedModelError as error:
-            if isinstance(module, _ConvNd) or why_refused(module):
+            ran = any(module in recorder.runs for recorder in recorders)
+            if why_refused(module) or (isinstance(module, _ConvNd) and ran):
                 refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
             else:
                 left.append(LeftAlone(names[0], type(module).__name__, str(error)))

@@ -210,6 +210,23 @@ def test_a_computed_weight_is_converted_as_it_is_and_said():
     assert made[0].layers[0].values.weight.requires_grad
 
 
+class Headless(nn.Sequential):
+    """Never runs its last module, as encoders made from classifiers do."""
+
+    def forward(self, x):
+        return self[0](x)
+
+
+def test_what_the_images_do_not_reach_is_left_alone():
+    network = filled(Headless(StaticSame(3, 4, 3), StaticSame(4, 5, 1))).eval()
+    x = images(2, 3, 9, 11)
+    made, certificate = converted(network, x)
+    assert certificate.verdict == "exact"
+    assert [(left.name, left.kind) for left in certificate.left_alone] == [("1", "StaticSame")]
+    assert "the images reach no convolution in it" in certificate.left_alone[0].reason
+    assert made[1].weight is not network[1].weight
+
+
 class Fickle(nn.Conv2d):
     """Calls a second convolution on large images."""
 
