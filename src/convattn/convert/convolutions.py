@@ -105,7 +105,12 @@ def find_convolutions(
     is left to convert, ConversionError says why.
     """
     every = names_by_module(model)
-    may_run = not any(why_refused(module) for module in every)
+    included = patterns("include", include, (), "convolutions")
+    excluded = patterns("exclude", exclude, (), "convolutions")
+    may_run = not any(
+        why_refused(module) and not _why_left_out(names, included, excluded)
+        for module, names in every.items()
+    )
     recorders = _record(model, arguments) if may_run else []
     named = {}
     for module, names in every.items():
@@ -167,13 +172,23 @@ def select_modules(
     selected = []
     left = []
     for module, names in named.items():
-        if excluded is not None and matches(names, excluded):
-            left.append(LeftAlone(names[0], type(module).__name__, "left out by exclude"))
-        elif included is not None and not matches(names, included):
-            left.append(LeftAlone(names[0], type(module).__name__, "left out by include"))
-        else:
+        reason = _why_left_out(names, included, excluded)
+        if reason is None:
             selected.append(module)
+        else:
+            left.append(LeftAlone(names[0], type(module).__name__, reason))
     return selected, left
+
+
+def _why_left_out(
+    names: Sequence[str], included: Sequence[str] | None, excluded: Sequence[str] | None
+) -> str | None:
+    """Returns why a module of these names is not to be converted; None if it is."""
+    if excluded is not None and matches(names, excluded):
+        return "left out by exclude"
+    if included is not None and not matches(names, included):
+        return "left out by include"
+    return None
 
 
 def _why_none(model: nn.Module, left: Sequence[LeftAlone]) -> str:

@@ -7,6 +7,7 @@ import torch
 from tests.convert.network.network_cases import converted, filled, images
 from torch import nn
 from torch.nn import functional as F
+from torchvision.ops import DeformConv2d
 
 from convattn import load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert.calls import AttendedCalls
@@ -225,6 +226,29 @@ def test_what_the_images_do_not_reach_is_left_alone():
     assert [(left.name, left.kind) for left in certificate.left_alone] == [("1", "StaticSame")]
     assert "the images reach no convolution in it" in certificate.left_alone[0].reason
     assert made[1].weight is not network[1].weight
+
+
+class Deformed(nn.Module):
+    """Moves the taps of its second convolution, which cannot be converted."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = StaticSame(3, 4, 3)
+        self.offsets = nn.Conv2d(4, 18, 3, padding=1)
+        self.second = DeformConv2d(4, 5, 3, padding=1)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.second(y, self.offsets(y))
+
+
+@pytest.mark.parametrize("choice", [{"exclude": "second"}, {"include": ["first", "offsets"]}])
+def test_calls_are_found_beside_a_module_that_is_left_out(choice):
+    network, x = filled(Deformed()).eval(), images(2, 3, 9, 11)
+    made, certificate = converted(network, x, **choice)
+    assert [layer.name for layer in certificate.layers] == ["first", "offsets"]
+    assert [left.name for left in certificate.left_alone] == ["second"]
+    assert isinstance(made.first, AttendedCalls)
 
 
 class Fickle(nn.Conv2d):
