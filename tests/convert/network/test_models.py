@@ -20,6 +20,7 @@ from evidence.sweep.subjects import Built
 
 timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
+transformers = pytest.importorskip("transformers")
 
 FROZEN = "its weight is computed; the present value was converted, and learns by itself"
 TIMM = {
@@ -112,6 +113,42 @@ def test_every_subclass_of_timm(kind, stride, sizes):
     assert isinstance(made[0], AttendedCalls)
     assert bool(certificate.layers[0].notes) == kind.startswith(("Std", "Scaled"))
     assert made[0].layers[0].weight.shape == made[0].weight.shape == (6, 4, 3, 3)
+
+
+def encodec():
+    config = transformers.EncodecConfig(
+        num_filters=4, hidden_size=8, upsampling_ratios=[2, 2], num_lstm_layers=1
+    )
+    return transformers.EncodecModel(config)
+
+
+def dac():
+    ratios = {"downsampling_ratios": [2, 4], "upsampling_ratios": [4, 2]}
+    sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 16, "hidden_size": 16}
+    return transformers.DacModel(transformers.DacConfig(**ratios, **sizes))
+
+
+OF_SOUND = {
+    "encodec, there": (lambda: encodec().encoder, (1, 160)),
+    "encodec, back": (lambda: encodec().decoder, (8, 20)),
+    "dac, there": (lambda: dac().encoder, (1, 160)),
+    "dac, back": (lambda: dac().decoder, (16, 12)),
+}
+"""Small ones of the codecs that are swept: causal, dilated, transposed and cut, weights normalised."""
+
+
+@pytest.mark.parametrize("name", OF_SOUND)
+def test_networks_of_sound_there_and_back(name):
+    torch.manual_seed(0)
+    build, shape = OF_SOUND[name]
+    network, x = build().eval(), images(1, *shape)
+    randomise(Built(network, (x,)))
+    attention, there = network_to_attention(network, images=x)
+    made, back = network_to_conv(attention, images=x)
+    assert (there.verdict, back.verdict) == ("exact", "exact")
+    assert not there.left_alone
+    assert not back.left_alone
+    assert len(there.layers) == len(back.layers) == len(convolutions(made))
 
 
 def test_convolutions_that_pad_by_size_come_back(tmp_path):
