@@ -44,9 +44,6 @@ SEED = 0
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
 
-_BLOCK = 384
-"""Terms that a matrix product sums one after another before it adds their sum to the total."""
-
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of the weights that are converted."""
 
@@ -162,8 +159,7 @@ def term_by_term(
     """Computes a convolution as matrix products do at worst: one term after another, in at least float32."""
     kind = torch.promote_types(x.dtype, torch.float32)
     every = list(tap_pixels(taps, x))
-    terms = 0
-    total = block = torch.zeros((), dtype=kind)
+    total = torch.zeros((), dtype=kind)
     for pixels, weight in zip(every, taps.maps, strict=True):
         channels = rearrange(
             pixels.to(kind), "b (groups c) ... -> c b groups 1 (...)", groups=taps.groups
@@ -172,13 +168,9 @@ def term_by_term(
             weight.to(kind), "(groups outputs) c -> c groups outputs 1", groups=taps.groups
         )
         for channel, column in zip(channels, columns, strict=True):
-            if terms % _BLOCK == 0:
-                total = total + block
-                block = torch.zeros_like(channel * column)
-            block.addcmul_(channel, column)
-            terms += 1
+            total = torch.addcmul(total, channel, column)
     sizes = every[0].shape[2:]
-    y = (total + block).reshape(len(x), -1, *sizes)
+    y = total.reshape(len(x), -1, *sizes)
     return _with_bias(taps, y.to(x.dtype))
 
 

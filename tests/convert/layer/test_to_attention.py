@@ -123,6 +123,13 @@ def test_device_mode_and_the_convolution_itself_are_kept():
     assert all(torch.equal(conv.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+def test_many_terms_for_a_few_outputs_round_as_matrix_products_of_that_shape_do():
+    for seed in range(8):
+        torch.manual_seed(seed)
+        _, certificate = conv_to_attention(nn.Conv2d(128, 8, 3, padding=1))
+        assert certificate.verdict == "exact"
+
+
 def test_large_images_keep_hard_heads_hard():
     """Scores reach α‖δ‖² ≈ 10⁸ here; the weights stay zero and one."""
     conv, x = drawn(nn.Conv1d(1, 1, 3, padding=1)), images(1, 1, 997)
