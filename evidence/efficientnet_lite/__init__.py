@@ -1,1 +1,1 @@
-"""Do EfficientNet-Lite networks with trained weights decide the same as attention, and back?"""
+"""Do trained networks of other people's classes decide the same as attention?"""

@@ -22,11 +22,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms import functional as transforms
+from torchvision import transforms
 
 from benchmarks.measure import plain_float32
 from convattn import network_to_attention, network_to_conv
@@ -67,13 +66,17 @@ def load(number: int) -> nn.Module:
 def read_photographs(file: Path, size: int) -> tuple[Tensor, Tensor]:
     """Reads photographs, bicubic and from the centre, with mean 0 and deviation 1; and their classes."""
     table = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet.read_table(file)
+    steps = [
+        transforms.Resize(round(size / SHOWN), transforms.InterpolationMode.BICUBIC),
+        transforms.CenterCrop(size),
+        transforms.ToTensor(),
+        transforms.Normalize(MEAN, DEVIATION),
+    ]
+    prepare = transforms.Compose(steps)
     images = []
     for row in table.column("img").to_pylist():
         image = Image.open(io.BytesIO(row["bytes"])).convert("RGB")
-        image = transforms.resize(image, round(size / SHOWN), transforms.InterpolationMode.BICUBIC)
-        pixels = np.asarray(transforms.center_crop(image, [size, size]))
-        scaled = torch.tensor(pixels).movedim(2, 0).float() / 255
-        images.append(transforms.normalize(scaled, list(MEAN), list(DEVIATION)))
+        images.append(prepare(image))
     return torch.stack(images), torch.tensor(table.column("label").to_pylist())
 
 

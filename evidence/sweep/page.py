@@ -158,7 +158,7 @@ def _returned(networks: Sequence[dict[str, Any]]) -> str:
     back = [way["same_weights"] for way in ways if "same_weights" in way]
     if not back:
         return ""
-    others = "; the others hold weights that are computed, whose present values came back"
+    others = "; in the others some weight is computed, or another module's, and its present value came back"
     rest = "" if all(back) else others
     return f"\nOf {len(back)} networks converted back, {sum(back)} have all their weights as they were{rest}.\n"
 
