@@ -5,6 +5,7 @@ from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,20 +29,19 @@ PACKAGES = (
     "vocos",
 )
 
-# torchaudio refuses a torch of another CUDA than its own, though nothing here runs on one
-with patch.object(torch.version, "cuda", None):
-    MODULES = {
-        place: import_module(place)
-        for place in {row["network"].partition(":")[0] for row in NETWORKS.values()}
-    }
-"""Modules that hold the networks, imported once for the processes of all."""
+
+def _module(place: str) -> Any:
+    """Imports a module that holds networks."""
+    # torchaudio refuses a torch of another CUDA than its own, though nothing here runs on one
+    with patch.object(torch.version, "cuda", None):
+        return import_module(place)
 
 
 def _build(family: str) -> Built:
     """Builds a network, and draws what it is run on."""
     row = NETWORKS[family]
     place, _, builder = row["network"].partition(":")
-    network = attrgetter(builder)(MODULES[place])(**row["options"])
+    network = attrgetter(builder)(_module(place))(**row["options"])
     generator = torch.Generator().manual_seed(0)
     arguments = tuple(torch.randn(shape, generator=generator) for shape in row["shapes"])
     return Built(network, arguments)
