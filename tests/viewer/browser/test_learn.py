@@ -47,6 +47,17 @@ def test_the_address_brings_a_step_back(opened, address):
     expect(step(page, 3)).to_be_visible()
 
 
+def test_a_link_is_followed_though_the_page_has_yet_to_write_its_own_address(opened, address):
+    page = opened(f"{address}#view=learn&step=0")
+    page.get_by_role("button", name="Step 2").click()
+    page.evaluate("history.pushState(null, '', '#view=learn&step=4')")
+    page.wait_for_timeout(600)  # a busy browser tells the page late
+    page.evaluate("dispatchEvent(new HashChangeEvent('hashchange'))")
+    expect(step(page, 5)).to_be_visible(timeout=10_000)
+    page.wait_for_timeout(600)
+    assert page.url.endswith("#view=learn&step=4")
+
+
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
 def test_in_one_column_what_one_plays_with_is_in_sight(opened, address, width, height):
     page = opened(f"{address}#view=learn", width=width, height=height)

@@ -61,9 +61,12 @@ function mount(scene, address) {
   const link = () => location.href.replace(/#.*/, "") + hashNow();
 
   let writing = 0;
+  let known = location.hash; // last read or written here
   function writeAddress() {
+    if (location.hash !== known) return; // a link was followed meanwhile: its hashchange comes, and wins
     try {
       history.replaceState(null, "", hashNow());
+      known = location.hash;
     } catch {
       // A page within a page may have no address of its own; the view works without.
     }
@@ -76,7 +79,11 @@ function mount(scene, address) {
     writing = window.setTimeout(writeAddress, ADDRESS_DELAY);
   });
   onTheme(views.repaint);
-  if (address) addEventListener("hashchange", () => state.set(stateOf(fromHash(location.hash))));
+  function readAddress() {
+    known = location.hash;
+    state.set(stateOf(fromHash(known)));
+  }
+  if (address) addEventListener("hashchange", readAddress);
   views.open();
 }
 
