@@ -233,6 +233,7 @@ def head_statistics(head, weights, grid, prefix, shifts):
         shift=(),
         **one,
         hard_shift=(),
+        hard_shift_error=(),
         side=(),
         line=0,
         shift_invariance=UNKNOWN,

@@ -155,6 +155,7 @@ def test_hard_heads_are_exact():
         0.0,
         (1.0, -1.0),
     )
+    assert head.hard_shift_error == (0.0, 0.0)
     assert (head.spread.value, head.entropy.value, head.effective_positions.value) == (
         0.0,
         0.0,
@@ -168,6 +169,19 @@ def test_hard_heads_are_exact():
     )
     assert sorted(head.kernel) == [0.0] * 8 + [1.0]
     assert found.tap_coverage.value == 1 / 9
+
+
+def test_a_hard_shift_that_hangs_on_single_images_has_an_error():
+    layout = LAYOUTS["keys outside"]
+    delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
+    right, left = (
+        (delta == torch.tensor([0.0, column])).all(-1).float() for column in (1.0, -1.0)
+    )
+    weights = torch.stack([right, right, left, left])[:, None, None]
+    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
+    (head,) = statistics(*added(call, [slice(0, 4)], 4), 1).heads
+    # Without one image the other side has more: −1, −1, 1, 1, whose variance is 3/4 · 4.
+    assert head.hard_shift_error == pytest.approx((0.0, 3**0.5))
 
 
 def test_weights_that_are_all_alike_explain_nothing():

@@ -182,7 +182,7 @@ def _numbers(one: LayerReport, other: LayerReport) -> Iterator[tuple[int, str, E
 
 
 def _hard_shifts(one: LayerReport, other: LayerReport) -> Iterator[HeadDifference]:
-    """Yields the shifts of hard heads that differ; these are whole numbers and have no standard error."""
+    """Yields the shifts of hard heads that differ: whole numbers, of which any difference counts."""
     pairs = zip(one.verdicts, other.verdicts, strict=False)
     for head, (left, right) in enumerate(pairs):
         if left.tap is None or right.tap is None or len(left.tap) != len(right.tap):

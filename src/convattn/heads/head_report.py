@@ -49,9 +49,9 @@ class HeadStatistics:
     entropy: Estimate  # Mean entropy of a query's weights on positions, in nats
     effective_positions: Estimate  # exp(entropy)
     hard_share: Estimate  # max_δ E A[q, q + δ], over δ at least a quarter as frequent as the most frequent one
-    hard_shift: tuple[
-        float, ...
-    ]  # That δ, one of the grid's; how sure it is, the error of `hard_share` says
+    hard_shift: tuple[float, ...]  # That δ, one of the grid's
+    # Its standard error along each axis: 0 if it is the same δ whichever group of images is left out
+    hard_shift_error: tuple[float, ...]
     evenness: (
         Estimate  # Effective positions, as a share of those of a head that looks everywhere alike
     )

@@ -130,13 +130,15 @@ def layer_statistics(
         The statistics.
     """
     total = sums.map(lambda part: part.sum(dim=0))
-    hard = _hardest(total, pairs)
-    hard_shifts = pairs.displacements[hard]
+    totals = (total, *_without_each_group(sums))
+    hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
+    hard = hardest[0]
+    hard_shifts = pairs.displacements[hardest]
     inside = pairs.within(0 if radius is None else radius)
     everywhere = everywhere_alike(pairs)
     directions = Directions(total, pairs)
     samples = []
-    for sample in (total, *_without_each_group(sums)):
+    for sample in totals:
         numbers = _head_numbers(sample, pairs, hard, inside)
         numbers |= directions.shares(sample)
         numbers["evenness"] = numbers["effective_positions"] / everywhere.effective_positions
@@ -158,7 +160,8 @@ def layer_statistics(
             HeadStatistics(
                 head=head,
                 shift=tuple(_estimate([*axis]) for axis in shifts.T),
-                hard_shift=tuple(hard_shifts[head].tolist()),
+                hard_shift=tuple(hard_shifts[0, head].tolist()),
+                hard_shift_error=tuple(jackknife(axis) for axis in hard_shifts[1:, head].T.tolist()),
                 side=directions.side(head),
                 line=directions.line(head),
                 prefix_weights=tuple(prefix_weights[head].tolist()),

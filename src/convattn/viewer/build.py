@@ -396,7 +396,7 @@ def _describe_head(head: HeadStatistics) -> dict[str, Any]:
     }
     described["hard_shift"] = {
         "value": [_finite(step) for step in head.hard_shift],
-        "error": None,
+        "error": [_finite(error) for error in head.hard_shift_error],
     }
     return described
 
