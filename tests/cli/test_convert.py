@@ -279,7 +279,9 @@ MISTAKES = {
     f"{RESNET} --images run {SHAPE}": "--shape cannot be given with --images",
     f"{DRAWN} --images run --limit 0": "--limit: must be at least 1, but is 0",
     f"{DRAWN} --limit 3": "--limit needs --images",
-    "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, ",
+    "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, torchvision:NAME, hf:NAME "
+    "or convattn:NAME: did you mean timm:resnet18 or torchvision:resnet18?",
+    "convert vit_tinny": "did you mean timm:vit_tiny",
     "convert hf:owner/model": "hf:owner/model is converted in Python: only load_network",
     f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: include and exclude leave out",
     f"{DRAWN} --include x*": "include must be a pattern that matches convolutions",

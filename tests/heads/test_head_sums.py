@@ -174,9 +174,7 @@ def test_hard_heads_are_exact():
 def test_a_hard_shift_that_hangs_on_single_images_has_an_error():
     layout = LAYOUTS["keys outside"]
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
-    right, left = (
-        (delta == torch.tensor([0.0, column])).all(-1).float() for column in (1.0, -1.0)
-    )
+    right, left = ((delta == torch.tensor([0.0, column])).all(-1).float() for column in (1.0, -1.0))
     weights = torch.stack([right, right, left, left])[:, None, None]
     call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
     (head,) = statistics(*added(call, [slice(0, 4)], 4), 1).heads

@@ -89,11 +89,16 @@ class NetworkOptions:
         """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.loading import load_with_source
         from convattn.networks.pretrained import network_folder
+        from convattn.networks.source import similar_networks
 
         folder = network_folder(source)
         if not folder.is_dir():
+            similar = similar_networks(source)
+            hint = f": did you mean {' or '.join(similar)}?" if similar else ""
             homes = "timm:NAME, torchvision:NAME, hf:NAME or convattn:NAME"
-            raise ArgumentError(f"there is no folder {source!r}; networks by name are {homes}")
+            raise ArgumentError(
+                f"there is no folder {source!r}; networks by name are {homes}{hint}"
+            )
         for name, value in self.by_name().items():
             if value:
                 raise ArgumentError(

@@ -161,7 +161,9 @@ def layer_statistics(
                 head=head,
                 shift=tuple(_estimate([*axis]) for axis in shifts.T),
                 hard_shift=tuple(hard_shifts[0, head].tolist()),
-                hard_shift_error=tuple(jackknife(axis) for axis in hard_shifts[1:, head].T.tolist()),
+                hard_shift_error=tuple(
+                    jackknife(axis) for axis in hard_shifts[1:, head].T.tolist()
+                ),
                 side=directions.side(head),
                 line=directions.line(head),
                 prefix_weights=tuple(prefix_weights[head].tolist()),

@@ -14,6 +14,7 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
+    MissingDependencyError,
     UnknownNameError,
     must_be,
     optional_module,
@@ -171,7 +172,7 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
 def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     timm = _timm()
     if not timm.is_model(name):
-        names = timm.list_models()
+        names = _timm_names()
         raise _unknown_model("timm", name, names, f"timm.list_models() has all {len(names)}")
     _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
     return timm.create_model(name, pretrained=pretrained, **options)
@@ -180,7 +181,7 @@ def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> 
 def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     """Builds a network of torchvision; without its weights, those of its backbone are drawn as well."""
     models = _torchvision_models()
-    names = models.list_models()
+    names = _torchvision_names()
     if name not in names:
         hint = "torchvision.models.list_models() has them all"
         raise _unknown_model("torchvision", name, names, hint)
@@ -231,14 +232,33 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
     return network.float()
 
 
+def similar_networks(name: str) -> list[str]:
+    """Returns sources, as "timm:NAME", of which up to three of each installed library begin almost like a name."""
+    found = []
+    for home, listed in (("timm", _timm_names), ("torchvision", _torchvision_names)):
+        try:
+            names = listed()
+        except MissingDependencyError:
+            continue
+        found += [f"{home}:{near}" for near in _nearest(name, names)]
+    return found
+
+
 def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> ArgumentError:
     """Makes the error about an unknown name, which suggests up to three that begin almost like it."""
+    nearest = _nearest(name, known)
+    hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+    return ArgumentError(f"unknown {home} model {name!r}:{hint} {listed}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """Returns the name if it is known, else up to three that begin almost like it."""
+    if name in known:
+        return [name]
     beginnings: dict[str, str] = {}
     for model in known:
         beginnings.setdefault(model[: len(name) + 1], model)
-    nearest = [beginnings[near] for near in difflib.get_close_matches(name, beginnings, n=3)]
-    hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-    return ArgumentError(f"unknown {home} model {name!r}:{hint} {listed}")
+    return [beginnings[near] for near in difflib.get_close_matches(name, beginnings, n=3)]
 
 
 def _refuse_weights(options: Mapping[str, Any], refused: Sequence[str], consequence: str) -> None:
@@ -253,5 +273,13 @@ def _timm() -> ModuleType:
     return optional_module("timm", "timm", "timm")
 
 
+def _timm_names() -> list[str]:
+    return _timm().list_models()
+
+
 def _torchvision_models() -> ModuleType:
     return optional_module("torchvision.models", "torchvision", "timm").models
+
+
+def _torchvision_names() -> list[str]:
+    return _torchvision_models().list_models()
