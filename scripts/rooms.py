@@ -25,10 +25,10 @@ BUDGETS = {
     "layers": 9_200,
     "convert": 36_500,
     "models": 3_000,
-    "networks": 10_000,
+    "networks": 10_050,
     "heads": 37_000,
     "viewer": 11_000,
-    "cli": 6_600,
+    "cli": 6_650,
     "testing": 2_000,
     "lab": 31_800,
 }

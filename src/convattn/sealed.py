@@ -38,6 +38,9 @@ from convattn.wording import some
 CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
 DIGESTS, LOAD_AS = "digests", "load_as"
 
+_PAGES = ("README.md", "index.html")
+"""Files for people that a saved network may hold."""
+
 _KNOWN = ("torch.nn.", "convattn.")
 """Packages whose modules do not change their attributes when they run."""
 
@@ -105,14 +108,14 @@ def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
 
 
 def _is_sealed(folder: Path) -> bool:
-    """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and a card at most beside it."""
+    """Returns whether a folder, not the current one, holds what `write_sealed` wrote, and pages at most beside it."""
     try:
         if DIGESTS not in read_config(folder):
             return False
     except CheckpointError:
         return False
     for file in folder.iterdir():
-        if file.name not in (CONFIG, WEIGHTS, CERTIFICATE, "README.md") or not file.is_file():
+        if file.name not in (CONFIG, WEIGHTS, CERTIFICATE, *_PAGES) or not file.is_file():
             return False
     return not (folder.is_symlink() or folder.samefile("."))
 

@@ -20,7 +20,6 @@ from convattn.networks.images import Pictures
 SOURCE = "timm:vit_tiny_patch16_224 --random-weights --set img_size=32 --set depth=2"
 FILES = [
     "distance.png",
-    "head-map.png",
     "heads.pdf",
     "heads.svg",
     "index.html",
@@ -76,7 +75,7 @@ def test_page_stands_alone_and_can_be_read_aloud(made):
     page = Page((made / "index.html").read_text(encoding="utf-8"))
     report = HeadReport.load(made / "report.json")
     pictures = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(pictures) == 2 + sum(len(layer.heads) for layer in report.layers)
+    assert len(pictures) == 1 + sum(len(layer.heads) for layer in report.layers)
     for attrs in pictures:
         assert attrs["src"].startswith("data:image/png;base64,")
         assert len(attrs["alt"]) > 20
@@ -186,7 +185,7 @@ def test_interrupted_analysis_leaves_nothing(images, tmp_path, capsys, monkeypat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("convattn.lab.html_pages.head_map", interrupt)
+    monkeypatch.setattr("convattn.lab.html_pages.distance_by_depth", interrupt)
     assert run(f"analyze {SOURCE} --images {images} -o {tmp_path / 'report'}") == 130
     assert capsys.readouterr().err == "convattn: interrupted\n"
     assert not (tmp_path / "report").exists()
@@ -236,7 +235,7 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
     for arguments, message in {
         f"timm:resnet18 --random-weights {folder}": "attention",
         f"{SOURCE} --images {images} -o {made}": "--output must be new or empty",
-        f"{SOURCE} {folder} --limit 0": "--limit: must be at least 1, but is 0",
+        f"{SOURCE} {folder} --limit 0": "for --limit. Must be >= 1",
         f"{SOURCE} {folder} --layer x": "unknown layer 'x'",
         f"{SOURCE} {folder} --kernel-size 2": "kernel_size must be odd",
         f"timm:vit_tiny_patch16_224 {folder}": "exactly one of --weights FILE, --pretrained and",

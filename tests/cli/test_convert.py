@@ -172,7 +172,15 @@ def test_a_network_that_is_different_says_where_and_is_written_only_with_permiss
     certificate = NetworkCertificate.from_json(capsys.readouterr().out)
     assert {layer.kernel_size for layer in certificate.layers} == {(3, 3)}
     assert "network to conv: different (" in Path("narrow/README.md").read_text(encoding="utf-8")
+    page = Path("narrow/index.html").read_text(encoding="utf-8")
+    assert "cifar10-small as convolutions: <span" in page
+    for layer in certificate.layers:
+        assert (
+            f'<th scope="row">{layer.name}</th>\n<td class="word different">different</td>' in page
+        )
     narrow, source = load_network("narrow"), load_network("convattn:cifar10-small")
+    save_network(narrow, "narrow", overwrite=True)
+    assert not Path("narrow/index.html").exists()
     assert not attention_of(narrow)
     assert torch.equal(narrow.head.weight, source.head.weight)
 
@@ -277,7 +285,7 @@ MISTAKES = {
     f"{DRAWN} --images absent": "--images must be a folder or a file that exists",
     f"{DRAWN} --images photos": "pictures cannot be prepared for this ResNet",
     f"{RESNET} --images run {SHAPE}": "--shape cannot be given with --images",
-    f"{DRAWN} --images run --limit 0": "--limit: must be at least 1, but is 0",
+    f"{DRAWN} --images run --limit 0": "for --limit. Must be >= 1",
     f"{DRAWN} --limit 3": "--limit needs --images",
     "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, torchvision:NAME, hf:NAME "
     "or convattn:NAME: did you mean timm:resnet18 or torchvision:resnet18?",

@@ -1,7 +1,6 @@
 """Figures of a report: each number is where it belongs, of images and of sequences."""
 
 import io
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from PIL import Image
 from tests.heads.analyze_cases import gated, noise
 
 from convattn.heads import analyze
-from convattn.heads.head_report import Estimate
 from convattn.lab import report_figures as figures
 from convattn.layers import RelativeAttention1d
 from evidence.trained_heads.figures import kernel_gallery
@@ -52,49 +50,6 @@ def drawn(monkeypatch):
 
 def of(drawn, name):
     return [(arguments, style) for kind, arguments, style in drawn if kind == name]
-
-
-def of_layers(report, count):
-    """The report with as many layers, alike but for their names."""
-    (layer,) = report.layers
-    return replace(
-        report, layers=tuple(replace(layer, name=f"layer {number}") for number in range(count))
-    )
-
-
-def test_panels_without_a_layer_are_hidden(image, monkeypatch, tmp_path):
-    hidden = []
-    monkeypatch.setattr(Axes, "set_visible", lambda _, visible: hidden.append(visible))
-    figures.head_map(tmp_path / "figure.svg", of_layers(image, 5))
-    assert hidden == [False] * 3
-
-
-def with_spreads(report, *values):
-    (layer,) = report.layers
-    heads = tuple(
-        replace(head, spread=Estimate(value, 0.0))
-        for head, value in zip(layer.heads, values, strict=True)
-    )
-    return replace(report, layers=(replace(layer, measured=replace(layer.measured, heads=heads)),))
-
-
-def test_only_heads_with_a_spread_have_a_circle(image, drawn, monkeypatch, tmp_path):
-    sizes = []
-    monkeypatch.setattr(
-        figures, "add_ellipse", lambda _panel, centre, size, **_: sizes.append((centre, size))
-    )
-    figures.head_map(tmp_path / "figure.png", with_spreads(image, 0.0, 2.0, math.nan))
-    shift = [one.value for one in image.layers[0].heads[1].shift]
-    assert sizes == [((shift[1], shift[0]), (4.0, 4.0))]
-    numbers = {
-        arguments[2]: (arguments[1], arguments[0])
-        for arguments, _ in of(drawn, "text")
-        if len(arguments) == 3
-    }
-    places = {
-        str(head.head + 1): tuple(one.value for one in head.shift) for head in image.layers[0].heads
-    }
-    assert {name: numbers[name] for name in places} == places
 
 
 def with_kernels(report, step):

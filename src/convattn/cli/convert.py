@@ -50,8 +50,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     Args:
         source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
             them), or the folder of a network, a training run or a layer.
-        output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card;
-            it must be new or empty.
+        output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card
+            and index.html, a page of its layers; it must be new or empty.
         to: What to make: attention, or conv for convolutions.
         network: Which weights a network has.
         images: On which images the networks are compared.
@@ -106,7 +106,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         else:
             loaded = network.load(source)
             save, certificate = _convert_network(
-                loaded, to, options, images.read(loaded), tolerance
+                source, loaded, to, options, images.read(loaded), tolerance
             )
     outcome = "wrote nothing"
     if allow_difference or _is_close(certificate, tolerance):
@@ -173,6 +173,7 @@ def _convert_layer(
 
 
 def _convert_network(
+    source: str,
     loaded: "LoadedNetwork",
     to: str,
     options: dict[str, Any],
@@ -182,6 +183,7 @@ def _convert_network(
     """Converts a network; returns what saves the result, and its certificate."""
     from convattn.convert import network_to_attention, network_to_conv
     from convattn.convert.certificate import CLOSE
+    from convattn.lab.html_pages import write_conversion
     from convattn.networks import save_network
 
     close = None if images.random else tolerance or CLOSE
@@ -190,5 +192,11 @@ def _convert_network(
         converted, certificate = network_to_attention(loaded.network, **options)
     else:
         converted, certificate = network_to_conv(loaded.network, **options)
-    save = partial(save_network, converted, source=loaded.source, options=loaded.options)
-    return save, replace(certificate, images=images.words)
+    certificate = replace(certificate, images=images.words)
+
+    def save(folder: Path, **kept: Any) -> None:
+        save_network(converted, folder, source=loaded.source, options=loaded.options, **kept)
+        networks = (loaded.network, converted)
+        write_conversion(certificate, folder, source=source, networks=networks, x=images.prepared)
+
+    return save, certificate

@@ -1,16 +1,21 @@
-"""The report of heads as one HTML file, with its figures."""
+"""The report of heads, and that of a conversion, as one HTML file each, with figures."""
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from torch import Tensor, nn
+
+from convattn.convert.certificate import LeftAlone, NetworkCertificate
 from convattn.errors import optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
 from convattn.heads.verdict import MEANINGS, count_words
+from convattn.lab.layer_costs import layer_costs
 from convattn.lab.report_figures import (
     distance_by_depth,
     head_grid,
-    head_map,
     head_pictures,
 )
 
@@ -23,26 +28,13 @@ def write_report(
     The page shows `source`, what the network was built from, `images`, the name of their folder, file or test set, and
     in its title whether the weights were drawn at random.
     """
-    jinja2 = optional_module("jinja2", "jinja2", "train")
     report.save(folder / "report.json")
-    head_map(folder / "head-map.png", report)
     distance_by_depth(folder / "distance.png", report)
     head_grid([folder / "heads.svg", folder / "heads.pdf"], report)
 
-    def as_base64(content: bytes) -> str:
-        return base64.b64encode(content).decode()
-
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    pages.filters["number"] = format
-    pages.filters["base64"] = as_base64
-    pages.filters["embedded"] = lambda file: as_base64((folder / file).read_bytes())
-    page = pages.get_template("analyze_page.html").render(
+    return _write(
+        folder,
+        "analyze_page.html",
         report=report,
         pictures=head_pictures,
         drawn=drawn,
@@ -52,4 +44,50 @@ def write_report(
         source=source,
         images=images,
     )
+
+
+def write_conversion(
+    certificate: NetworkCertificate,
+    folder: Path,
+    *,
+    source: str,
+    networks: Sequence[nn.Module],
+    x: Tensor,
+) -> Path:
+    """Measures a network before and after its conversion, and writes the page of that as `index.html`.
+
+    The page shows `source`, what the first of the two networks was built from, and what both cost on images `x`.
+    Returns the page, which is in an existing folder.
+    """
+    names = [layer.name for layer in certificate.layers]
+    before, after = (layer_costs(network, x, names) for network in networks)
+    return _write(
+        folder,
+        "convert_page.html",
+        certificate=certificate,
+        source=source,
+        before=before,
+        after=after,
+        left_alone=LeftAlone.in_words(certificate.left_alone),
+    )
+
+
+def _write(folder: Path, template: str, **contents: Any) -> Path:
+    """Fills a template, and writes it as `index.html` into a folder."""
+    jinja2 = optional_module("jinja2", "jinja2", "train")
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+    def as_base64(content: bytes) -> str:
+        return base64.b64encode(content).decode()
+
+    pages.filters["number"] = format
+    pages.filters["base64"] = as_base64
+    pages.filters["embedded"] = lambda file: as_base64((folder / file).read_bytes())
+    page = pages.get_template(template).render(**contents)
     return write_atomically(folder / "index.html", page.lstrip())

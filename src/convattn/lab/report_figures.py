@@ -1,4 +1,4 @@
-"""Figures of a report: where heads look, how far, and what a convolution explains; controls beside every number."""
+"""Figures of a report: what heads look at, how far, and what a convolution explains; controls beside every number."""
 
 import io
 import math
@@ -16,46 +16,11 @@ from convattn.heads.head_report import (
     LayerStatistics,
     mean_of,
 )
-from convattn.lab.figures import COLOURS, add_ellipse, figure_files
+from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
 
 CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
 """Line and marker of what was measured and of each control."""
-
-
-def head_map(path: str | os.PathLike[str], report: HeadReport) -> Path:
-    """Draws for each layer where its heads look on average, with a circle of their spread; hard heads are bold.
-
-    Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 4, of attention in place of parameters.
-    """
-    layers = report.layers
-    across = min(len(layers), 4)
-    down = -(-len(layers) // across)
-    with figure_files([path], (max(3.0 * across + 0.4, 6.0), 3.2 * down + 0.9)) as figure:
-        axes = figure.subplots(down, across, squeeze=False)
-        for panel, layer in zip(axes.flat, layers, strict=False):
-            _draw_map(panel, layer)
-        for panel in list(axes.flat)[len(layers) :]:
-            panel.set_visible(False)
-        styles = {
-            "mean shift, by head": {"marker": "$1$", "color": "black"},
-            "spread": {
-                "marker": "o",
-                "markersize": 11,
-                "markerfacecolor": "none",
-                "color": "black",
-            },
-            "query": {"marker": "+", "color": "0.5"},
-        }
-        handles = [
-            axes[0, 0].plot([], [], linestyle="none", label=name, **style)[0]
-            for name, style in styles.items()
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3)
-        figure.suptitle(
-            "where heads look: shifts in cells; bold: more than half of the attention at one displacement"
-        )
-    return Path(path)
 
 
 def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
@@ -213,42 +178,6 @@ def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: H
             panel.set(xlabel=f"first: {first.model}", ylabel=f"second: {second.model}")
             panel.set_title(title)
     return Path(path)
-
-
-def _draw_map(panel: Any, layer: LayerReport) -> None:
-    panel.plot(0, 0, marker="+", color="0.5", linestyle="none")
-    places = [_row_col([one.value for one in head.shift]) for head in layer.heads]
-    verdicts = layer.verdicts
-    for head, verdict, (row, col) in zip(layer.heads, verdicts, places, strict=True):
-        colour = COLOURS[head.head % len(COLOURS)]
-        width = 2 * head.spread.value
-        height = width if len(layer.grid) > 1 else 0.15 * width
-        if math.isfinite(width) and width > 0:
-            add_ellipse(
-                panel,
-                (col, row),
-                (width, height),
-                facecolor="none",
-                edgecolor=colour,
-                linewidth=0.7,
-                alpha=0.6,
-            )
-        weight = "normal" if verdict.tap is None else "bold"
-        panel.text(
-            col,
-            row,
-            str(head.head + 1),
-            ha="center",
-            va="center",
-            fontsize=9,
-            weight=weight,
-            color=colour,
-        )
-    spreads = [head.spread.value for head in layer.heads if math.isfinite(head.spread.value)]
-    reach = max([1.5, *(abs(value) + 0.5 for place in places for value in place), *spreads])
-    panel.set(xlim=(-reach, reach), ylim=(reach, -reach), aspect="equal")
-    panel.locator_params(integer=True, nbins=7)
-    panel.set_title(short_name(layer.name))
 
 
 def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:

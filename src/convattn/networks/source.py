@@ -172,8 +172,7 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
 def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     timm = _timm()
     if not timm.is_model(name):
-        names = _timm_names()
-        raise _unknown_model("timm", name, names, f"timm.list_models() has all {len(names)}")
+        raise _unknown_model("timm", name, timm)
     _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
     return timm.create_model(name, pretrained=pretrained, **options)
 
@@ -181,10 +180,8 @@ def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> 
 def _create_torchvision(name: str, options: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     """Builds a network of torchvision; without its weights, those of its backbone are drawn as well."""
     models = _torchvision_models()
-    names = _torchvision_names()
-    if name not in names:
-        hint = "torchvision.models.list_models() has them all"
-        raise _unknown_model("torchvision", name, names, hint)
+    if name not in models.list_models():
+        raise _unknown_model("torchvision", name, models)
     _refuse_weights(options, _TORCHVISION_WEIGHTS, "fetch weights")
     builder = models.get_model_builder(name)
     if pretrained:
@@ -235,20 +232,23 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
 def similar_networks(name: str) -> list[str]:
     """Returns sources, as "timm:NAME", of which up to three of each installed library begin almost like a name."""
     found = []
-    for home, listed in (("timm", _timm_names), ("torchvision", _torchvision_names)):
+    for home, library in (("timm", _timm), ("torchvision", _torchvision_models)):
         try:
-            names = listed()
+            names = library().list_models()
         except MissingDependencyError:
             continue
         found += [f"{home}:{near}" for near in _nearest(name, names)]
     return found
 
 
-def _unknown_model(home: str, name: str, known: Sequence[str], listed: str) -> ArgumentError:
+def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
     """Makes the error about an unknown name, which suggests up to three that begin almost like it."""
-    nearest = _nearest(name, known)
+    names = models.list_models()
+    nearest = _nearest(name, names)
     hint = f" did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-    return ArgumentError(f"unknown {home} model {name!r}:{hint} {listed}")
+    return ArgumentError(
+        f"unknown {home} model {name!r}:{hint} {models.__name__}.list_models() has all {len(names)}"
+    )
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
@@ -273,13 +273,5 @@ def _timm() -> ModuleType:
     return optional_module("timm", "timm", "timm")
 
 
-def _timm_names() -> list[str]:
-    return _timm().list_models()
-
-
 def _torchvision_models() -> ModuleType:
     return optional_module("torchvision.models", "torchvision", "timm").models
-
-
-def _torchvision_names() -> list[str]:
-    return _torchvision_models().list_models()

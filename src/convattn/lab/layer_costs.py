@@ -1,0 +1,79 @@
+"""What the layers of a network cost on some images: time and operations."""
+
+import statistics
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from convattn.layers import RelativeAttention
+
+_RUNS = 3
+"""Timed runs, after one that is not; the median counts."""
+
+
+class LayerCost(NamedTuple):
+    """Cost of all calls of a layer in one run of its network."""
+
+    seconds: float  # Median over a few runs, of forward
+    flops: (
+        int | None
+    )  # Two per multiplication and addition; None for what is no convolution and no attention
+
+
+def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str, LayerCost]:
+    """Measures layers, and the network as a whole by the name "", while it runs on images.
+
+    Args:
+        network: The network; it runs without gradients, as it is.
+        x: Images, (images, channels, *sizes).
+        names: Dotted names of layers.
+
+    Returns:
+        The cost of each.
+    """
+    layers = {name: network.get_submodule(name) for name in ("", *names)}
+    flops = dict.fromkeys(layers, 0)
+    seconds: dict[str, list[float]] = {name: [] for name in layers}
+    started: dict[str, float] = {}
+
+    def begin(name: str, *_: Any) -> None:
+        started[name] = time.perf_counter()
+
+    def end(name: str, layer: nn.Module, arguments: Any, y: Any) -> None:
+        seconds[name][-1] += time.perf_counter() - started[name]
+        if len(seconds[name]) == 1:
+            flops[name] += _flops(layer, arguments, y) or 0
+
+    hooks = []
+    for name, layer in layers.items():
+        hooks.append(layer.register_forward_pre_hook(partial(begin, name)))
+        hooks.append(layer.register_forward_hook(partial(end, name)))
+    try:
+        for _ in range(1 + _RUNS):
+            for times in seconds.values():
+                times.append(0.0)
+            with torch.no_grad():
+                network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        name: LayerCost(statistics.median(times[1:]), flops[name] or None)
+        for name, times in seconds.items()
+    }
+
+
+def _flops(layer: nn.Module, arguments: Any, y: Any) -> int | None:
+    """Counts the operations of one call."""
+    if isinstance(layer, RelativeAttention):
+        x = arguments[0]
+        return layer.plan(tuple(x.shape), x.dtype).flops
+    if isinstance(layer, _ConvNd):
+        pixels = arguments[0] if layer.transposed else y
+        return 2 * pixels.numel() * layer.weight[0].numel()
+    return None
