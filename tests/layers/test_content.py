@@ -7,6 +7,7 @@ import torch
 from tests.encodings.formula_cases import FORMULAS, small_encoding
 from torch.nn.utils import prune
 
+from convattn.budget import budget, roundings
 from convattn.encodings import LearnedAxial, Quadratic
 from convattn.errors import ArgumentError
 from convattn.functional import content_scores, gated_weights
@@ -213,3 +214,69 @@ def test_a_width_below_one_is_refused():
         ArgumentError, match=r"content\.key_width must be an integer of at least 1, but is 0"
     ):
         Content(key_width=0)
+
+
+QUADRATIC = {
+    "all terms": {"content": Content(key_width=3)},
+    "positions as they are": {
+        "content": Content(key_width=3, project_position=False, query_bias=True)
+    },
+    "no content-position": {"content": Content(key_width=3, position=False)},
+    "a gate": {"content": Content(key_width=3), "gate": "sigmoid"},
+}
+"""Options of layers whose scores of displacements may be n + 1 channels."""
+
+
+def quadratic_layer(name, dtype):
+    torch.manual_seed(0)
+    layer = RelativeAttention2d(
+        4, 6, num_heads=3, encoding="quadratic", impl="quadratic", stride=2, **QUADRATIC[name]
+    )
+    with torch.no_grad():
+        layer.encoding.centres.normal_(0, 3)
+        for parameter in layer.content.parameters():
+            parameter.normal_()
+    x = 2 * torch.rand(2, 4, 9, 7) - 1
+    return layer.to(dtype), x.to(dtype)
+
+
+def by(impl):
+    """Returns a computation of a layer by another path."""
+
+    def compute(layer, x):
+        layer.impl = impl
+        return layer(x)
+
+    return compute
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_quadratic_scores_in_few_channels_are_within_the_bound_of_the_plan(name, dtype):
+    layer, x = quadratic_layer(name, dtype)
+    y = layer(x)
+    plan = layer.plan(tuple(x.shape), dtype)
+    assert plan.path == "content"
+    assert "n + 1 channels" in plan.reason
+    exact = by("reference")(layer.double(), x.double())
+    allowed = plan.bound + budget(exact, roundings(by("reference"), layer.to(dtype), x))
+    assert (y - exact).abs().max() <= allowed
+    with torch.no_grad():
+        layer.encoding.centres += 100 * plan.bound  # negative control
+    layer.impl = "quadratic"
+    assert (layer(x) - exact).abs().max() > allowed
+
+
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_quadratic_scores_in_few_channels_have_the_gradients_of_the_definition(name):
+    layer, x = quadratic_layer(name, torch.float64)
+    gradients = []
+    for impl in ("quadratic", "reference"):
+        layer.impl = impl
+        layer(x).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+        layer.zero_grad()
+    for found, expected in zip(*gradients, strict=True):
+        # scores up to a few hundred lose that many roundings in channels
+        assert (found - expected).abs().max() <= 1e-10 * expected.abs().max().clamp(min=1)
