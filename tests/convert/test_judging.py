@@ -171,6 +171,31 @@ def test_infinities_of_one_sign_are_equal():
     assert errors_of(x, exact).tolist() == [0.0, 0.0, torch.inf, 0.0, 1.0]
 
 
+class Finds(nn.Module):
+    """Gives scores, and boxes of what is found: nothing, above a score of a million."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        scores = self.conv(x).mean((2, 3))
+        return {"boxes": scores[scores[:, 0] > 1e6], "none": scores[:, :0], "scores": scores}
+
+
+def test_outputs_without_elements_are_compared_beside_the_others():
+    network, x = Finds().eval(), torch.randn(3, 3, 5, 5)
+    made, certificate = network_to_attention(network, images=x)
+    assert certificate.verdict == "exact"
+    assert certify(network, made, x).verdict == "exact"
+    with torch.no_grad():
+        made.conv.bias[2] += 0.1
+    assert certify(network, made, x).verdict == "different"
+    empty = torch.empty(0, 4, dtype=torch.float64)
+    assert differences(empty, empty, empty)[0].same
+    assert scales(empty).shape == (0, 4)
+
+
 def test_scales_are_those_of_a_channel_in_images_of_one_brightness():
     table = torch.tensor([[1.0, 500.0, LOW], [-2.0, 400.0, LOW], [3e8, 5e10, LOW]]).double()
     table = torch.cat([table[:2].repeat(4, 1), table[2:]])

@@ -51,6 +51,7 @@ _WHOLE = "the network as a whole"
 _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
 )
+_NOTHING = "it returns no floating-point number"
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that are compared as they print."""
@@ -194,6 +195,8 @@ def compare_networks(
     honest = [*of_source, *reordered, high or plain.numbers, convolved or plain.numbers]
     by_layers = any(_shapes(run) != own_shapes for run in honest)
     by_layers = by_layers or _vary(high or of_source[0], of_source, steps)
+    returns_nothing = not any(x.numel() for x in plain.numbers)
+    by_layers = by_layers or returns_nothing
     reference = torch.float64
     if high is None or convolved is None or by_layers:
         reference = dtype
@@ -201,7 +204,8 @@ def compare_networks(
         convolved = None
         reordered = [] if to_conv else reordered
     if by_layers:
-        notes.append(f"{_WHOLE}: {_VARIES}, so its layers were compared, in {_name(dtype)}")
+        why = _NOTHING if returns_nothing else _VARIES
+        notes.append(f"{_WHOLE}: {why}, so its layers were compared, in {_name(dtype)}")
         of_source = [run for run in of_source if _shapes(run) == own_shapes]
         reordered = [run for run in reordered if _shapes(run) == own_shapes]
     judged, allowances = compare_outputs(
@@ -360,7 +364,6 @@ def compare_outputs(
     differences for each output, and the error of each element that rounding explains.
     """
     if not high:
-        notes.append(f"{_WHOLE}: it returns no floating-point tensor")
         return [Difference(0.0, 0.0, 0.0)], []
     if _shapes(results) != _shapes(high):
         of_source = _shapes(high)

@@ -91,7 +91,7 @@ class Roundings:
         """Adds a run, with its own reference if it has one."""
         errors = errors_of(x, self._exact if exact is None else exact)
         for runs, pooled in zip(self._runs, self._groups, strict=True):
-            most = errors.amax(pooled, keepdim=True) if pooled else errors
+            most = _most(errors, pooled)
             alike = errors > _ALIKE * most
             runs.append((most, alike.sum(pooled, keepdim=True) if pooled else alike.long()))
 
@@ -172,11 +172,11 @@ def differences(
         allowed: What rounding explains, as `Roundings.allowed` gives it.
 
     Returns:
-        The element of the largest error over rounding, and that of the largest error over scale; one of zeros for an
+        The element of the largest error over rounding, and that of the largest error over scale; zeros for an
         empty output.
     """
     if not exact.numel():
-        return [Difference(0.0, 0.0, 0.0)]
+        return [Difference(0.0, 0.0, 0.0)] * 2
     errors = errors_of(x, exact)
     scale = scales(exact)
     shows = allowed <= sample_scales(exact)
@@ -195,5 +195,13 @@ def differences(
 def sample_scales(exact: Float[Tensor, "*shape"]) -> Float[Tensor, "..."]:
     """Returns the largest absolute value of each sample, without infinite ones, to be broadcast."""
     size = exact.abs().masked_fill(saturated(exact), 0.0)
-    pooled = tuple(range(1, size.ndim))
-    return size.amax(pooled, keepdim=True) if pooled else size
+    return _most(size, tuple(range(1, size.ndim)))
+
+
+def _most(sizes: Tensor, pooled: tuple[int, ...]) -> Tensor:
+    """Returns the largest of sizes over some axes, to be broadcast: 0 of none, for instance of no boxes."""
+    if not pooled:
+        return sizes
+    if not sizes.numel():
+        return sizes.sum(pooled, keepdim=True)
+    return sizes.amax(pooled, keepdim=True)

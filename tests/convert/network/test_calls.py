@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import DeformConv2d
 
-from convattn import load_network, network_to_attention, network_to_conv, save_network
+from convattn import certify, load_network, network_to_attention, network_to_conv, save_network
 from convattn.convert.calls import AttendedCalls
 from convattn.errors import ConversionError
 from convattn.layers import RelativeAttention2d
@@ -264,6 +264,49 @@ def test_another_call_than_when_it_was_converted_is_an_error():
     made, _ = network_to_attention(network, images=images(2, 3, 7, 9))
     with pytest.raises(ConversionError, match=r"Fickle calls another convolution than when it was"):
         made(images(2, 3, 7, 11))
+
+
+def test_fewer_calls_than_when_it_was_converted_are_an_error():
+    network = nn.Sequential(Fickle(3, 3, 3)).eval()
+    made, _ = network_to_attention(network, images=images(2, 3, 7, 11))
+    with pytest.raises(ConversionError, match=r"Fickle calls 1 convolutions, but 2 were converted"):
+        made(images(2, 3, 7, 9))
+
+
+class Direct(nn.Conv2d):
+    """Calls torch's operation itself, after its convolution."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        arguments = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution(y, self.weight, None, *arguments)
+
+
+def test_an_operation_that_no_function_of_torch_calls_is_left_alone_and_named():
+    network, x = nn.Sequential(Direct(3, 3, 3)).eval(), images(2, 3, 7, 9)
+    _, certificate = converted(network, x)
+    (left,) = certificate.left_alone
+    assert left.reason == "it calls aten::convolution as a function, which is not converted"
+
+
+class PerImage(nn.Module):
+    """Returns a tensor for each image, as detectors do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return list(self.conv(x))
+
+
+def test_outputs_of_single_images_are_compared_over_batches_of_two_sizes():
+    network = PerImage().eval()
+    made, certificate = network_to_attention(network, images=images(65, 3, 5, 5))
+    assert certificate.verdict == "exact"
+    with torch.no_grad():
+        made.conv.values.weight[0, 0, 0] += 1
+    assert not certify(network, made, images(65, 3, 5, 5)).passed
 
 
 def test_attributes_are_those_of_the_module():

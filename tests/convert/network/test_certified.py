@@ -7,7 +7,7 @@ import torch
 from tests.convert.network.network_cases import Functional, Results, converted, images
 from torch import nn
 
-from convattn import network_to_attention, network_to_conv
+from convattn import certify, network_to_attention, network_to_conv
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
 
@@ -136,14 +136,20 @@ class Pair:
     second: object
 
 
-def test_a_network_that_returns_no_numbers_is_not_said_to_be_compared():
+def test_a_network_that_returns_no_numbers_is_judged_by_its_layers():
     class Classes(nn.Module):
         def forward(self, x):
             return x.argmax(1)
 
     network = nn.Sequential(nn.Conv2d(3, 4, 3), Classes())
-    _, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
-    assert "the network as a whole: it returns no floating-point tensor" in certificate.not_covered
+    made, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
+    assert certificate.verdict == "exact"
+    note = "the network as a whole: it returns no floating-point number, so its layers were compared, in float32"
+    assert note in certificate.not_covered
+    with torch.no_grad():
+        made[0].values.weight[0, 0, 0] += 1e-3  # too little to change a class
+    certificate = certify(network, made, images(2, 3, 7, 9))
+    assert (certificate.verdict, certificate.first) == ("different", "0")
     assert (certificate.measured_error, certificate.rounding) == (0.0, 0.0)
 
 
