@@ -193,10 +193,9 @@ def compare_networks(
     own_shapes = _shapes(plain.numbers)
     steps = _steps(source, plain.numbers)
     honest = [*of_source, *reordered, high or plain.numbers, convolved or plain.numbers]
-    by_layers = any(_shapes(run) != own_shapes for run in honest)
-    by_layers = by_layers or _vary(high or of_source[0], of_source, steps)
     returns_nothing = not any(x.numel() for x in plain.numbers)
-    by_layers = by_layers or returns_nothing
+    by_layers = returns_nothing or any(_shapes(run) != own_shapes for run in honest)
+    by_layers = by_layers or _vary(high or of_source[0], of_source, steps)
     reference = torch.float64
     if high is None or convolved is None or by_layers:
         reference = dtype
@@ -217,9 +216,6 @@ def compare_networks(
         steps=steps,
         notes=notes,
     )
-    layers = None
-    if by_layers:
-        layers = _judge_layers(source, rounded, other, arguments.batches(4)[0])
     if not (to_conv or by_layers) and not all(output.same for output in judged):
         notes.append(
             f"{_WHOLE}: with its convolutions as they were read, it computes something else"
@@ -235,7 +231,7 @@ def compare_networks(
         differing=tuple(differing),
         predictions=_predictions(plain.numbers, result.numbers, labels, allowances),
         not_covered=(*notes, *uncompared),
-        layers=layers,
+        layers=_judge_layers(source, rounded, other, arguments) if by_layers else None,
     )
 
 
@@ -470,9 +466,10 @@ def _share_of_labels(predicted: Tensor, labels: Tensor | None) -> float | None:
 
 
 def _judge_layers(
-    source: nn.Module, rounded: Sequence[nn.Module], other: nn.Module, images: Arguments
+    source: nn.Module, rounded: Sequence[nn.Module], other: nn.Module, arguments: Arguments
 ) -> Difference:
     """Judges two networks by their layers: returns the first that is outside its tolerance, or no difference."""
+    images = arguments.batches(4)[0]
     _, first = compare_layers(source, rounded, images, lambda _: layer_outputs(other, images)[0])
     return Difference(0.0, 0.0, 0.0) if first is None else first.apart
 
