@@ -41,11 +41,16 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
     seconds: dict[str, list[float]] = {name: [] for name in layers}
     started: dict[str, float] = {}
 
+    def now() -> float:
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)  # it computes on while Python goes on
+        return time.perf_counter()
+
     def begin(name: str, *_: Any) -> None:
-        started[name] = time.perf_counter()
+        started[name] = now()
 
     def end(name: str, layer: nn.Module, arguments: Any, y: Any) -> None:
-        seconds[name][-1] += time.perf_counter() - started[name]
+        seconds[name][-1] += now() - started[name]
         if len(seconds[name]) == 1:
             flops[name] += _flops(layer, arguments, y) or 0
 
