@@ -1,26 +1,10 @@
 """The page for everyone: no serious complaint of axe-core, in light and dark, in both views, on a phone."""
 
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import expect
-from tests.machine import do_without
+from tests.viewer.browser.axe import complaints
 
-AXE = Path(__file__).parents[3] / "node_modules/axe-core/axe.min.js"
 TOUR = [f"view=learn&step={step}" for step in range(6)]
-
-
-def complaints(page):
-    """Returns what axe-core finds serious or critical."""
-    if not AXE.is_file():
-        do_without("axe-core is not there: run scripts/node npm ci")
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-    return [
-        (one["id"], one["impact"], [node["html"][:200] for node in one["nodes"][:3]])
-        for one in found["violations"]
-        if one["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -1,21 +1,47 @@
-"""The page of `analyze` in a browser: on a phone, and in the dark."""
+"""The pages of `analyze` and of `convert` in a browser: on a phone, in the dark, and for everyone."""
 
 import pytest
 from playwright.sync_api import expect
 from tests.cli.command import run
+from tests.viewer.browser.axe import complaints
+
+NETWORK = "convattn:cifar10-small --limit 2"
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """The address of the page."""
+    """The address of the page of an analysis."""
     folder = tmp_path_factory.mktemp("written") / "report"
-    assert run(f"analyze convattn:cifar10-small --limit 2 --no-controls -o {folder}") == 0
+    assert run(f"analyze {NETWORK} --no-controls -o {folder}") == 0
     return (folder / "index.html").as_uri()
 
 
+@pytest.fixture(scope="module")
+def conversion(tmp_path_factory):
+    """The address of the page of a conversion."""
+    folder = tmp_path_factory.mktemp("written") / "conversion"
+    assert run(f"convert {NETWORK} --to conv -o {folder} --allow-difference") == 3
+    return (folder / "index.html").as_uri()
+
+
+@pytest.fixture(params=["report", "conversion"])
+def written(request):
+    """The address of each page."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_page_is_as_wide_as_the_screen(opened, report, width):
-    page = opened(report, width=width, height=844)
+def test_a_page_has_no_serious_fault(opened, written, dark, width):
+    page = opened(written, dark=dark, width=width, height=844)
+    for details in page.locator("details").all():
+        details.locator("summary").click()
+    assert complaints(page) == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_is_as_wide_as_the_screen(opened, written, width):
+    page = opened(written, width=width, height=844)
     for details in page.locator("details").all():
         details.locator("summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -27,8 +53,8 @@ def lightness(page, name):
     return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(","))) / 3
 
 
-def test_a_page_is_dark_where_the_system_is(opened, report):
-    light, dark = (opened(report, dark=dark) for dark in (False, True))
+def test_a_page_is_dark_where_the_system_is(opened, written):
+    light, dark = (opened(written, dark=dark) for dark in (False, True))
     assert lightness(light, "color") + 140 < lightness(light, "backgroundColor")
     assert lightness(dark, "backgroundColor") + 140 < lightness(dark, "color")
 
@@ -43,3 +69,9 @@ def test_the_report_answers_first_and_folds_the_rest(opened, report):
     expect(page.locator(".heads td")).to_have_count(54)
     expect(page.get_by_text("What this does not say")).to_be_visible()
     expect(page.locator("details > :not(summary)").first).to_be_hidden()
+
+
+def test_a_conversion_shows_its_verdict_first_and_every_layer(opened, conversion):
+    page = opened(conversion, width=390, height=844)
+    expect(page.locator("h1")).to_have_text("cifar10-small as convolutions: different")
+    expect(page.locator("tbody tr")).to_have_count(2 + 6)
