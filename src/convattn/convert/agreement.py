@@ -148,7 +148,7 @@ def certify(
         The certificate.
 
     Raises:
-        ArgumentError: An argument is of a wrong kind, or the images do not fit the reference.
+        ArgumentError: An argument is of a wrong kind, the images do not fit the reference, or nothing can be compared.
         ConversionError: The other cannot be loaded, or does not run on the images.
         MissingDependencyError: The runtime is not installed.
         UnsupportedModelError: A network cannot be copied.
@@ -178,6 +178,11 @@ def certify(
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
         not_covered.append(f"single layers, which cannot be watched ({why})")
+    if not layers and comparison.layers is not None:
+        raise ArgumentError(
+            "images must show something to compare: outputs of the reference show nothing on them, and no layer of the"
+            " other has the name of one of its"
+        )
     if not layers:
         not_covered.append("where a difference begins: no layer could be matched by its name")
     decisions = changed = ties = interval = None

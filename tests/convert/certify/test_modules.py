@@ -197,3 +197,19 @@ def test_a_runtime_needs_a_file(case):
 def test_the_record_is_read_back(case, tmp_path):
     certificate = certify(case[0], damaged(case[0], change_weight), case[1])
     assert AgreementCertificate.load(certificate.save(tmp_path / "certificate.json")) == certificate
+
+
+def test_where_neither_outputs_nor_layers_can_be_compared_there_is_no_verdict():
+    class Finds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            scores = self.conv(x).mean((2, 3))
+            return scores[scores[:, 0] > 1e6]
+
+    network, x = Finds().eval(), torch.ones(2, 3, 5, 5)
+    assert certify(network, network, x).verdict == "exact"
+    with pytest.raises(ArgumentError, match="images must show something to compare"):
+        certify(network, lambda images: images[:0, :, 0, 0], x)
