@@ -132,6 +132,10 @@ MISTAKES = {
         f"{SMALL} --compare untrain",
         "compare must be untrained, converted, or a network",
     ),
+    "untrained twice": (
+        "timm:resnet18 --random-weights --images full --compare untrained",
+        "--compare untrained cannot be given with --random-weights",
+    ),
     "no report": (
         f"{SMALL} --report missing.json",
         "head report (the folder that `convattn analyze -o` makes): cannot read a head report from",

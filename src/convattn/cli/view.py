@@ -72,6 +72,10 @@ def view(  # noqa: PLR0913 - the options of the command
         raise ArgumentError(
             "--kernel-size needs --compare converted: it is of the convolutions made for that"
         )
+    if "untrained" in compare and network.random_weights:
+        raise ArgumentError(
+            "--compare untrained cannot be given with --random-weights, which are that"
+        )
     if output is not None:
         _require_new_file(output)
     page = output or first_free(Path("view"), ".html")
