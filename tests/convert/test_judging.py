@@ -219,3 +219,12 @@ def test_a_few_draws_of_rounding_allow_more():
             assert differences(50 * torch.ones_like(exact), exact, allowed)[0].error == 50
         beyond[samples] = count
     assert beyond == {1: 0, 64: 0}
+
+
+def test_where_rounding_hides_everything_only_equal_outputs_are_the_same():
+    exact = torch.ones(2, 3, dtype=torch.float64)
+    moved = exact.clone()
+    moved[1, 2] += 1e-9
+    allowed = 5 * exact
+    assert [one.share for one in differences(exact, exact, allowed)] == [0, 0]
+    assert differences(moved, exact, allowed)[0].share == torch.inf
