@@ -1,11 +1,17 @@
 """Heads during a training, in a browser: what is drawn, and what is played."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from playwright.sync_api import expect
+from tests.viewer.browser.reading import choose, expect_map, query_of
 
+from convattn.budget import budget, references
+from convattn.encodings import Quadratic
 from convattn.heads.head_snapshots import HeadSnapshot
+from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
 from convattn.viewer import Exhibit, build_scene, write_page
 
@@ -14,9 +20,14 @@ MOMENTS = 9
 
 
 @pytest.fixture(scope="module")
-def trained_page(tmp_path_factory):
-    """The address of a page of a network whose layers have different numbers of heads, with its training."""
-    network = AttentionNet(width=8, depth=2, heads=HEADS, ffn=8).eval()
+def network():
+    """A network whose layers have different numbers of heads."""
+    return AttentionNet(width=8, depth=2, heads=HEADS, ffn=8).eval()
+
+
+@pytest.fixture(scope="module")
+def trained_page(network, tmp_path_factory):
+    """The address of a page of the network, with its training."""
     shots = [
         HeadSnapshot(
             epoch, epoch, layer, np.full((heads, 2), epoch / 2), np.tile(np.eye(2), (heads, 1, 1))
@@ -51,3 +62,43 @@ def test_playing_goes_on_from_the_moment_that_is_shown(opened, trained_page, cal
     expect(epoch).to_have_text("epoch 3")
     page.evaluate(f"performance.now = () => {passed}")
     expect(epoch).to_have_text("epoch 4")
+
+
+def weights_of(layer, head, query, epoch=None):
+    """The weights of a layer's head, at an epoch or as they are, and how far float32 may be from them."""
+
+    def attend(layer):
+        return layer.attention((8, 8))[head, query[0], query[1]]
+
+    layer = copy.deepcopy(layer)
+    with torch.no_grad():
+        if epoch is not None:
+            layer.encoding = Quadratic(layer.num_heads, 2, sharpness=0.5)  # of a precision of 1
+            layer.encoding.centres.fill_(epoch / 2)
+        hi, lows = references(attend, layer)
+    return hi, budget(hi, lows)
+
+
+def test_maps_words_and_sharpness_are_those_of_the_epoch(opened, trained_page, network):
+    page = opened(f"{trained_page}#epoch=3&layer=0&head=1")
+    expect(page.locator(".epoch")).to_have_text("epoch 3")
+    layers = [part for part in network.modules() if isinstance(part, RelativeAttention2d)]
+    query = [place // 2 for place in query_of(page)]
+    expect_map(page, *weights_of(layers[0], 1, query, epoch=3))
+    expect(page.get_by_text("α = 0.50")).to_be_visible()
+    handle = page.get_by_label("Centre of head 2: 1.50 cells down and 1.50 to the right")
+    expect(handle).to_be_attached()
+    page.get_by_label("Epoch").fill("8")
+    expect_map(page, *weights_of(layers[0], 1, query))
+    page.get_by_label("Epoch").fill("2")
+    expect_map(page, *weights_of(layers[0], 1, query, epoch=2))
+    choose(page, 1, 0)
+    expect_map(page, *weights_of(layers[1], 0, query, epoch=2))
+
+
+def test_classes_are_said_to_be_those_of_the_last_epoch(opened, trained_page):
+    page = opened(f"{trained_page}#epoch=3")
+    note = page.locator(".classes .caption")
+    expect(note).to_contain_text("at the last epoch: of others it has no weights.")
+    page.get_by_label("Epoch").fill("8")
+    expect(note).to_have_text("Computed in this page.")

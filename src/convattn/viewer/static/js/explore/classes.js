@@ -44,7 +44,7 @@ export function createClasses(model) {
       const now =
         first === null
           ? before
-          : softmaxOf(run(model.liveScene(), network, picture, { from: { result, layer: first } }).scores);
+          : softmaxOf(run(model.movedScene(), network, picture, { from: { result, layer: first } }).scores);
       const names = network.classes ?? Array.from(before, (_, at) => `class ${at}`);
       const order = [...now.keys()].sort((one, other) => now[other] - now[one]).slice(0, SHOWN_CLASSES);
       keepChildren(list, order.length, () =>
@@ -74,7 +74,7 @@ export function createClasses(model) {
         note,
         truth +
           (first === null
-            ? "Computed in this page."
+            ? `Computed in this page${model.isLastEpoch() ? "" : ", at the last epoch: of others it has no weights"}.`
             : "With the heads as they are now; the small numbers are what moving them changed, in points."),
       );
     },

@@ -36,8 +36,10 @@ export function createModel(scene, state) {
   /** @type {[number, LayerRows[]][]} what was answered, by network */
   let found = [];
   let trouble = "";
-  /** @type {Map<string, MovedHeads>} */
+  /** @type {Map<string, MovedHeads>} by the reader */
   const movedHeads = new Map();
+  /** @type {Map<string, MovedHeads>} to where they were at an epoch before the last */
+  const epochHeads = new Map();
   /** @type {Scene} */
   let liveScene = scene;
   /** @type {Set<(news: ModelNews) => void>} */
@@ -76,7 +78,8 @@ export function createModel(scene, state) {
     const { query, prefix } = state.get();
     const { layers } = scene.networks[number];
     return answer.map((rows) => {
-      const live = prefix === null && movedHeads.has(keyOf(rows.layer));
+      const key = keyOf(rows.layer);
+      const live = prefix === null && (movedHeads.has(key) || epochHeads.has(key));
       return (live && positionRows(liveScene, layers[rows.layer], rows.layer, query)) || rows;
     });
   }
@@ -96,9 +99,10 @@ export function createModel(scene, state) {
     tell("rows");
   }
 
-  function rebuildLiveScene() {
+  /** @param {Iterable<[string, MovedHeads]>} heads @returns {Scene} with the scores of heads at other places */
+  function sceneWith(heads) {
     const tensors = new Map(scene.tensors);
-    for (const [key, { centres, sharpness }] of movedHeads) {
+    for (const [key, { centres, sharpness }] of heads) {
       const [number, layerNumber] = key.split("/").map(Number);
       const layer = scene.networks[number].layers[layerNumber];
       const position = /** @type {PositionAttention} */ (positionOf(layer));
@@ -106,7 +110,11 @@ export function createModel(scene, state) {
       replaceFloats(tensors, position.scores, sumOfAxes(axes, layer.heads));
       position.axes?.forEach((name, axis) => replaceFloats(tensors, name, axes[axis]));
     }
-    liveScene = { ...scene, tensors };
+    return { ...scene, tensors };
+  }
+
+  function rebuildLiveScene() {
+    liveScene = sceneWith([...epochHeads, ...movedHeads]);
     found = found.map(([number, rows]) => [number, withMoved(number, rows)]);
     publish();
     tell("heads");
@@ -114,7 +122,7 @@ export function createModel(scene, state) {
 
   /** @param {number} layerNumber @returns {MovedHeads | null} */
   function quadratic(layerNumber) {
-    const known = movedHeads.get(keyOf(layerNumber));
+    const known = movedHeads.get(keyOf(layerNumber)) ?? epochHeads.get(keyOf(layerNumber));
     if (known) return known;
     const { attention } = network().layers[layerNumber];
     const { centres, sharpness } = attention.kind === "position" ? attention.heads : {};
@@ -173,6 +181,16 @@ export function createModel(scene, state) {
       movedHeads.set(keyOf(layer), changed);
       rebuildLiveScene();
     },
+    /** Puts all heads where they were at an epoch. @param {Map<number, MovedHeads>} layers none: at the last */
+    setEpoch(layers) {
+      if (!layers.size && !epochHeads.size) return;
+      epochHeads.clear();
+      movedHeads.clear();
+      for (const [layer, heads] of layers) if (quadratic(layer)) epochHeads.set(keyOf(layer), heads);
+      rebuildLiveScene();
+      if (!epochHeads.size) refresh();
+    },
+    isLastEpoch: () => !epochHeads.size,
     reset() {
       movedHeads.clear();
       rebuildLiveScene();
@@ -185,8 +203,8 @@ export function createModel(scene, state) {
         .filter(([number]) => number === networkNumber());
       return here.length ? Math.min(...here.map(([, layer]) => layer)) : null;
     },
-    /** The scene with the scores of moved heads. */
-    liveScene: () => liveScene,
+    /** The scene with the scores of heads that the reader moved; its other heads are those of the last epoch. */
+    movedScene: () => sceneWith(movedHeads),
     /** Scores of displacements as they are now. @param {number} layerNumber */
     table(layerNumber) {
       const position = positionOf(network().layers[layerNumber]);

@@ -39,7 +39,7 @@ export function createTimeline(model) {
     h("h2", null, "Where the heads attend during the training"),
     para(
       "caption",
-      "Each mark is the centre of a head, seen from the query in the middle; the circles hold 50 % and 90 % of its attention, and the line is the way it came.",
+      "Each mark is the centre of a head, seen from the query in the middle; the circles hold 50 % and 90 % of its attention, and the line is the way it came. Maps, words and sharpness are those of the epoch as well.",
     ),
     div("timeline-tools", play, slider, epochText),
     panels,
@@ -47,6 +47,8 @@ export function createTimeline(model) {
   let built = -1;
   let moment = 0;
   let frame = 0;
+  /** The moment whose heads the maps show. @type {number | null} */
+  let mapped = null;
   /** @type {{layer: number, heads: {centre: SVGElement, circles: SVGElement[], trail: SVGElement}[], box: HTMLElement}[]} */
   let drawn = [];
 
@@ -72,9 +74,24 @@ export function createTimeline(model) {
     return before.map((value, n) => value + (at % 1) * (after[n] - value));
   }
 
+  /** @param {number} at moment: all maps follow */
+  function moveMaps(at) {
+    if (mapped === at) return;
+    mapped = at;
+    const layers = new Map();
+    if (at < last())
+      for (const [row, { layer, heads }] of drawn.entries()) {
+        const places = heads.map((_, head) => headAt(at, row, head));
+        const centres = Float32Array.from(places.flatMap(([down, right]) => [down, right]));
+        layers.set(layer, { centres, sharpness: Float32Array.from(places, ([, , alpha]) => alpha) });
+      }
+    model.setEpoch(layers);
+  }
+
   function build() {
     const found = timeline();
     built = state.get().network;
+    mapped = null;
     if (!found) return;
     setProp(slider, "max", last());
     const farthest = floatsOf(scene.tensors, found.centres).reduce(
@@ -133,6 +150,7 @@ export function createTimeline(model) {
     const text = `epoch ${numberText(Math.round(10 * (before + (at % 1) * (after - before))) / 10)}`;
     say(epochText, text);
     slider.setAttribute("aria-valuetext", text);
+    moveMaps(at);
   }
 
   const remember = () => state.set({ epoch: Math.round(moment) === last() ? null : Math.round(moment) });
