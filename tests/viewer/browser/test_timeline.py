@@ -35,7 +35,9 @@ def trained_page(network, tmp_path_factory):
         for epoch in range(MOMENTS)
         for layer, heads in enumerate(HEADS)
     ]
-    scene = build_scene(Exhibit(network, torch.rand(1, 3, 16, 16), heads=shots))
+    images = torch.rand(1, 3, 16, 16)
+    prepared = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    scene = build_scene(Exhibit(network, images, heads=shots, **prepared))
     return write_page(scene, tmp_path_factory.mktemp("trained") / "page.html").as_uri()
 
 
