@@ -1,7 +1,8 @@
-"""Layers of odd kinds in a browser: padding on one side, names that begin with a number."""
+"""Layers of odd kinds in a browser: padding on one side, names that begin with a number; and what is shown first."""
 
 import re
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import timm
@@ -11,7 +12,10 @@ from tests.viewer.browser.reading import query_of
 from torch import nn
 
 from convattn.convert import network_to_attention
+from convattn.heads import analyze
+from convattn.heads.head_report import Estimate
 from convattn.layers import RelativeAttention2d
+from convattn.models import AttentionNet
 from convattn.viewer import Exhibit, build_scene, write_page
 
 
@@ -87,3 +91,19 @@ def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_p
         places.append(query_of(page))
     assert places[:4] == [(5, 4), (5, 5), (4, 5), (4, 4)]
     assert places[-1] == (7, 4)
+
+
+def test_the_head_that_displacement_explains_best_is_shown_first(opened, tmp_path):
+    network = AttentionNet(width=8, depth=2, heads=3, ffn=8).eval()
+    images = torch.rand(4, 3, 16, 16)
+    report = analyze(network, images, controls=(), progress=False)
+    layer = report.layers[1]
+    heads = list(layer.heads)
+    heads[2] = replace(heads[2], position_score=Estimate(2.0, 0.0))
+    layer = replace(layer, measured=replace(layer.measured, heads=tuple(heads)))
+    report = replace(report, layers=(report.layers[0], layer))
+    scene = build_scene(Exhibit(network, images, report=report))
+    address = write_page(scene, tmp_path / "page.html").as_uri()
+    page = opened(f"{address}#view=explore")
+    expect(page.locator('button.map[aria-pressed="true"]')).to_have_attribute("data-layer", "1")
+    expect(page.get_by_test_id("sentence")).to_contain_text("Head 3 of layer 2")

@@ -15,6 +15,22 @@ import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 const ADDRESS_DELAY = 300;
 
 /**
+ * Returns the head that displacement explains best, where a report says it; else the first.
+ * @param {Scene} scene
+ */
+function headToShow({ networks: [{ layers }] }) {
+  const best = { layer: 0, head: 0 };
+  let most = -Infinity;
+  for (const [layer, { statistics }] of layers.entries())
+    for (const [head, { position_score: score }] of (statistics ?? []).entries())
+      if (typeof score?.value === "number" && score.value > most) {
+        most = score.value;
+        Object.assign(best, { layer, head });
+      }
+  return best;
+}
+
+/**
  * Returns what is shown first: the middle of the first image, where no border is in the way.
  * @param {Scene} scene
  * @returns {ViewState}
@@ -26,7 +42,13 @@ function firstState(scene) {
   const [first] = networks;
   const large = first.layers.some(({ attention, grid }) => attention.kind === "position" && Math.max(...grid) > 20);
   const extent = large ? "near" : "whole"; // heads of displacements look nearby: on a large image they are but a dot
-  return { ...DEFAULT_STATE, compare, extent, query: [Math.floor(rows / 2), Math.floor(cols / 2)] };
+  return {
+    ...DEFAULT_STATE,
+    ...headToShow(scene),
+    compare,
+    extent,
+    query: [Math.floor(rows / 2), Math.floor(cols / 2)],
+  };
 }
 
 /**
