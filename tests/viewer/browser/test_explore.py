@@ -211,6 +211,14 @@ def test_a_network_beside_says_whether_it_lacks_the_head_or_its_map(opened, addr
     expect(beside).to_have_text("It has no map of this query and image.")
 
 
+def test_all_heads_of_another_network_are_shown_where_they_are_and_keep_the_focus(opened, address):
+    page = opened(f"{address}#compare=1&layer=1&head=1")
+    page.get_by_role("button", name="Show all its heads").click()
+    chosen = page.locator('button.map[data-layer="1"][data-head="1"]')
+    expect(chosen).to_be_focused()
+    page.wait_for_url("**network=1**")
+
+
 def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_picture):
     page = opened(f"{address}#network=1&compare=")
     small = page.locator("button.map").first

@@ -162,15 +162,23 @@ export function createDetail(model) {
 
 // The chosen head in other networks of the scene, beside each other: trained, untrained, converted.
 
-/** @param {Model} model @returns {{element: HTMLElement, update: () => void}} */
-export function createComparison(model) {
+/**
+ * @param {Model} model
+ * @param {() => void} showOverview called when the reader wants all heads of a network
+ * @returns {{element: HTMLElement, update: () => void}}
+ */
+export function createComparison(model, showOverview) {
   const { scene, state } = model;
   const columns = scene.networks.map(({ title, note }, number) => {
     const canvas = h("canvas");
     const text = para("compare-numbers");
     const beside = h("input", { type: "checkbox", onchange: () => toggle(number) });
     const box = h("label", { class: "check" }, beside, span(title));
-    const open = h("button", { onclick: () => chooseNetwork(model, number) }, "Show all its heads");
+    const choose = () => {
+      chooseNetwork(model, number);
+      showOverview();
+    };
+    const open = h("button", { onclick: choose }, "Show all its heads");
     const figure = div("compare-map", h("span", { class: "frame" }, canvas, h("i")));
     const element = div("compare-column", box, figure, text, open);
     if (note) box.title = note;

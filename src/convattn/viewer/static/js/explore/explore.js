@@ -40,7 +40,7 @@ export function mountExplore(root, scene, state, address) {
   const detail = createDetail(model);
   const matrix = createMatrix(model, openDetail);
   const bar = createColourBar(model);
-  const comparison = createComparison(model);
+  const comparison = createComparison(model, showOverview);
   const timeline = createTimeline(model);
   const count = h("span", { class: "table-size" });
   const note = para("caption network-note");
