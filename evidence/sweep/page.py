@@ -72,7 +72,11 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         controls += own
         if not all(control["rejected"] for control in own):
             unmoved.append(line["model"])
-    rest = f" Not so in {_listed(unmoved)}, where that weight hardly matters." if unmoved else ""
+    rest = (
+        f" Not so in {_listed(unmoved)}, where that weight moves the outputs by nothing, or by less than rounding may."
+        if unmoved
+        else ""
+    )
     return PAGE.format(
         homes=_listed(homes),
         counts=_counts(networks, homes),
