@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tests.convert.certify.certify_cases import FAULTS, RIGHT, change_weight, classifier, damaged
+from tests.convert.test_judging import Finds
 from torch import nn
 
 from convattn import certify
@@ -200,15 +201,6 @@ def test_the_record_is_read_back(case, tmp_path):
 
 
 def test_where_neither_outputs_nor_layers_can_be_compared_there_is_no_verdict():
-    class Finds(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            scores = self.conv(x).mean((2, 3))
-            return scores[scores[:, 0] > 1e6]
-
     network, x = Finds().eval(), torch.ones(2, 3, 5, 5)
     assert certify(network, network, x).verdict == "exact"
     with pytest.raises(ArgumentError, match="images must show something to compare"):
