@@ -3,9 +3,9 @@
     python -m evidence.efficientnet_lite.softened PHOTOGRAPHS.parquet
 
 needs what the package's other script needs. Heads get sharpness 3, so that each leaves much of its attention beside its
-tap. Networks stay in evaluation mode: batch normalisation keeps its statistics. Photographs 1 to 400 are for training, 401 to 500 choose the learning
-rate of the weights, and the others are for the result, in the order of the file. In one arm heads stay as they are, in
-the other their centres and sharpness are learned as well. Writes softened.json.
+tap. Networks stay in evaluation mode: batch normalisation keeps its statistics. Photographs 1 to 400 are for training,
+401 to 500 choose the learning rate of the weights, and the others are for the result, in the order of the file. In one
+arm heads stay as they are, in the other their centres and sharpness are learned as well. Writes softened.json.
 """
 
 import json
