@@ -66,6 +66,9 @@ def paper() -> Any:
 FORWARD = (
     layer("quadratic", 16, 1, 8),
     layer("quadratic", 128, 16, 16),
+    layer("quadratic", 16, 1, 64),
+    layer("quadratic", 16, 1, 224),
+    layer("quadratic", 64, 1, 64),
     layer("quadratic", 128, 1, 64),
     layer("learned_axial", 128, 16, 16),
     layer("generalized_quadratic", 128, 8, 16),

@@ -142,6 +142,7 @@ def make_pieces_small(monkeypatch):
     monkeypatch.setattr(separable, "_FEW", 0)
     monkeypatch.setattr(tiles, "_CACHE", PIECE)
     monkeypatch.setattr(tiles, "_SHORT", 2)
+    monkeypatch.setattr(tiles, "_NUMBERS", 0)
     monkeypatch.setattr(tiles, "WORTHWHILE", 1)
 
 
@@ -160,6 +161,7 @@ def test_keys_are_left_out(case, monkeypatch):
     monkeypatch.setattr(separable, "_FEW", 0)
     monkeypatch.setattr(tiles, "_CACHE", PIECE)
     monkeypatch.setattr(tiles, "_SHORT", 2)
+    monkeypatch.setattr(tiles, "_NUMBERS", 0)
     monkeypatch.setattr(tiles, "axis_tiles", watched)
     contract = CaseContract()
     contract.case = case
@@ -173,7 +175,7 @@ def test_the_pieces_are_pieces(monkeypatch):
         None
     ]
     make_pieces_small(monkeypatch)
-    cut = tiles.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7)
+    cut = tiles.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7, 2)
     assert [tile.queries for tile in cut] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
     assert all(keys.stop - keys.start < 6 for tile in cut for keys in tile.keys)
     assert (
