@@ -1,0 +1,1 @@
+"""How does a layer compare with a convolution, by channels and size?"""

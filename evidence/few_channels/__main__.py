@@ -1,0 +1,75 @@
+"""Times quadratic heads at their start against `nn.Conv2d` by channels and size: python -m evidence.few_channels.
+
+Nine heads, one image, one thread; the convolution is 3 × 3 with as many channels. Both take turns in one process, and
+what is timed is the processor's time, so that other programs disturb less. Writes few-channels.json.
+"""
+
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.measure import make_call
+from convattn import RelativeAttention2d
+from evidence.results import add_timing, environment, new_parser, publish
+
+CHANNELS = (16, 64)
+SIZES = (64, 224)
+"""Pixels along an axis."""
+
+
+def compare(channels: int, size: int, rounds: int, *, training: bool) -> dict[str, Any]:
+    """Times both, and gives the quartiles of the ratios of one round."""
+    torch.manual_seed(0)
+    x = torch.randn(1, channels, size, size)
+    layer = RelativeAttention2d(channels, channels, num_heads=9, encoding="quadratic")
+    calls = {
+        "layer": make_call(layer, x, training=training),
+        "conv": make_call(nn.Conv2d(channels, channels, 3, padding=1), x, training=training),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(1 + rounds):
+        for name, call in calls.items():
+            began = time.process_time()
+            call()
+            taken[name].append(time.process_time() - began)
+    taken = {name: times[1:] for name, times in taken.items()}
+    ratios = [own / conv for own, conv in zip(taken["layer"], taken["conv"], strict=True)]
+    return {
+        "channels": channels,
+        "size": size,
+        "training": training,
+        "milliseconds": {name: 1000 * quantiles(times, n=4)[1] for name, times in taken.items()},
+        "ratio": quantiles(ratios, n=4),
+        "operations": layer.plan(x.shape).flops,
+        "operations_of_conv": 2 * 9 * channels**2 * size**2,
+    }
+
+
+def main() -> None:
+    """Times every case, and writes the record."""
+    parser = new_parser(__doc__)
+    add_timing(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for channels in CHANNELS:
+        for size in SIZES:
+            rows += [
+                compare(channels, size, options.rounds, training=training)
+                for training in (False, True)
+            ]
+    content = {
+        **environment("evidence.few_channels"),
+        "rounds": options.rounds,
+        "busy": options.busy,
+        "rows": rows,
+    }
+    publish(Path(__file__).with_name("few-channels.json"), content)
+
+
+if __name__ == "__main__":
+    main()
