@@ -3,7 +3,7 @@
 The kernel needs no memory for weights of every query and key. On a CPU it wants queries, keys and values of one width,
 and a mask without gradient; it has no second derivatives, and with dropout none of its speed. For these, and for values
 wider than queries, weights are computed explicitly: for some images or queries at a time, and again in the backward
-pass.
+pass if all of them would take much memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,9 @@ from convattn.grid import Axis
 
 PIECE_BYTES = 1 << 22
 """Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
+
+KEPT_BYTES = 1 << 25
+"""Bytes of all weights of a call up to which they are kept for the backward pass: computing them again takes longer."""
 
 
 class Mask(NamedTuple):
@@ -85,7 +88,9 @@ def fused_attention(
     if needs_own_operations(query, key, value):
         return _in_pieces(query, key, value, mask, dropout, again=False)
     if mask is not None or dropout or widened:
-        return _in_pieces(query, key, value, mask, dropout, again=torch.is_grad_enabled())
+        weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
+        again = torch.is_grad_enabled() and weights > KEPT_BYTES
+        return _in_pieces(query, key, value, mask, dropout, again=again)
     query, key, value = _one_width(query, key, value)
     compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
     return compute(query, key, value)[..., :inner]
