@@ -4,7 +4,6 @@ Written to be read, with all N × N weights in memory. Notation and signs follow
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -107,10 +106,14 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    queries = torch.arange(prod([len(axis.queries) for axis in axes]), device=table.device)
-    places = displacement_places(axes, queries)
-    # quicker than an index of several dimensions, above all backwards
-    return table.flatten(1).index_select(1, places.flatten()).unflatten(1, places.shape)
+    dims = len(axes)
+    index = []
+    for number, axis in enumerate(axes):
+        shape = [1] * (2 * dims)
+        shape[number] = len(axis.queries)
+        shape[dims + number] = axis.keys
+        index.append(axis.index(table.device).view(shape))
+    return table[(slice(None), *index)].flatten(1, dims).flatten(2)
 
 
 def displacement_places(
