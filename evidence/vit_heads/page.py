@@ -25,7 +25,12 @@ same rules say something else.
 
 {sizes}
 
-Heads that look by position at {size} pixels, with their displacement of largest attention, δ:
+{kept} of the {by_position} heads that look by position at {size} pixels have their largest attention at the same
+displacement δ, in patches, at every size. With more patches less of it is there:
+
+{shares}
+
+All of them:
 
 {heads}
 
@@ -40,7 +45,7 @@ FOLDER holds 1,000 photographs of ImageNet's classes, one each, cut to 256 × 25
 They are not published here. {hardware[processor]}, {hardware[threads]} thread(s). {versions}. Revision {revision}.
 Record, with every head and number: [vit-heads.json](../../evidence/vit_heads/vit-heads.json).
 
-Not covered: other networks, other sizes of the pictures, what heads do with the class token.
+Not covered: other networks, photographs of more than 256 × 256 pixels, what heads do with the class token.
 """
 
 _BY_POSITION = ("convolution", "neighbour", "window", "row", "column", "half-plane")
@@ -59,6 +64,7 @@ def page(content: Mapping[str, Any]) -> str:
         size=first["size"],
         controls=first["control_images"],
         heads=_heads(content["sizes"]),
+        **_kept(content["sizes"]),
         command=content["command"],
         hardware=content["hardware"],
         versions=versions_in_words(content),
@@ -73,6 +79,23 @@ def _sizes(sizes: Sequence[Mapping[str, Any]]) -> str:
         rows.append([*cells, one["words"], one["untrained"], one["shuffled"]])
     columns = ["pixels (patches)", "photographs", "heads", "untrained weights", "shuffled patches"]
     return markdown_table(columns, rows)
+
+
+def _kept(sizes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Says which heads look at the same place at every size, and with how much of their attention."""
+    kept = by_position = 0
+    rows = []
+    for place, head in enumerate(sizes[0]["heads"]):
+        if head["word"] not in _BY_POSITION:
+            continue
+        at = [one["heads"][place] for one in sizes]
+        by_position += 1
+        kept += all(other["shift"] == head["shift"] for other in at)
+        if head["word"] == "neighbour":
+            shares = [_number(other["hard_share"]) for other in at]
+            rows.append([f"{head['layer']}.{head['head']}", head["place"], *shares])
+    columns = ["neighbour", "looks", *(f"share at {one['size']}" for one in sizes)]
+    return {"kept": kept, "by_position": by_position, "shares": markdown_table(columns, rows)}
 
 
 def _heads(sizes: Sequence[Mapping[str, Any]]) -> str:
