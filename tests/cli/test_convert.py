@@ -285,7 +285,7 @@ MISTAKES = {
     f"{DRAWN} --images absent": "--images must be a folder or a file that exists",
     f"{DRAWN} --images photos": "pictures cannot be prepared for this ResNet",
     f"{RESNET} --images run {SHAPE}": "--shape cannot be given with --images",
-    f"{DRAWN} --images run --limit 0": "for --limit. Must be >= 1",
+    f"{DRAWN} --images run --limit 0": "--limit: must be at least 1, but is 0",
     f"{DRAWN} --limit 3": "--limit needs --images",
     "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, torchvision:NAME, hf:NAME "
     "or convattn:NAME: did you mean timm:resnet18 or torchvision:resnet18?",

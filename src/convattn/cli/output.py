@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
@@ -20,11 +19,19 @@ def _read_whole(_: Any, tokens: Sequence[Any]) -> int:
         raise ValueError(f"must be an integer, but is {tokens[0].value!r}") from None
 
 
+def _read_count(_: Any, tokens: Sequence[Any]) -> int:
+    """Reads an integer of at least 1."""
+    count = _read_whole(_, tokens)
+    if count < 1:
+        raise ValueError(f"must be at least 1, but is {count}")
+    return count
+
+
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
 OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
 WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
-Count = Annotated[int, Parameter(converter=_read_whole, validator=Number(gte=1))]
+Count = Annotated[int, Parameter(converter=_read_count)]
 
 
 def first_free(path: Path, ending: str = "") -> Path:
