@@ -290,6 +290,7 @@ MISTAKES = {
     "convert resnet18": "there is no folder 'resnet18'; networks by name are timm:NAME, torchvision:NAME, hf:NAME "
     "or convattn:NAME: did you mean timm:resnet18 or torchvision:resnet18?",
     "convert vit_tinny": "did you mean timm:vit_tiny",
+    "convert cifar10-small": "did you mean convattn:cifar10-small or",
     "convert hf:owner/model": "hf:owner/model is converted in Python: only load_network",
     f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: include and exclude leave out",
     f"{DRAWN} --include x*": "include must be a pattern that matches convolutions",

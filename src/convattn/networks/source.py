@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from convattn.errors import (
     without_trace,
 )
 from convattn.models.classifier import ImageClassifier
+from convattn.networks.pretrained import pretrained_names
 from convattn.wording import some
 
 NETWORKS: Mapping[str, str] = MappingProxyType(
@@ -230,15 +232,12 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
 
 
 def similar_networks(name: str) -> list[str]:
-    """Returns sources, as "timm:NAME", of which up to three of each installed library begin almost like a name."""
-    found = []
+    """Returns sources, as "timm:NAME", that begin almost like a name: of this package and of installed libraries."""
+    known = {"convattn": pretrained_names()}
     for home, library in (("timm", _timm), ("torchvision", _torchvision_models)):
-        try:
-            names = library().list_models()
-        except MissingDependencyError:
-            continue
-        found += [f"{home}:{near}" for near in _nearest(name, names)]
-    return found
+        with suppress(MissingDependencyError):
+            known[home] = library().list_models()
+    return [f"{home}:{near}" for home, names in known.items() for near in _nearest(name, names)]
 
 
 def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
@@ -252,9 +251,10 @@ def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
 
 
 def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Returns the name if it is known, else up to three that begin almost like it."""
-    if name in known:
-        return [name]
+    """Returns the shortest name that begins with this one, else up to three that begin almost like it."""
+    longer = [model for model in known if model.startswith(name)]
+    if longer:
+        return [min(longer, key=len)]
     beginnings: dict[str, str] = {}
     for model in known:
         beginnings.setdefault(model[: len(name) + 1], model)
