@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.convert.certify.certify_cases import Finds
 from torch import nn
 
 from convattn import certify, network_to_attention
@@ -169,18 +170,6 @@ def test_infinities_of_one_sign_are_equal():
     x = torch.tensor([torch.inf, -torch.inf, torch.inf, 3.4e38, 1.0])
     exact = torch.tensor([torch.inf, -torch.inf, -torch.inf, torch.inf, 2.0], dtype=torch.float64)
     assert errors_of(x, exact).tolist() == [0.0, 0.0, torch.inf, 0.0, 1.0]
-
-
-class Finds(nn.Module):
-    """Gives scores, and boxes of what is found: nothing, above a score of a million."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        scores = self.conv(x).mean((2, 3))
-        return {"boxes": scores[scores[:, 0] > 1e6], "none": scores[:, :0], "scores": scores}
 
 
 def test_outputs_without_elements_are_compared_beside_the_others():

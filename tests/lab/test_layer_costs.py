@@ -16,7 +16,7 @@ NETWORK = nn.Sequential(
 X = torch.ones(2, 6, 5, 7)
 FLOPS = {
     "0": 2 * (2 * 4 * 5 * 7) * 3 * 9,  # outputs × channels of a group × taps
-    "1": None,
+    "1": 0,
     "2": 2 * (2 * 4 * 5 * 7) * 4 * 6,  # inputs × outputs of a group × taps
 }
 
@@ -24,7 +24,7 @@ FLOPS = {
 def test_operations_are_those_of_the_formula_and_times_are_of_parts_of_the_whole():
     costs = layer_costs(NETWORK, X, ["0", "1", "2"])
     assert {name: cost.flops for name, cost in costs.items() if name} == FLOPS
-    assert costs[""].flops is None
+    assert costs[""].flops == 0
     assert all(cost.seconds > 0 for cost in costs.values())
     assert costs["0"].seconds < costs[""].seconds
 

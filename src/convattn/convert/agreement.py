@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import rounded_differently
-from convattn.convert.certificate import CLOSE, VerdictRecord, require_share
+from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
 from convattn.convert.comparison import compare_layers, compare_networks
 from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import (
@@ -34,14 +34,6 @@ from convattn.convert.surgery import (
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
 from convattn.wording import counted
-
-_IN_WORDS = {
-    "exact": "computes what {} computes, up to rounding",
-    "close": "is near {} and decides alike, but does not compute the same",
-    "different": "does not compute what {} computes",
-    "failed": "does not give what {} gives",
-}
-"""What each verdict says."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +80,10 @@ class AgreementCertificate(VerdictRecord):
 
     def summary(self) -> str:
         """Returns the certificate in short plain sentences."""
-        meaning = _IN_WORDS[self.verdict].format(self.reference)
+        meaning = IN_WORDS[self.verdict].format(self.reference)
         lines = [f"certify: {self.verdict}", f"  {self.other} {meaning}."]
-        if math.isfinite(self.largest):  # outputs of other shapes have no difference
+        shows = self.measured_error or self.largest  # or there were no numbers
+        if shows and math.isfinite(self.largest):  # outputs of other shapes have no difference
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  The largest difference is {error}, on {self.images}.")
             lines.append(f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.")
@@ -180,8 +173,8 @@ def certify(
         not_covered.append(f"single layers, which cannot be watched ({why})")
     if not layers and comparison.layers is not None:
         raise ArgumentError(
-            "images must show something to compare: outputs of the reference show nothing on them, and no layer of the"
-            " other has the name of one of its"
+            "images must lead to something to compare: outputs of the reference say nothing on them, and no layer of"
+            " the other has the name of one of its"
         )
     if not layers:
         not_covered.append("where a difference begins: no layer could be matched by its name")

@@ -17,6 +17,14 @@ A decision can change only where its two largest scores are nearer than twice th
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
 
+IN_WORDS = {
+    "exact": "computes what {} computes, up to rounding",
+    "close": "is near {} and decides alike, but does not compute the same",
+    "different": "does not compute what {} computes",
+    "failed": "does not give what {} gives",
+}
+"""What each verdict says of a result and its source."""
+
 
 def require_share(argument: str, share: float | None) -> None:
     """Raises ArgumentError unless `share` is None or a number in (0, 1)."""
@@ -324,7 +332,7 @@ class NetworkCertificate(VerdictRecord):
     def _lines_on_images(self) -> list[str]:
         """Returns what was measured on the images, in lines."""
         lines = []
-        if self.measured_error is not None:
+        if self.measured_error or self.largest:  # else there were no numbers
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  measured error  {error}, on {self.images}")
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")

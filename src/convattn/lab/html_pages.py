@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from convattn.convert.certificate import LeftAlone, NetworkCertificate
+from convattn.convert.certificate import IN_WORDS, LeftAlone, NetworkCertificate
 from convattn.errors import optional_module
 from convattn.files import write_atomically
 from convattn.heads.head_report import HeadReport
@@ -56,15 +56,17 @@ def write_conversion(
 ) -> Path:
     """Measures a network before and after its conversion, and writes the page of that as `index.html`.
 
-    The page shows `source`, what the first of the two networks was built from, and what both cost on images `x`.
+    The page shows `source`, what the first of the two networks was built from, and what both cost on the first of the
+    images `x`.
     Returns the page, which is in an existing folder.
     """
     names = [layer.name for layer in certificate.layers]
-    before, after = (layer_costs(network, x, names) for network in networks)
+    before, after = (layer_costs(network, x[:1], names) for network in networks)
     return _write(
         folder,
         "convert_page.html",
         certificate=certificate,
+        meaning=IN_WORDS[certificate.verdict],
         source=source,
         before=before,
         after=after,

@@ -52,7 +52,7 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
     def end(name: str, layer: nn.Module, arguments: Any, y: Any) -> None:
         seconds[name][-1] += now() - started[name]
         if len(seconds[name]) == 1:
-            flops[name] += _flops(layer, arguments, y) or 0
+            flops[name] += _flops(layer, arguments, y)
 
     hooks = []
     for name, layer in layers.items():
@@ -67,13 +67,13 @@ def layer_costs(network: nn.Module, x: Tensor, names: Iterable[str]) -> dict[str
     finally:
         for hook in hooks:
             hook.remove()
-    return {
-        name: LayerCost(statistics.median(times[1:]), flops[name] or None)
-        for name, times in seconds.items()
-    }
+    costs = {}
+    for name, times in seconds.items():
+        costs[name] = LayerCost(statistics.median(times[1:]), flops[name])
+    return costs
 
 
-def _flops(layer: nn.Module, arguments: Any, y: Any) -> int | None:
+def _flops(layer: nn.Module, arguments: Any, y: Any) -> int:
     """Counts the operations of one call."""
     if isinstance(layer, RelativeAttention):
         x = arguments[0]
@@ -81,4 +81,4 @@ def _flops(layer: nn.Module, arguments: Any, y: Any) -> int | None:
     if isinstance(layer, _ConvNd):
         pixels = arguments[0] if layer.transposed else y
         return 2 * pixels.numel() * layer.weight[0].numel()
-    return None
+    return 0

@@ -126,3 +126,15 @@ def damaged(network, fault):
     other = copy.deepcopy(network)
     fault(other)
     return other
+
+
+class Finds(nn.Module):
+    """Gives scores, and boxes of what is found: nothing, above a score of a million."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        scores = self.conv(x).mean((2, 3))
+        return {"boxes": scores[scores[:, 0] > 1e6], "none": scores[:, :0], "scores": scores}

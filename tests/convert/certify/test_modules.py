@@ -6,8 +6,14 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.convert.certify.certify_cases import FAULTS, RIGHT, change_weight, classifier, damaged
-from tests.convert.test_judging import Finds
+from tests.convert.certify.certify_cases import (
+    FAULTS,
+    RIGHT,
+    Finds,
+    change_weight,
+    classifier,
+    damaged,
+)
 from torch import nn
 
 from convattn import certify
@@ -210,5 +216,5 @@ class FindsNothing(Finds):
 def test_where_neither_outputs_nor_layers_can_be_compared_there_is_no_verdict():
     network, x = FindsNothing().eval(), torch.ones(2, 3, 5, 5)
     assert certify(network, network, x).verdict == "exact"
-    with pytest.raises(ArgumentError, match="images must show something to compare"):
+    with pytest.raises(ArgumentError, match="images must lead to something to compare"):
         certify(network, lambda images: images[:0, :, 0, 0], x)
