@@ -216,7 +216,7 @@ def test_all_heads_of_another_network_are_shown_where_they_are_and_keep_the_focu
     page.get_by_role("button", name="Show all its heads").click()
     chosen = page.locator('button.map[data-layer="1"][data-head="1"]')
     expect(chosen).to_be_focused()
-    page.wait_for_url("**network=1**")
+    expect(page).to_have_url(re.compile("network=1"))
 
 
 def test_where_there_is_no_map_none_is_named_or_saved(opened, address, own_picture):

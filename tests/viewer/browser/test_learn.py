@@ -53,7 +53,7 @@ def test_a_link_is_followed_though_the_page_has_yet_to_write_its_own_address(ope
     page.evaluate("history.pushState(null, '', '#view=learn&step=4')")
     page.wait_for_timeout(600)  # a busy browser tells the page late
     page.evaluate("dispatchEvent(new HashChangeEvent('hashchange'))")
-    expect(step(page, 5)).to_be_visible(timeout=10_000)
+    expect(step(page, 5)).to_be_visible()
     page.wait_for_timeout(600)
     assert page.url.endswith("#view=learn&step=4")
 
