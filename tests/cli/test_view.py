@@ -64,8 +64,14 @@ def test_the_packaged_network_is_shown_on_its_samples():
 
 def test_the_page_is_named_anew_said_and_opened(network, place, opened, capsys):
     Path("view.html").write_text("precious")
-    assert run(f"view {network}") == 0
-    assert re.fullmatch(r"wrote view-2\.html \(\d\.\d MB\)\n", capsys.readouterr().out)
+    assert run(f"view {network} --compare untrained") == 0
+    said = capsys.readouterr()
+    assert re.fullmatch(r"wrote view-2\.html \(\d\.\d MB\)\n", said.out)
+    assert said.err.splitlines() == [
+        "loading network",
+        "making what stands beside it: untrained",
+        "computing the maps of 2 networks on 3 images",
+    ]
     assert opened == [(place / "view-2.html").as_uri()]
     assert Path("view.html").read_text() == "precious"
 

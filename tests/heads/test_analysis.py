@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -365,3 +366,15 @@ def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):
         UnsupportedModelError, match=r"^there is not enough memory for the attention of Relative"
     ):
         analyze(network, noise(2, 6, 5, 6))
+
+
+def test_off_a_terminal_progress_is_a_line_at_times(monkeypatch, capsys):
+    times = iter(range(0, 1000, 11))
+    monkeypatch.setattr(
+        "convattn.heads.analysis.time", SimpleNamespace(monotonic=lambda: next(times))
+    )
+    analyze(gated(0.3), noise(4, 6, 5, 6), controls=())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"measured: \d of 4 images", line)

@@ -1,7 +1,6 @@
 """`convattn info`: what is installed, and what it runs on."""
 
 import re
-import textwrap
 from dataclasses import dataclass
 
 from convattn.cli.output import print_record
@@ -9,8 +8,8 @@ from convattn.errors import install_hint
 from convattn.record import Record
 
 _PACKAGES = ("torch", "numpy", "einops", "jaxtyping", "safetensors")
-_NAME, _COLUMNS = 30, 120
-"""Width of names, and of lines."""
+_NAME = 26
+"""Width of names."""
 
 _OTHERS = {"all", "bench", "dev"}
 """Extras that repeat others, or serve work on convattn itself."""
@@ -41,13 +40,7 @@ class Installation(Record):
         for title, rows in groups.items():
             lines += ["", title]
             for name, text in rows.items():
-                lines += textwrap.wrap(
-                    text,
-                    _COLUMNS,
-                    initial_indent=f"  {name}".ljust(_NAME),
-                    subsequent_indent=" " * _NAME,
-                    break_on_hyphens=False,
-                )
+                lines.append(f"  {name}".ljust(_NAME) + text)
         return "\n".join(lines[1:])
 
 

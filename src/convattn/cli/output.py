@@ -1,6 +1,9 @@
 """What commands share: options and printing."""
 
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,8 +75,40 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:
-    """Prints a result as JSON, or its summary."""
-    print(record.to_json() if json else f"{summary}\n", end="", flush=True)
+    """Prints a result as JSON, or its summary, whose lines fit the terminal if it goes to one."""
+    text = record.to_json() if json else f"{summary}\n"
+    if not json and sys.stdout.isatty():
+        text = f"{fit(summary, shutil.get_terminal_size().columns)}\n"
+    print(text, end="", flush=True)
+
+
+def fit(text: str, columns: int) -> str:
+    r"""Breaks long lines between words; what follows stands below the second column, if there is one.
+
+    Commands stay whole: they are copied.
+
+    Example:
+        >>> print(fit("  not covered     " + "word " * 9 + "\n  repeat with     convattn train sa-quadratic", 40))
+          not covered     word word word word
+                          word word word word
+                          word
+          repeat with     convattn train sa-quadratic
+    """
+    lines = []
+    for line in text.splitlines():
+        column = re.match(r"\s*\S.*?\s{2,}|\s*", line)
+        indent = len(column[0]) if column else 0
+        if line[indent:].startswith("convattn "):
+            lines.append(line)
+            continue
+        lines += textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)
 
 
 def say(line: str) -> None:

@@ -1,5 +1,6 @@
 """What the heads of a network look at, measured on images: runs over the images, and the report made of them."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ def analyze(
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd, at least 1.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights; at least 0.
         controls: "shuffled images" and "untrained weights", or one of them, or none.
-        progress: Whether to show a progress bar; on a terminal only.
+        progress: Whether to show a progress bar; off a terminal, a line on standard error every ten seconds.
 
     Returns:
         The report.
@@ -225,13 +226,35 @@ def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: 
 
 @contextmanager
 def _bars(counts: Mapping[str, int], *, show: bool) -> Iterator[Callable[[str, int], None]]:
-    """Shows a progress bar for each run; on a terminal only."""
+    """Shows a progress bar for each run; off a terminal, a line on standard error every ten seconds."""
     console = Console(stderr=True)
+    if show and not console.is_terminal:
+        yield _line_by_line(counts, console)
+        return
     columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=console, disable=not (show and console.is_terminal))
+    bars = Progress(*columns, console=console, disable=not show)
     with bars:
         tasks = {name: bars.add_task(name, total=count) for name, count in counts.items()}
         yield lambda name, done: bars.advance(tasks[name], done)
+
+
+_SECONDS = 10.0
+"""Time between two lines of progress."""
+
+
+def _line_by_line(counts: Mapping[str, int], console: Console) -> Callable[[str, int], None]:
+    """Returns what takes the number of further images of a run, and prints a line at times."""
+    finished = dict.fromkeys(counts, 0)
+    last = time.monotonic()
+
+    def advance(name: str, done: int) -> None:
+        nonlocal last
+        finished[name] += done
+        if time.monotonic() - last >= _SECONDS:
+            last = time.monotonic()
+            console.print(f"{name}: {finished[name]} of {counts[name]} images", highlight=False)
+
+    return advance
 
 
 class Run:

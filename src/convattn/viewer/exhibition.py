@@ -51,7 +51,7 @@ class Exhibition:
     labels: tuple[str, ...]  # What they show; () if unknown
 
 
-def gather(
+def gather(  # noqa: PLR0913 - what the command of the page takes
     source: str,
     images: Path | None = None,
     *,
@@ -61,6 +61,7 @@ def gather(
     compare: Sequence[str] = (),
     kernel_size: int | None = None,
     report: Path | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Exhibition:
     """Loads a network, its images, and what is shown beside it.
 
@@ -74,10 +75,12 @@ def gather(
         kernel_size: Taps along each axis of the convolutions of "converted"; None keeps the taps of hard heads, and
             gives three to others.
         report: Folder or file of a head report on the network.
+        tell: Takes a line before each step that may be long.
 
     Returns:
         The networks, first the one of `source`. One without attention is left out if another is shown.
     """
+    tell(f"loading {source}")
     loaded = load(source)
     pictures = _open(source, loaded, images, limit)
     name = "trained" if loaded.folder else "network"
@@ -87,6 +90,7 @@ def gather(
     if readable_layers(loaded.network) or not compare:
         exhibits.append(first)
     for copy in compare:
+        tell(f"making what stands beside it: {copy}")
         if copy == "untrained":
             exhibits.append(untrained(first, _draw(loaded)))
         elif copy == "converted":
