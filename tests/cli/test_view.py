@@ -70,7 +70,7 @@ def test_the_page_is_named_anew_said_and_opened(network, place, opened, capsys):
     assert said.err.splitlines() == [
         "loading network",
         "making what stands beside it: untrained",
-        "computing the maps of 2 networks on 3 images",
+        "computing the maps",
     ]
     assert opened == [(place / "view-2.html").as_uri()]
     assert Path("view.html").read_text() == "precious"

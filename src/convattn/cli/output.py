@@ -94,21 +94,15 @@ def fit(text: str, columns: int) -> str:
                           word
           repeat with     convattn train sa-quadratic
     """
-    lines = []
-    for line in text.splitlines():
-        column = re.match(r"\s*\S.*?\s{2,}|\s*", line)
-        indent = len(column[0]) if column else 0
-        if line[indent:].startswith("convattn "):
-            lines.append(line)
-            continue
-        lines += textwrap.wrap(
-            line,
-            columns,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [""]
-    return "\n".join(lines)
+
+    def broken(line: re.Match[str]) -> str:
+        column, rest = line.groups()
+        if rest.startswith("convattn "):
+            return line[0]
+        indent = " " * len(column)
+        return textwrap.fill(line[0], columns, subsequent_indent=indent, break_long_words=False)
+
+    return re.sub(r"^( *\S.*? {2,}| *)(.*)$", broken, text, flags=re.MULTILINE)
 
 
 def say(line: str) -> None:

@@ -3,7 +3,6 @@
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
@@ -11,10 +10,6 @@ from convattn.cli.output import Count, OutputOrDefault, first_free, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
-from convattn.wording import counted
-
-if TYPE_CHECKING:
-    from convattn.viewer.exhibition import Exhibition
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,6 @@ def view(  # noqa: PLR0913 - the options of the command
     from convattn.viewer import build_scene, write_page
     from convattn.viewer.exhibition import gather
 
-    tell = _be_quiet if json else say
     with one_thread():
         exhibition = gather(
             source,
@@ -99,9 +93,9 @@ def view(  # noqa: PLR0913 - the options of the command
             compare=compare,
             kernel_size=kernel_size,
             report=report,
-            tell=tell,
+            tell=say,
         )
-        tell(f"computing {_maps(exhibition)}")
+        say("computing the maps")
         scene = build_scene(exhibition.exhibits, names=exhibition.names, labels=exhibition.labels)
         write_page(scene, page)
     written = WrittenPage(str(page), page.stat().st_size)
@@ -109,16 +103,6 @@ def view(  # noqa: PLR0913 - the options of the command
     if not json:
         open_page(page)
     return 0
-
-
-def _be_quiet(_: str) -> None:
-    """Prints nothing."""
-
-
-def _maps(exhibition: "Exhibition") -> str:
-    """Says of how many networks and images the page shows maps."""
-    networks = counted(len(exhibition.exhibits), "network")
-    return f"the maps of {networks} on {counted(len(exhibition.names), 'image')}"
 
 
 def _require_new_file(path: Path) -> None:
