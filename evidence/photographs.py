@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,8 +19,6 @@ def photographs(
 ) -> tuple[Float[Tensor, "images 3 size size"], list[int]]:
     """Reads photographs, spread evenly over the classes, and their classes.
 
-    The shorter side is scaled to 8/7 of `size`, and the central square is cut out.
-
     Args:
         folder: Folder of photographs.parquet, whose column img.bytes holds files of 256 × 256 pixels.
         count: How many.
@@ -30,21 +29,31 @@ def photographs(
         Pictures with ImageNet's mean and deviation taken out, and the numbers of their classes.
     """
     parquet = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet
-    image = optional_module("PIL.Image", "pillow", "images").Image
+    image = optional_module("PIL.Image", "pillow", "pictures").Image
     rows = parquet.read_table(folder / "photographs.parquet").to_pylist()
     pictures = []
     labels = []
     for number in range(count):
         row = rows[first + number * len(rows) // count]
         picture = image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")
-        whole = size * 8 // 7
-        picture = picture.resize((whole, whole), image.Resampling.BICUBIC)
-        edge = (whole - size) // 2
-        picture = picture.crop((edge, edge, edge + size, edge + size))
-        pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-        pixels = pixels.view(size, size, 3).permute(2, 0, 1).float() / 255
-        mean = torch.tensor(_MEAN).view(3, 1, 1)
-        deviation = torch.tensor(_DEVIATION).view(3, 1, 1)
-        pictures.append((pixels - mean) / deviation)
+        pictures.append(prepared(picture, size)[0])
         labels.append(row["label"])
     return torch.stack(pictures), labels
+
+
+def prepared(picture: Any, size: int) -> tuple[Float[Tensor, "3 size size"], Any]:
+    """Prepares a picture of Pillow as `photographs` does; also returns what is seen of it.
+
+    The shorter side is scaled to 8/7 of `size`, and the central square is cut out.
+    """
+    image = optional_module("PIL.Image", "pillow", "pictures").Image
+    scale = (size * 8 // 7) / min(picture.size)
+    width, height = round(picture.width * scale), round(picture.height * scale)
+    picture = picture.resize((width, height), image.Resampling.BICUBIC)
+    left, top = (width - size) // 2, (height - size) // 2
+    picture = picture.crop((left, top, left + size, top + size))
+    pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    pixels = pixels.view(size, size, 3).permute(2, 0, 1).float() / 255
+    mean = torch.tensor(_MEAN).view(3, 1, 1)
+    deviation = torch.tensor(_DEVIATION).view(3, 1, 1)
+    return (pixels - mean) / deviation, picture

