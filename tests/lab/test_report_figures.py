@@ -6,14 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
 from PIL import Image
 from tests.heads.analyze_cases import gated, noise
 
 from convattn.heads import analyze
 from convattn.lab import report_figures as figures
 from convattn.layers import RelativeAttention1d
-from evidence.trained_heads.figures import kernel_gallery
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +27,6 @@ def sequence():
     )
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Notes what is drawn: the name of the method, and its positional arguments."""
-    calls = []
-
-    def spy(name):
-        own = getattr(Axes, name)
-
-        def method(self, *arguments, **style):
-            calls.append((name, arguments, style))
-            return own(self, *arguments, **style)
-
-        monkeypatch.setattr(Axes, name, method)
-
-    for name in ("text", "scatter", "bar", "imshow", "axvline"):
-        spy(name)
-    return calls
-
-
-def of(drawn, name):
-    return [(arguments, style) for kind, arguments, style in drawn if kind == name]
-
-
 def with_kernels(report, step):
     """The report of heads that look at one displacement."""
     (layer,) = report.layers
@@ -60,21 +35,18 @@ def with_kernels(report, step):
     return replace(report, layers=(replace(layer, measured=replace(layer.measured, heads=heads)),))
 
 
-def test_kernels_of_sequences_are_bars(sequence, drawn, tmp_path):
-    kernel_gallery(tmp_path / "figure.png", with_kernels(sequence, (2.0,)))
-    assert [arguments[1].tolist() for arguments, _ in of(drawn, "bar")] == [
-        [0.0, 0.0, 0.0, 0.0, 1.0]
-    ] * 3
-    assert not of(drawn, "imshow")
+def test_maps_of_sequences_are_rows(sequence):
+    (layer,) = with_kernels(sequence, (2.0,)).layers
+    maps = figures.head_maps(layer)
+    assert [weights.tolist() for weights in maps] == [[[0.0, 0.0, 0.0, 0.0, 1.0]]] * 3
 
 
-def test_kernels_of_images_are_cut_to_what_heads_look_at(image, drawn, tmp_path):
-    """The square that is drawn reaches the one displacement, by three columns, and no further."""
-    kernel_gallery(tmp_path / "figure.png", with_kernels(image, (0.0, 3.0)))
+def test_maps_of_images_are_cut_to_what_heads_look_at(image):
+    """The square reaches the one displacement, by three columns, and no further."""
+    (layer,) = with_kernels(image, (0.0, 3.0)).layers
     expected = np.zeros((7, 7))
     expected[3, 6] = 1.0
-    pictures = [arguments[0] for arguments, _ in of(drawn, "imshow")]
-    assert [np.array_equal(picture, expected) for picture in pictures] == [True] * 3
+    assert [np.array_equal(weights, expected) for weights in figures.head_maps(layer)] == [True] * 3
 
 
 def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence):

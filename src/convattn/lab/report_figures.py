@@ -233,11 +233,6 @@ def words_of(name: str) -> str:
     return "this network" if name == "measured" else name
 
 
-def short_name(name: str) -> str:
-    """Returns the end of a name that is long."""
-    return name if len(name) <= 22 else "…" + name[-21:]
-
-
 def whole_layers(panel: Any, count: int) -> None:
     """Marks whole numbers along an axis of layers."""
     panel.set_xlim(0.5, count + 0.5)
