@@ -1,8 +1,9 @@
 """Heads whose kernels are planted in queries and keys: replaced within the budget of rounding, at borders too."""
 
 import copy
+import itertools
+import math
 from dataclasses import replace
-from math import prod
 
 import pytest
 import timm
@@ -18,6 +19,8 @@ from tests.heads.report_cases import (
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
+from convattn.functional.convolution import convolve
+from convattn.heads import replaceable_heads
 from convattn.heads.convolved_attention import KernelMeans
 from convattn.heads.replace import replace_convolutional_heads
 from convattn.heads.replaceable_heads import measured_heads
@@ -57,7 +60,7 @@ def planted(sharpness, dtype=torch.float64, *, known=True):
     """The network, tokens, and a report with the kernels that are planted, or with plain means."""
     torch.manual_seed(0)
     network = Planted(SHIFTS, sharpness).to(dtype).eval()
-    x = torch.randn(2, prod(GRID), 18, dtype=dtype)
+    x = torch.randn(2, math.prod(GRID), 18, dtype=dtype)
     tokens = torch.cat([network.places.expand(2, -1, -1), x[..., 4:]], 2)
     report = report_of(
         network,
@@ -123,6 +126,51 @@ def test_boxes_contain_no_displacement_and_all_weight_but_rounding(sharpness):
         assert first <= 0 < first + size
     assert (measured.kernel.flatten(1).sum(1) - 1).abs().max() < 1e-12
     assert ((measured.first, taps) == ((0, -1), (2, 2))) == (sharpness == 20.0)
+
+
+@pytest.mark.parametrize("grid", [(41,), (7, 9)], ids=["line", "picture"])
+@pytest.mark.parametrize("sharpness", [0.02, 0.5, 20.0])
+def test_no_smaller_box_holds_all_weight_but_rounding(grid, sharpness, monkeypatch):
+    """The slow way cuts one side after another, and convolves each time."""
+    reach = max(grid) - 1
+    axes = [torch.arange(-reach, reach + 1, dtype=torch.float64)] * len(grid)
+    squares = sum((axis - 1) ** 2 for axis in torch.meshgrid(axes, indexing="ij"))
+    kernels = (-sharpness * squares).exp()[None]
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return convolve(*arguments)
+
+    monkeypatch.setattr(replaceable_heads, "convolve", counted)
+    box = replaceable_heads._smallest_box(kernels, grid)
+    assert len(calls) <= 2 + math.log2(2 * reach * len(grid) + 1)
+    assert box == smallest_box_by_steps(kernels, grid)
+
+
+def smallest_box_by_steps(kernels, grid):
+    """Cuts sides while what is outside weighs no more than rounding at any place."""
+    radius = kernels.shape[1] // 2
+    box = replaceable_heads._Box((-radius,) * len(grid), (radius,) * len(grid))
+
+    def seen(kernel):
+        places = itertools.product(*map(range, grid))
+        windows = [
+            tuple(
+                slice(radius - at, radius - at + size) for at, size in zip(place, grid, strict=True)
+            )
+            for place in places
+        ]
+        return torch.stack([kernel[0][window].sum() for window in windows])
+
+    while any(box.first + box.last):
+        _, smaller = min(box.sides(kernels), key=lambda side: side[0])
+        outside = kernels.clone()
+        smaller.cut(outside).zero_()
+        if (seen(outside) > replaceable_heads._CUT * seen(kernels)).any():
+            break
+        box = smaller
+    return box
 
 
 @pytest.mark.parametrize("rest", [1e-6, 1e-9, 1e-12])

@@ -1,6 +1,7 @@
 """Which heads of a report can run as convolutions, and the heads' kernels."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -204,12 +205,14 @@ def _smallest_box(kernels: Float[Tensor, "heads *whole"], grid: tuple[int, ...])
         return convolve(ones, kernels[:, None], None, steps, (radius,) * axes, steps, 1)
 
     spare = _CUT * seen(kernels)
-    box = _Box((-radius,) * axes, (radius,) * axes)
-    while True:
-        sides = box.sides(kernels)
-        _, smaller = min(sides, key=lambda side: side[0], default=(0.0, box))
+
+    def cuts_too_much(box: _Box) -> bool:
         outside = kernels.clone()
-        smaller.cut(outside).zero_()
-        if smaller == box or bool((seen(outside) > spare).any()):
-            return box
-        box = smaller
+        box.cut(outside).zero_()
+        return bool((seen(outside) > spare).any())
+
+    boxes = [_Box((-radius,) * axes, (radius,) * axes)]
+    while any(boxes[-1].first + boxes[-1].last):
+        _, smaller = min(boxes[-1].sides(kernels), key=lambda side: side[0])
+        boxes.append(smaller)
+    return boxes[bisect_left(boxes, True, key=cuts_too_much) - 1]
