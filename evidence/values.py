@@ -571,3 +571,10 @@ def least(name: str) -> str:
 def study_recipes() -> list[str]:
     """Lists the recipes of the paper's table that need no other run."""
     return [row.recipe for row in TABLE1 if not row.recipe.endswith("-pruned")]
+
+
+def cost(content: Mapping[str, Any], width: int, contender: str) -> str:
+    """Words the range of a contender's times by those of plain attention, on one thread."""
+    rows = [row for row in content["rows"] if (row["width"], row["threads"]) == (width, 1)]
+    ratios = [row["ratios"][contender][1] for row in rows]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
