@@ -28,6 +28,7 @@ from evidence.speedrun.__main__ import (
     attention_on_taps,
     away_from_pixels,
     by_chance,
+    drawn,
     network_of,
     sides_of,
     taps_of_all,
@@ -171,9 +172,10 @@ def chance(
     what: Callable[[Any], np.ndarray] = taps_of_all,
     digits: tuple[int, int] = (1, 0),
     draws: int = 1000,
+    draw: Callable[..., Layers] = drawn,
 ) -> str:
     """Words what centres by chance give: a mean, and the middle 95 %."""
-    average, low, high = by_chance(layers, what, draws)
+    average, low, high = by_chance(layers, what, draws, draw)
     first, ends = digits
     return f"{average:.{first}f} ({low:.{ends}f} to {high:.{ends}f})"
 

@@ -101,6 +101,14 @@ def drawn(
     return [draw.normal(one.mean(0), one.std(0), (draws, *one.shape)) for one in layers]
 
 
+def started(
+    layers: Sequence[Float[np.ndarray, "heads 2"]], draws: int
+) -> list[Float[np.ndarray, "draws heads 2"]]:
+    """Draws as many centres as runs from random places start with: normal, with a deviation of 2 pixels."""
+    draw = np.random.default_rng(0)
+    return [draw.normal(0, 2, (draws, *one.shape)) for one in layers]
+
+
 def jittered(
     layers: Sequence[Float[np.ndarray, "heads 2"]], draws: int
 ) -> list[Float[np.ndarray, "draws heads 2"]]:
@@ -113,18 +121,20 @@ def by_chance(
     layers: Sequence[Float[np.ndarray, "heads 2"]],
     measured: Callable[[Sequence[Float[np.ndarray, "draws heads 2"]]], np.ndarray],
     draws: int = 1000,
+    draw: Callable[..., list[Float[np.ndarray, "draws heads 2"]]] = drawn,
 ) -> tuple[float, float, float]:
-    """Measures normal centres (`drawn`).
+    """Measures centres that are drawn.
 
     Args:
         layers: Centres of the heads of each layer, (row, col) in pixels.
         measured: One number for each draw, of the centres of all layers.
         draws: How many are drawn.
+        draw: Draws them.
 
     Returns:
         The mean of the draws, and the range of the middle 95 %.
     """
-    found = measured(drawn(layers, draws))
+    found = measured(draw(layers, draws))
     low, high = np.quantile(found, (0.025, 0.975), method="closest_observation")
     return float(np.mean(found)), float(low), float(high)
 

@@ -104,7 +104,7 @@ class AgreementCertificate(VerdictRecord):
     def _lines_on_decisions(self) -> list[str]:
         if not self.decisions or self.changed is None or self.interval is None:
             return []
-        agree = f"{self.decisions - self.changed} of {counted(self.decisions, 'decision')} agree"
+        agree = f"{self.decisions - self.changed} of {self.decisions} decisions agree"
         if self.ties:
             agree += f", {self.ties} of them as ties within rounding"
         low, high = self.interval
