@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.viewer.browser.axe import complaints
 
-TOUR = [f"view=learn&step={step}" for step in range(6)]
+TOUR = [f"view=learn&step={step}" for step in range(7)]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-STEPS = 6
+STEPS, END, APPENDIX = 4, 5, (6, 7)
 TO_THE_END = "window.scrollTo({top: document.documentElement.scrollHeight, behavior: 'instant'})"
 
 
@@ -19,6 +19,17 @@ def test_the_tour_goes_through_its_steps_and_back(opened, address):
     expect(step(page, STEPS)).to_be_visible()
     page.get_by_role("button", name="Back").click()
     expect(step(page, STEPS - 1)).to_be_visible()
+
+
+def test_the_tour_leads_to_the_network_and_an_appendix_is_beside_it(opened, address):
+    page = opened(f"{address}#view=learn&step={STEPS - 1}")
+    page.get_by_role("button", name="Next").click()
+    expect(step(page, END)).to_contain_text("Now a trained network")
+    for letter, number in zip("AB", APPENDIX, strict=True):
+        page.get_by_role("button", name=f"Appendix {letter}").click()
+        expect(step(page, number).locator(".learn-count")).to_have_text(f"Appendix {letter}")
+    page.locator(".learn-moves").get_by_role("button", name="Explore").click()
+    expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
 
 
 def test_the_keyboard_is_enough(opened, address):
@@ -61,7 +72,7 @@ def test_a_link_is_followed_though_the_page_has_yet_to_write_its_own_address(ope
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 900), (800, 740)])
 def test_in_one_column_what_one_plays_with_is_in_sight(opened, address, width, height):
     page = opened(f"{address}#view=learn", width=width, height=height)
-    for number in range(1, STEPS + 1):
+    for number in (*range(1, STEPS + 1), *APPENDIX):
         page.goto(f"{address}#view=learn&step={number - 1}")  # without loading it again
         expect(step(page, number)).to_be_visible()
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
@@ -72,10 +83,10 @@ def assert_in_sight(page, number, width, height):
     """At the top, while one reads, and at the end of a step."""
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     texts = page.locator(".learn-text > p:not(.learn-count)")
-    stage = page.locator(".learn-pair" if number <= 4 else ".learn-parts > *").first
+    stage = page.locator(".learn-pair" if number <= STEPS else ".learn-parts > *").first
     first = stage.bounding_box()
     assert first["y"] < 0.55 * height
-    if number > 4:
+    if number in APPENDIX:
         assert first["y"] < texts.first.bounding_box()["y"], "the explanation comes after it"
         return
     texts.get_by_text("Notice").scroll_into_view_if_needed()

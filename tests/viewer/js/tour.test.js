@@ -239,8 +239,8 @@ test("the tour's picture is the scene's first in grey, made smaller; there is on
 
 test("numbers are written for readers", () => {
   assert.equal(differenceText(0), "0, exactly");
-  assert.equal(differenceText(6e-8), "6.0 · 10⁻⁸, rounding");
+  assert.equal(differenceText(6e-8), "6.0 × 10⁻⁸, rounding");
   assert.equal(differenceText(0.0123), "0.012");
-  assert.equal(powerText(1.3e4), "1.3 · 10⁴");
+  assert.equal(powerText(1.3e4), "1.3 × 10⁴");
   assert.equal(powerText(NaN), "–");
 });

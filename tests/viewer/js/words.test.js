@@ -34,7 +34,7 @@ test("a head is said in a sentence, with its unit and its prefix tokens", () => 
   };
   assert.equal(
     headSentence(wide, 0, 0, numbers),
-    "Head 1 of layer 1 looks 1.0 cells up, spread 0.4 cells, 25 % of it on the class token",
+    "Head 1 of layer 1 looks 1.0 cells up, spread 0.4 cells and gives 25 % to the class token",
   );
   const token = { ...numbers, shift: null, entropy: Math.log(20) };
   assert.equal(headSentence(LAYER, 0, 0, token), "Head 1 of layer 1 attends to 20 keys or so");

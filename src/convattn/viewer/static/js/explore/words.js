@@ -55,7 +55,9 @@ export function shiftWords(shift, unit, decimals = 1, errors = []) {
  */
 export function headSentence(layer, layerNumber, head, numbers) {
   const name = `Head ${head + 1} of layer ${layerNumber + 1}`;
-  const prefix = layer.prefix.length ? `, ${percent(numbers.prefixShare)} of it on ${prefixWords(layer.prefix)}` : "";
+  const prefix = layer.prefix.length
+    ? ` and gives ${percent(numbers.prefixShare)} to ${prefixWords(layer.prefix)}`
+    : "";
   if (!numbers.shift) return `${name} attends to ${fixedText(Math.exp(numbers.entropy), 0)} keys or so${prefix}`;
   return `${name} looks ${lookWords(layer, numbers)}${prefix}`;
 }

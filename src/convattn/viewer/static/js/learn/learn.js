@@ -1,6 +1,6 @@
 // The guided tour: its picture, its steps, and the way on to the network.
 
-import { div, fill, h, oncePerFrame, para, say, section } from "../dom.js";
+import { div, fill, h, oncePerFrame, para, say, section, span } from "../dom.js";
 import { bordersStep } from "./step-borders.js";
 import { costStep } from "./step-cost.js";
 import { countStep } from "./step-count.js";
@@ -79,7 +79,7 @@ const TOUR_STEPS = {
 };
 
 /**
- * The guided tour: six steps, and a way on to the trained network.
+ * The guided tour: its steps, a way on to the trained network, and an appendix.
  * @param {Element} root
  * @param {Scene} scene
  * @param {State} state
@@ -87,7 +87,7 @@ const TOUR_STEPS = {
  */
 export function mountLearn(root, scene, state) {
   const texts = [.../** @type {NodeListOf<HTMLTemplateElement>} */ (document.querySelectorAll("template[data-tour]"))];
-  const end = texts.length - 1;
+  const end = texts.findIndex(({ dataset }) => dataset.tour === "end");
   const picture = tourPicture(scene);
   const heard = h("p", { class: "only-heard", "aria-live": "polite" });
   let waiting = 0;
@@ -104,8 +104,8 @@ export function mountLearn(root, scene, state) {
 
   const dots = h("ol", { class: "learn-dots" });
   const page = h("article", { class: "learn-step", onInput: tour.ask });
-  const back = h("button", { onClick: () => go(-1) }, "Back");
-  const next = h("button", { class: "learn-next", onClick: () => go(1) }, "Next");
+  const back = h("button", { onClick: () => state.set({ step: stepNow() - 1 }) }, "Back");
+  const next = h("button", { class: "learn-next", onClick: goOn }, "Next");
   const tourRoot = section(
     "learn",
     "Guided tour",
@@ -119,12 +119,22 @@ export function mountLearn(root, scene, state) {
   let current = null;
   const repaint = () => current?.paint();
 
-  const stepNow = () => Math.min(state.get().step, end);
-  /** @param {number} by */
-  function go(by) {
-    const step = stepNow() + by;
-    if (step > end) state.set({ view: "explore" });
-    else if (step >= 0) state.set({ step });
+  const stepNow = () => Math.min(state.get().step, texts.length - 1);
+  const leadsToNetwork = () => stepNow() === end || stepNow() === texts.length - 1;
+  /** @param {number} step @returns {string} what its button says: a number, an arrow at the end, a letter in the appendix */
+  function signOf(step) {
+    if (step === end) return "→";
+    return step < end ? String(step + 1) : "AB"[step - end - 1];
+  }
+  /** @param {number} step @returns {string} */
+  function nameOf(step) {
+    const { name = "" } = texts[step].dataset;
+    if (step === end) return name;
+    return `${step < end ? "Step" : "Appendix"} ${signOf(step)}: ${name}`;
+  }
+
+  function goOn() {
+    state.set(leadsToNetwork() ? { view: "explore" } : { step: stepNow() + 1 });
   }
 
   /** @param {boolean} focus  whether the reader came here by a button */
@@ -134,27 +144,29 @@ export function mountLearn(root, scene, state) {
     heard.textContent = "";
     const step = stepNow();
     const { dataset, content } = texts[step];
-    const text = h("div", { class: step < end ? "learn-text" : "learn-text learn-end" }, content.cloneNode(true));
+    const text = div("learn-text", content.cloneNode(true));
     const title = /** @type {HTMLElement} */ (text.firstElementChild);
-    if (step < end) text.prepend(para("learn-count", `${step + 1} of ${end}`));
+    if (step !== end)
+      text.prepend(para("learn-count", step < end ? `${step + 1} of ${end}` : `Appendix ${signOf(step)}`));
     current = TOUR_STEPS[dataset.tour ?? ""]?.(tour, text) ?? null;
     page.dataset.step = String(step + 1);
     fill(page, text, current && div("learn-parts", ...current.stage));
-    const buttons = texts.map(({ dataset: { name } }, at) =>
-      h(
+    const items = texts.map(({ dataset: { name } }, at) => {
+      const button = h(
         "button",
         {
           title: name,
-          "aria-label": at < end ? `Step ${at + 1}: ${name}` : name,
+          "aria-label": nameOf(at),
           "aria-current": at === step ? "step" : null,
           onClick: () => state.set({ step: at }),
         },
-        at < end ? at + 1 : "→",
-      ),
-    );
-    fill(dots, ...buttons.map((button) => h("li", null, button)));
+        signOf(at),
+      );
+      return h("li", null, at === end + 1 ? span("Appendix") : null, button);
+    });
+    fill(dots, ...items);
     back.disabled = step === 0;
-    next.textContent = current ? "Next" : "Explore";
+    next.textContent = leadsToNetwork() ? "Explore" : "Next";
     repaint();
     if (focus) {
       title.focus({ preventScroll: true });

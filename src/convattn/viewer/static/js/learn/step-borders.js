@@ -18,6 +18,7 @@ import { choice, comparison, differenceText, numbersList, placeMark, ringMark, s
 
 const BORDER_REACH = 2;
 const BORDER_WINDOW = 2 * BORDER_REACH + 1;
+const SKIPPED = "nothing (softmax skips it)";
 const BORDER_TAIL = 6; // soft heads see this far
 
 /** @type {Record<string, PadMode>} */
@@ -28,7 +29,7 @@ export function bordersStep(tour) {
   const { picture } = tour;
   const taps = namedTaps("Blur");
   let mode = "zeros";
-  let keys = "nothing";
+  let keys = SKIPPED;
   let sharpness = HARD;
 
   const around = windowView(BORDER_REACH, "Where the nine heads look", "learn-outside");
@@ -44,7 +45,7 @@ export function bordersStep(tour) {
   });
 
   function paint() {
-    const padding = keys === "nothing" ? undefined : { width: 1, mode: BORDER_MODES[keys] };
+    const padding = keys === SKIPPED ? undefined : { width: 1, mode: BORDER_MODES[keys] };
     const kernel = sharpness === HARD ? taps : interiorKernel(taps, sharpness, BORDER_TAIL);
     const wanted = convolvePicture(picture, kernel, BORDER_MODES[mode]);
     const made = attendHeads(picture, taps, sharpness, padding);

@@ -63,7 +63,7 @@ function costTable(lines, name) {
   );
 }
 
-/** Step 6: time and memory. @returns {Step} */
+/** Appendix B: time and memory. @returns {Step} */
 export function costStep() {
   /** @type {Costs} */
   const { machine, torch, charts } = JSON.parse(document.getElementById("convattn-costs")?.textContent ?? "");

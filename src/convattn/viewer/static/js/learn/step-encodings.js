@@ -198,7 +198,7 @@ const FIT_LIMIT = FIT_MIDDLE - 2;
 /** @param {number} share */
 const matchText = (share) => `${Number((100 * share).toPrecision(3))} %`;
 
-/** Step 5: other functions of the offset. @param {Tour} tour @param {Element} text @returns {Step} */
+/** Appendix A: other functions of the offset. @param {Tour} tour @param {Element} text @returns {Step} */
 export function encodingsStep(tour, text) {
   const note = /** @type {Element} */ (text.querySelector(".learn-small")); // stands below the maps
   /** @type {[number, number]} */

@@ -12,17 +12,7 @@ import {
   largestSize,
   namedTaps,
 } from "./kernels.js";
-import {
-  choice,
-  comparison,
-  differenceText,
-  followPlace,
-  numbersList,
-  powerText,
-  slider,
-  squareMark,
-  windowView,
-} from "./view.js";
+import { choice, comparison, followPlace, numbersList, powerText, slider, squareMark, windowView } from "./view.js";
 
 /** @import { Picture } from "./kernels.js" */
 /** @import { Step, Tour } from "./view.js" */
@@ -69,7 +59,7 @@ export function sharpnessStep(tour) {
   const control = slider("Sharpness", range, (value) => {
     sharpness = 10 ** value;
   });
-  const numbers = numbersList("Largest error, measured", "Bound and rounding", "Weight on the centre");
+  const numbers = numbersList("Largest error", "Weight on the centre");
   const strip = comparison(tour, tour.query);
 
   /** @param {string} name */
@@ -111,11 +101,11 @@ export function sharpnessStep(tour) {
     const map = headMap(picture, taps[SHOWN_HEAD].offset, sharpness, query);
     const most = largestSize(map.data);
     around.heat(cutAround(map, query, MAP_REACH), most);
-    const bound = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
+    const allowed = powerText(certifiedError(sharpness, taps) + float32Floor(wanted));
     const [down, right] = taps[SHOWN_HEAD].offset;
     const [centre] = cutAround(map, [query[0] + down, query[1] + right], 0); // NaN outside the picture
     const weight = Number.isNaN(centre) ? "outside" : `${(100 * centre).toPrecision(3)} %`;
-    const said = numbers.show(differenceText(largest), bound, weight);
+    const said = numbers.show(`${powerText(largest)}, at most ${allowed} allowed`, weight);
     tour.tell(`${sharpnessText(sharpness)}. ${said}`);
     const across = chart.across(sharpness);
     setProps(rule, { x1: across, x2: across });

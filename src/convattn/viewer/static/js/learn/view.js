@@ -200,7 +200,7 @@ export function powerText(value) {
   if (Number.isNaN(value)) return "–";
   if (value === 0 || (Math.abs(value) >= 0.001 && Math.abs(value) < 1e4)) return numberText(value, 2);
   const [digits, power] = value.toExponential(1).split("e");
-  return `${digits} · ${tenTo(Number(power))}`;
+  return `${digits} × ${tenTo(Number(power))}`;
 }
 
 /**
