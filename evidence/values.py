@@ -21,7 +21,6 @@ from convattn.lab.study_record import t_interval
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
 from evidence.certify.__main__ import read_cases
-from evidence.positions.contenders import ONE_HOT, PLAIN, THREE
 from evidence.real_weights.__main__ import BACK, PLANNED, SOFTMAX
 from evidence.sharpness.__main__ import SharpnessCurve
 from evidence.speedrun.__main__ import (
@@ -41,9 +40,6 @@ EVIDENCE = Path(__file__).parent
 
 WAYS = (PLANNED, SOFTMAX, BACK)
 """Conversions of networks with trained weights, in the order of their columns."""
-
-POSITIONED = (PLAIN, ONE_HOT, THREE)
-"""Ways of attention with relative positions that pages name."""
 
 Layers = list[np.ndarray]
 """Centres of the heads of each layer, (row, col) in pixels."""
