@@ -2,7 +2,10 @@
 
 import html
 import io
+import math
 import re
+from collections import Counter
+from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
@@ -120,11 +123,16 @@ def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown
     expect_map(page, *read_weights(shown, image, 1, 2, (9, 22)))
 
 
-def test_the_view_is_taken_along(opened, address):
+def test_the_view_is_taken_along(opened, address, shown):
     page = opened(f"{address}#view=explore", permissions=["clipboard-read", "clipboard-write"])
     drawn = Image.open(io.BytesIO(download(page, "Save map as PNG")))
     assert (drawn.width, drawn.height) == (620, 620)
     assert len(drawn.getcolors(2**16)) > 2
+    printed = ET.fromstring(download(page, "Save map as SVG"))
+    kinds = Counter(element.tag.rpartition("}")[2] for element in printed)
+    keys = math.prod(shown.scene.header["networks"][0]["layers"][0]["keys"]["grid"])
+    assert kinds == {"rect": keys + 64, "circle": 2, "text": 3}
+    assert printed[-1].text.endswith("layer 1, head 1: attention of each key; ring: query")
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
     expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))

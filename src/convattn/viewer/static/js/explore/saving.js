@@ -1,8 +1,8 @@
 // What can be taken along: the address of the view, and the map of the chosen head.
 
 import { h, reasonOf, say } from "../dom.js";
-import { contextOf } from "../draw.js";
-import { paintMap } from "./matrix.js";
+import { contextOf, levelOf, numberText, ramp } from "../draw.js";
+import { paintMap, smallView } from "./matrix.js";
 import { cellCentre } from "../scene.js";
 
 /** @import { Model } from "./model.js" */
@@ -52,6 +52,70 @@ async function mapPng(model) {
   );
 }
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Makes an element of SVG. @param {string} kind @param {Record<string, string | number>} attributes @param {string} [text] */
+function shape(kind, attributes, text = "") {
+  const element = document.createElementNS(SVG, kind);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  element.textContent = text;
+  return element;
+}
+
+/** Width of the map in a picture for print, and of its scale with the numbers, in points. */
+const PRINT = { map: 240, gap: 10, scale: 12, numbers: 48, text: 9 };
+
+/**
+ * Draws the map of the chosen head for print: a square for each key, a ring at the query, the scale and a caption.
+ * @param {Model} model
+ * @returns {string}
+ */
+function mapSvg(model) {
+  const { layer, head, values } = model.state.get();
+  const view = smallView(model, layer);
+  if (!view) throw new Error("There is no map to save.");
+  const [rows, cols] = model.layer().keys.grid;
+  const side = PRINT.map / cols;
+  const [width, height] = [PRINT.map + PRINT.gap + PRINT.scale + PRINT.numbers, side * rows + 3 * PRINT.text];
+  const picture = shape("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
+  const [low, high] = model.limits(layer, head);
+  const colours = ramp("light");
+  const colourOf = (/** @type {number} */ level) =>
+    level > 255 ? "#e4e4e2" : `rgb(${colours.slice(3 * level, 3 * level + 3).join(",")})`;
+  model.map(layer, head).forEach((value, key) => {
+    const place = { x: (key % cols) * side, y: Math.floor(key / cols) * side, width: side, height: side };
+    const fill = colourOf(levelOf(value, low, high));
+    picture.append(shape("rect", { ...place, fill, stroke: fill, "stroke-width": 0.1 }));
+  });
+  if (view.query) {
+    const { extent, query } = view;
+    const cx = (PRINT.map * ((query.left + query.right) / 2 - extent.left)) / (extent.right - extent.left);
+    const cy = (side * rows * ((query.top + query.bottom) / 2 - extent.top)) / (extent.bottom - extent.top);
+    for (const [stroke, thick] of Object.entries({ white: 2.5, "#b93a00": 1.2 })) {
+      picture.append(
+        shape("circle", { cx, cy, r: Math.max(side / 2, 4), fill: "none", stroke, "stroke-width": thick }),
+      );
+    }
+  }
+  const steps = 64;
+  const x = PRINT.map + PRINT.gap;
+  const step = (side * rows) / steps;
+  for (let at = 0; at < steps; at++) {
+    const fill = colourOf(Math.round((255 * (steps - 1 - at)) / (steps - 1)));
+    picture.append(
+      shape("rect", { x, y: at * step, width: PRINT.scale, height: step, fill, stroke: fill, "stroke-width": 0.3 }),
+    );
+  }
+  const font = { "font-family": "sans-serif", "font-size": PRINT.text };
+  const beside = x + PRINT.scale + 3;
+  picture.append(shape("text", { ...font, x: beside, y: PRINT.text }, numberText(high)));
+  picture.append(shape("text", { ...font, x: beside, y: side * rows }, numberText(low)));
+  const what = values === "weights" ? "attention" : "score before softmax";
+  const caption = `${model.network().title}, layer ${layer + 1}, head ${head + 1}: ${what} of each key; ring: query`;
+  picture.append(shape("text", { ...font, x: 0, y: height - PRINT.text }, caption));
+  return new XMLSerializer().serializeToString(picture);
+}
+
 /**
  * @param {Model} model
  * @param {() => string | null} address of this view; null if the page has none of its own
@@ -66,6 +130,7 @@ export function createSaving(model, address) {
   /** @type {[string, () => void | Promise<void>][]} */
   const actions = [
     ["Save map as PNG", async () => offerFile(await mapPng(model), "image/png", name("png"))],
+    ["Save map as SVG", () => offerFile(mapSvg(model), "image/svg+xml", name("svg"))],
     ["Save map as CSV", () => offerFile(mapCsv(model), "text/csv", name("csv"))],
   ];
   if (address() !== null) {
