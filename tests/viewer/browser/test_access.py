@@ -24,6 +24,29 @@ def test_the_tour_has_no_serious_fault(opened, address, dark):
         assert complaints(page) == []
 
 
+CUT = """() => [...document.querySelectorAll("#convattn :not(svg *, .only-heard)")].filter((element) => {
+  const { right, width } = element.getBoundingClientRect();
+  if (!width || !element.checkVisibility()) return false;
+  const hidden = getComputedStyle(element).overflowX !== "visible" && element.scrollWidth > element.clientWidth + 1;
+  return hidden || right > innerWidth;
+}).map(({ className, textContent }) => `${className}: ${textContent}`)"""
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_nothing_is_cut(opened, address, width):
+    page = opened(f"{address}#view=explore", width=width)
+    for view in (*TOUR, "view=explore&network=0&layer=5", "view=explore&network=1&layer=1"):
+        page.goto(f"{address}#{view}")
+        shown = ".learn-step" if view in TOUR else "button.map"
+        expect(page.locator(shown).first).to_be_visible()
+        page.wait_for_timeout(100)
+        assert page.evaluate(CUT) == [], view
+    page.locator(".overview h2").evaluate(
+        "title => title.style.cssText = 'width: 3em; overflow: hidden; white-space: nowrap'"
+    )
+    assert len(page.evaluate(CUT)) == 1
+
+
 def test_the_check_finds_planted_faults(opened, address):
     page = opened(f"{address}#view=explore")
     expect(page.locator("button.map").first).to_be_visible()
