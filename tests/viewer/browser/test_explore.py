@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 from tests.viewer.browser.reading import (
+    cell,
     choose,
     download,
     expect_map,
@@ -55,6 +56,32 @@ def test_every_head_is_a_map_and_its_numbers_are_the_librarys_wherever_one_looks
     assert query_of(page)[1] > first[1]
     choose(page, 1, 3)
     expect_map(page, *own_weights(shown, 1, 3, query_of(page)))
+
+
+COLOURS = """(canvas, [left, top, width, height]) =>
+  [...canvas.getContext("2d").getImageData(left, top, width, height).data].join()"""
+
+
+@pytest.mark.parametrize("values", ["weights", "scores"])
+def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address, shown, values):
+    page = opened(f"{address}#layer=4&head=7&query=9,21&values={values}")
+    layer = shown.scene.header["networks"][0]["layers"][4]
+    rows, cols = layer["keys"]["grid"]
+    queries = layer["attention"]["queries"]
+    row, col = (
+        first + stride * at
+        for first, stride, at in zip(
+            queries["first"], queries["stride"], cell(layer, (9, 21)), strict=True
+        )
+    )
+    heat, table = page.locator(".detail .heat"), page.locator(".displacements canvas").first
+    expect(page.locator(".displacements .bar-title")).to_have_text(
+        re.compile("^Weight" if values == "weights" else "^Log weight")
+    )
+    colours = heat.evaluate(COLOURS, [0, 0, cols, rows])
+    assert len(set(re.findall(r"\d+,\d+,\d+", colours))) > 3
+    assert table.evaluate(COLOURS, [cols - 1 - col, rows - 1 - row, cols, rows]) == colours
+    assert table.evaluate(COLOURS, [cols - 1 - col, rows - row, cols, rows]) != colours
 
 
 def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
