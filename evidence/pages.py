@@ -120,6 +120,7 @@ def rendered(template: Path) -> str:
         environment.globals |= vars(module)
         environment.filters |= {name: one for name, one in vars(module).items() if callable(one)}
     environment.globals["replaced_answer"] = vit_replaced.answer
+    environment.globals["speech_replaced_answer"] = speech_heads.answer
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 
 

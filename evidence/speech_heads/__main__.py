@@ -33,6 +33,7 @@ from evidence.vit_heads.heads import heads_of, in_control, kept_report
 ENCODER = "model.encoder"
 POSITIONS = 1500
 DIGITS = 12
+COUNTS = (1, 2, 3, 6, 12, 24)
 TITLES = {
     "states": "cosine of states to before",
     "tokens": "share of tokens as before",
@@ -122,11 +123,11 @@ def main() -> None:
     """Measures and writes."""
     parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=10, help="clips to measure")
+    parser.add_argument("--count", type=int, default=24, help="clips to measure")
     parser.add_argument(
-        "--tests", type=int, default=3, help="clips to recognise, 0 replaces no head"
+        "--tests", type=int, default=24, help="clips to recognise, 0 replaces no head"
     )
-    parser.add_argument("--heads", type=int, nargs="+", default=[3], help="heads to replace")
+    parser.add_argument("--heads", type=int, nargs="+", default=COUNTS, help="heads to replace")
     add_work(parser)
     options = parser.parse_args()
     found = kept(

@@ -1,6 +1,6 @@
 """The page of a speech encoder's heads, every number from the record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from evidence.replacing import curve_table
@@ -44,14 +44,15 @@ _REPLACED = """\
 Without training, those with the highest position score first: by a convolution with the head's mean kernel, by one tap
 at its largest displacement, or by its mean map over clips. As a control, as many heads drawn at random become
 convolutions ({draws} draws, least to most). Tested on {tests} clips of twelve digits from takes that no kernel was
-measured on; ± is the standard error over clips. As it is, the network has {before} of {said} digits right.
+measured on, {said} digits; ± is the standard error over clips. As it is, the network has {before} of them right.
 
 {table}
 
 "States" is the mean cosine to the encoder's output before. "Tokens" is the share of the likeliest next tokens that
 stay, after each part of the transcript from before. "Digits right" is 1 less the mistakes over the digits said, at
 least 0; mistakes are the digits to change, add or leave out in a greedy transcript. It is noisy, as a transcript may go
-wrong as a whole.
+wrong as a whole: differences within its errors say nothing. The mean map, whose weights may differ from place to place,
+keeps as much as the convolution.
 
 ![What is kept over the heads replaced](speech-replaced.png)
 
@@ -82,7 +83,7 @@ def _replaced(content: Mapping[str, Any]) -> str:
         return ""
     rows = content["curve"]
     return _REPLACED.format(
-        answer=answer(rows),
+        answer=answer(content),
         draws=len({row["kind"] for row in rows if row["kind"].startswith("random")}),
         table=curve_table(rows, _NUMBERS),
         before=_share(content["before"]["right"]),
@@ -90,16 +91,15 @@ def _replaced(content: Mapping[str, Any]) -> str:
     )
 
 
-def answer(rows: Sequence[Mapping[str, Any]], count: int = 6) -> str:
+def answer(content: Mapping[str, Any], count: int = 12) -> str:
     """Says what is kept with the first heads replaced, and with as many at random."""
-    here = [row for row in rows if row["replaced"] == count]
+    here = [row for row in content["curve"] if row["replaced"] == count]
     first = next(row for row in here if row["kind"] == "convolution")
-    random = [row["tokens"]["mean"] for row in here if row["kind"].startswith("random")]
-    stay, right = _share(first["tokens"]), _share(first["right"])
+    random = [row["right"]["mean"] for row in here if row["kind"].startswith("random")]
+    right, before = _share(first["right"]), _share(content["before"]["right"])
     return (
-        f"The {count} heads with the highest position score as convolutions, without training: {stay} of tokens stay,"
-        f" and {right} of digits are right. As many random heads: {100 * min(random):.0f} to {100 * max(random):.0f} %"
-        " of tokens stay."
+        f"The {count} heads with the highest position score as convolutions, without training: {right} of digits right,"
+        f" {before} as it is. As many random heads: {100 * min(random):.0f} to {100 * max(random):.0f} %."
     )
 
 
