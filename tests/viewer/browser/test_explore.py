@@ -174,11 +174,14 @@ def test_the_view_is_taken_along(opened, address, shown):
     handle.press("ArrowRight")
     expect(put_back).to_be_visible()  # it moves what is below it
     link.click()
-    expect(status).to_have_text(
-        "The link to this view is on the clipboard, without own images and moved heads."
-    )
+    expect(status).to_have_text("The link to this view is on the clipboard.")
+    moved = opened(page.evaluate("navigator.clipboard.readText()"))
+    assert map_of(page).sub(before).abs().max() > 0.01
+    expect_map(moved, map_of(page), 0.0)
+    expect(moved.get_by_role("button", name="Put heads")).to_be_visible()
     put_back.press("Enter")
     expect(handle).to_be_focused()
+    expect_map(page, before, 0.0)
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     link.click()
     expect(status).to_contain_text("take the link from the address bar")

@@ -26,6 +26,7 @@ test("an address brings back the state it was made of", () => {
     { scale: "common", values: "scores", part: "content", average: true },
     { scale: 0.125, extent: "near", epoch: 11 },
     { compare: [1, 2], prefix: 0 },
+    { moved: [0, 2, 8, -1.25, 0.0001, 6.65, 1, 0, 0, 0, 15, 1e-7] },
   ];
   for (const change of cases) {
     const state = { ...DEFAULT_STATE, ...change };
@@ -51,6 +52,16 @@ test("what makes no sense in an address is left out", () => {
     "scale=Infinity",
     "scale=1e999",
     "part=all",
+    "moved=0,2,8,-1.25,0.5",
+    "moved=0,2,8,-1.25,0.5,",
+    "moved=0,2.5,8,-1.25,0.5,1",
+    "moved=0,-2,8,-1.25,0.5,1",
+    "moved=0,2,8,NaN,0.5,1",
+    "moved=0,2,8,1e5,0.5,1",
+    "moved=0,2,8,1,Infinity,1",
+    "moved=0,2,8,1,0,0",
+    "moved=0,2,8,1,0,1e999",
+    `moved=${Array(257).fill("0,0,0,0,0,1").join()}`,
   ];
   for (const hash of [
     ...hashes,

@@ -27,6 +27,22 @@ const SCENE = /** @type {Scene} */ (
 /** @param {SomeState} wanted */
 const within = (wanted) => withinScene(SCENE, { ...DEFAULT_STATE, ...wanted });
 
+test("moved heads are kept where the network has such heads, within its keys", () => {
+  const heads = { centres: "centres", sharpness: "sharpness" };
+  const layers = [{ heads: 3, prefix: [], keys: { grid: [4, 6] }, attention: { kind: "position", heads } }];
+  const scene = /** @type {Scene} */ (/** @type {unknown} */ ({ ...SCENE, networks: [{ layers }, ...SCENE.networks] }));
+  const good = [0, 0, 2, 4, -6, 1];
+  const others = [
+    [0, 0, 3, 0, 0, 1],
+    [0, 1, 0, 0, 0, 1],
+    [9, 0, 0, 0, 0, 1],
+    [0, 0, 0, 4.5, 0, 1],
+    [2, 0, 0, 0, 0, 1],
+  ];
+  const moved = [...others, good].flat();
+  assert.deepEqual(withinScene(scene, { ...DEFAULT_STATE, moved }).moved, good);
+});
+
 test("a part that the network does not show is left for both", () => {
   for (const part of /** @type {const} */ (["position", "content"]))
     assert.deepEqual(

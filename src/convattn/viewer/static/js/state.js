@@ -17,6 +17,16 @@
  * @property {"both" | "position" | "content"} part
  * @property {boolean} average       over the images of the scene
  * @property {number | null} epoch   moment of the timeline; null for the last
+ * @property {number[]} moved        heads that the reader moved, as `writeMoved` writes them
+ */
+
+/**
+ * @typedef {object} MovedHead
+ * @property {number} network
+ * @property {number} layer
+ * @property {number} head
+ * @property {[number, number]} centre   in steps of the keys
+ * @property {number} sharpness
  */
 
 /** @typedef {Partial<ViewState>} SomeState */
@@ -46,7 +56,22 @@ export const DEFAULT_STATE = Object.freeze({
   part: "both",
   average: false,
   epoch: null,
+  moved: [],
 });
+
+/** @param {MovedHead[]} heads @returns {number[]} six numbers for each */
+export const writeMoved = (heads) =>
+  heads.flatMap(({ network, layer, head, centre, sharpness }) => [network, layer, head, ...centre, sharpness]);
+
+const MOVED_NUMBERS = 6;
+
+/** @param {number[]} numbers @returns {MovedHead[]} */
+export function readMoved(numbers) {
+  return Array.from({ length: numbers.length / MOVED_NUMBERS }, (_, at) => {
+    const [network, layer, head, row, col, sharpness] = numbers.slice(at * MOVED_NUMBERS);
+    return { network, layer, head, centre: [row, col], sharpness };
+  });
+}
 
 /** Makes a state. @param {SomeState} [initial] @returns {State} */
 export function createState(initial = {}) {
@@ -102,6 +127,24 @@ function wholeNumbers(text) {
   return found.every((item) => item !== undefined) ? /** @type {number[]} */ (found) : undefined;
 }
 
+/** How many moved heads an address may name, and its largest numbers. */
+const MOVED_LIMITS = { heads: 256, centre: 1e4, sharpness: 1e6 };
+
+/** @param {MovedHead} head @returns {boolean} whether it can be one */
+function isMoved({ network, layer, head, centre, sharpness }) {
+  const places = [network, layer, head].every((place) => Number.isInteger(place) && place >= 0);
+  const centred = centre.every((size) => Math.abs(size) <= MOVED_LIMITS.centre); // false for NaN
+  return places && centred && sharpness > 0 && sharpness <= MOVED_LIMITS.sharpness;
+}
+
+/** @param {string} text @returns {number[] | undefined} */
+function movedNumbers(text) {
+  if (text === "") return [];
+  const numbers = text.split(",").map((part) => (part.trim() ? Number(part) : NaN));
+  const whole = numbers.length % MOVED_NUMBERS === 0 && numbers.length <= MOVED_LIMITS.heads * MOVED_NUMBERS;
+  return whole && readMoved(numbers).every(isMoved) ? numbers : undefined;
+}
+
 /** What a word in an address may be. @type {Record<string, readonly string[]>} */
 const WORDS = {
   view: ["explore", "learn"],
@@ -117,6 +160,7 @@ function readField(name, text) {
   const was = DEFAULT_STATE[/** @type {keyof ViewState} */ (name)];
   if (WORDS[name]?.includes(text)) return name === "average" ? text === "true" : text;
   if (name === "scale") return Number(text) > 0 && Number(text) < Infinity ? Number(text) : undefined;
+  if (name === "moved") return movedNumbers(text);
   if (Array.isArray(was)) {
     const found = wholeNumbers(text);
     return name === "query" && found?.length !== 2 ? undefined : found;

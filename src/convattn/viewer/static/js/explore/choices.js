@@ -17,10 +17,11 @@ import { drawRamp, numberText } from "../draw.js";
 import { drawImage } from "./field.js";
 import { addPicture, takesPictures } from "../rows.js";
 import { nearestInside, pictureShape, positionOf } from "../scene.js";
+import { readMoved, writeMoved } from "../state.js";
 
 /** @import { Model } from "./model.js" */
 /** @import { Scene, SceneLayer } from "../scene.js" */
-/** @import { ViewState } from "../state.js" */
+/** @import { MovedHead, ViewState } from "../state.js" */
 
 /**
  * Keeps a state within a scene: what the scene does not have is replaced by what it has.
@@ -42,11 +43,20 @@ export function withinScene(scene, state) {
     image,
     head: below(state.head, layers[layer].heads),
     query: [below(state.query[0], rows), below(state.query[1], cols)],
+    moved: writeMoved(readMoved(state.moved).filter((head) => canBeMoved(scene, head))),
     compare: state.compare.filter((other) => other < scene.networks.length),
     part: whyNoPart(layers, state.part) ? "both" : state.part,
     average: state.average && !whyNoAverage(layers),
     prefix: state.prefix !== null && layers[layer].prefix[state.prefix] === undefined ? null : state.prefix,
   };
+}
+
+/** @param {Scene} scene @param {MovedHead} head @returns {boolean} whether the reader could have moved it there */
+function canBeMoved({ networks }, { network, layer: number, head, centre }) {
+  const layer = networks[network]?.layers[number];
+  if (layer?.attention.kind !== "position" || head >= layer.heads) return false;
+  const { centres, sharpness } = layer.attention.heads;
+  return !!centres && !!sharpness && centre.every((size, axis) => Math.abs(size) <= layer.keys.grid[axis]);
 }
 
 /**

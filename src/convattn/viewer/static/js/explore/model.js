@@ -4,6 +4,7 @@ import { positionScores, quadraticAxes, sumOfAxes, tableShape } from "../attenti
 import { partOf } from "../numbers.js";
 import { isPosition, positionRows, rowsOf } from "../rows.js";
 import { floatsOf, geometryOf, positionOf } from "../scene.js";
+import { readMoved, writeMoved } from "../state.js";
 import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
 
 /** @import { LayerRows } from "../rows.js" */
@@ -17,7 +18,7 @@ import { belowLargest, colourLimits, relativeScores } from "../statistics.js";
  */
 
 /**
- * @typedef {object} MovedHeads
+ * @typedef {object} MovedHeads  those of a layer
  * @property {Float32Array} centres  (heads, 2)
  * @property {Float32Array} sharpness  (heads)
  */
@@ -36,8 +37,8 @@ export function createModel(scene, state) {
   /** @type {[number, LayerRows[]][]} what was answered, by network */
   let found = [];
   let trouble = "";
-  /** @type {Map<string, MovedHeads>} by the reader */
-  const movedHeads = new Map();
+  /** @type {Map<string, MovedHeads>} layers in which the reader moved heads */
+  let movedHeads = new Map();
   /** @type {Map<string, MovedHeads>} to where they were at an epoch before the last */
   const epochHeads = new Map();
   /** @type {Scene} */
@@ -113,7 +114,32 @@ export function createModel(scene, state) {
     return { ...scene, tensors };
   }
 
+  /** @param {number} number @param {number} layerNumber @returns {MovedHeads | null} where the scene has heads */
+  function headsOfScene(number, layerNumber) {
+    const { attention } = scene.networks[number].layers[layerNumber];
+    const { centres, sharpness } = attention.kind === "position" ? attention.heads : {};
+    if (!centres || !sharpness) return null;
+    return { centres: floatsOf(scene.tensors, centres), sharpness: floatsOf(scene.tensors, sharpness) };
+  }
+
+  /** @param {Map<string, MovedHeads>} others  where heads are that the reader did not move, if not as in the scene */
+  function readerHeads(others) {
+    /** @type {Map<string, MovedHeads>} */
+    const made = new Map();
+    for (const { network, layer, head, centre, sharpness } of readMoved(state.get().moved)) {
+      const key = `${network}/${layer}`;
+      const before = made.get(key) ?? others.get(key) ?? headsOfScene(network, layer);
+      if (!before) continue;
+      const heads = made.get(key) ?? { centres: before.centres.slice(), sharpness: before.sharpness.slice() };
+      heads.centres.set(centre, 2 * head);
+      heads.sharpness[head] = sharpness;
+      made.set(key, heads);
+    }
+    return made;
+  }
+
   function rebuildLiveScene() {
+    movedHeads = readerHeads(epochHeads);
     liveScene = sceneWith([...epochHeads, ...movedHeads]);
     found = found.map(([number, rows]) => [number, withMoved(number, rows)]);
     publish();
@@ -123,11 +149,7 @@ export function createModel(scene, state) {
   /** @param {number} layerNumber @returns {MovedHeads | null} */
   function quadratic(layerNumber) {
     const known = movedHeads.get(keyOf(layerNumber)) ?? epochHeads.get(keyOf(layerNumber));
-    if (known) return known;
-    const { attention } = network().layers[layerNumber];
-    const { centres, sharpness } = attention.kind === "position" ? attention.heads : {};
-    if (!centres || !sharpness) return null;
-    return { centres: floatsOf(scene.tensors, centres), sharpness: floatsOf(scene.tensors, sharpness) };
+    return known ?? headsOfScene(networkNumber(), layerNumber);
   }
 
   /** @param {number} layerNumber @param {number} head @param {number} [number] */
@@ -143,10 +165,16 @@ export function createModel(scene, state) {
   }
 
   state.subscribe((_, changed) => {
+    if (changed.has("moved")) {
+      const before = movedHeads;
+      rebuildLiveScene();
+      if ([...before.keys()].some((key) => !movedHeads.has(key))) return refresh();
+    }
     if (ROW_FIELDS.some((field) => changed.has(field))) return refresh();
     if (changed.has("values") || changed.has("scale") || changed.has("extent")) publish();
   });
 
+  if (state.get().moved.length) rebuildLiveScene();
   return {
     scene,
     state,
@@ -175,27 +203,24 @@ export function createModel(scene, state) {
     move(layer, head, centre, sharpness) {
       const now = quadratic(layer);
       if (!now) return;
-      const changed = { centres: now.centres.slice(), sharpness: now.sharpness.slice() };
-      changed.centres.set(centre, 2 * head);
-      if (sharpness !== undefined) changed.sharpness[head] = sharpness;
-      movedHeads.set(keyOf(layer), changed);
-      rebuildLiveScene();
+      const network = networkNumber();
+      const others = readMoved(state.get().moved).filter(
+        (one) => one.network !== network || one.layer !== layer || one.head !== head,
+      );
+      const [row, col] = centre.map((size) => Number(size.toFixed(4))); // an address is short
+      const alpha = Number((sharpness ?? now.sharpness[head]).toPrecision(5));
+      state.set({ moved: writeMoved([...others, { network, layer, head, centre: [row, col], sharpness: alpha }]) });
     },
-    /** Puts all heads where they were at an epoch. @param {Map<number, MovedHeads>} layers none: at the last */
+    /** Puts the heads that the reader did not move where they were at an epoch. @param {Map<number, MovedHeads>} layers none: at the last */
     setEpoch(layers) {
       if (!layers.size && !epochHeads.size) return;
       epochHeads.clear();
-      movedHeads.clear();
       for (const [layer, heads] of layers) if (quadratic(layer)) epochHeads.set(keyOf(layer), heads);
       rebuildLiveScene();
       if (!epochHeads.size) refresh();
     },
     isLastEpoch: () => !epochHeads.size,
-    reset() {
-      movedHeads.clear();
-      rebuildLiveScene();
-      refresh();
-    },
+    reset: () => state.set({ moved: [] }),
     /** @returns {number | null} first layer of the network with a moved head */
     firstMoved() {
       const here = [...movedHeads.keys()]
@@ -204,7 +229,7 @@ export function createModel(scene, state) {
       return here.length ? Math.min(...here.map(([, layer]) => layer)) : null;
     },
     /** The scene with the scores of heads that the reader moved; its other heads are those of the last epoch. */
-    movedScene: () => sceneWith(movedHeads),
+    movedScene: () => sceneWith(readerHeads(new Map())),
     /** Scores of displacements as they are now. @param {number} layerNumber */
     table(layerNumber) {
       const position = positionOf(network().layers[layerNumber]);

@@ -140,8 +140,8 @@ export function createSaving(model, address) {
         if (!navigator.clipboard)
           throw new Error("Browsers let pages of other machines copy nothing: take the link from the address bar.");
         await navigator.clipboard.writeText(address() ?? "");
-        const lost = model.anyMoved() || model.scene.images[model.state.get().image].own;
-        say(status, `The link to this view is on the clipboard${lost ? ", without own images and moved heads" : ""}.`);
+        const lost = model.scene.images[model.state.get().image].own;
+        say(status, `The link to this view is on the clipboard${lost ? ", without own images" : ""}.`);
       },
     ]);
   }
