@@ -10,6 +10,7 @@ import torch
 
 from convattn import RelativeAttention2d, certify, network_to_attention
 from convattn.budget import assert_within_budget, references
+from convattn.encodings.registry import ENCODINGS
 from convattn.models import AttentionNet, ResNet
 
 ALONE = """
@@ -154,3 +155,15 @@ def test_a_file_made_with_one_image_takes_any_number(encoding, without_type_chec
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
     assert certify(layer, file, torch.randn(5, 3, 6, 7)).verdict == "exact"
+
+
+@pytest.mark.parametrize("encoding", sorted({*ENCODINGS} - {"shift"}))
+def test_every_encoding_is_exported_for_any_batch(encoding, without_type_checks):
+    """Costs of paths depend on the number of images: comparing them must not pin it."""
+    torch.manual_seed(0)
+    layer = RelativeAttention2d(8, 8, num_heads=3, encoding=encoding).eval()
+    batch = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(layer, (torch.randn(2, 8, 16, 16),), dynamic_shapes=batch)
+    images = torch.randn(5, 8, 16, 16)
+    hi, lows = references(lambda layer, images: layer(images), layer, images)
+    assert_within_budget(program.module()(images), hi, lows, encoding)

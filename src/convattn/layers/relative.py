@@ -478,7 +478,7 @@ class RelativeAttention(HasKernel, ABC):
             The path, with gradients to the encoding.
         """
         work = Work(
-            batch=shape[0],
+            batch=shape[0] if isinstance(shape[0], int) else 1,
             channels=shape[1],
             outputs=(maps.value if maps.output is None else maps.output).shape[1],
             heads=len(maps.value),
