@@ -85,7 +85,7 @@ def test_the_table_of_displacements_holds_the_map_in_its_colours(opened, address
 
 
 def test_the_keyboard_moves_the_query_and_chooses_heads(opened, address, shown):
-    page = opened(f"{address}#view=explore")
+    page = opened(f"{address}#layer=0&head=0")
     page.get_by_test_id("picture").focus()
     row, col = query_of(page)
     page.keyboard.press("ArrowDown")
@@ -151,7 +151,7 @@ def test_maps_of_content_are_the_librarys_to_half_a_level(opened, address, shown
 
 
 def test_the_view_is_taken_along(opened, address, shown):
-    page = opened(f"{address}#view=explore", permissions=["clipboard-read", "clipboard-write"])
+    page = opened(f"{address}#layer=0&head=0", permissions=["clipboard-read", "clipboard-write"])
     drawn = Image.open(io.BytesIO(download(page, "Save map as PNG")))
     assert (drawn.width, drawn.height) == (620, 620)
     assert len(drawn.getcolors(2**16)) > 2

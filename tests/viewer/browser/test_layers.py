@@ -93,6 +93,22 @@ def test_arrows_move_the_query_where_cells_are_smaller_than_pixels(opened, tmp_p
     assert places[-1] == (7, 4)
 
 
+def test_without_a_report_the_head_of_most_weight_at_one_displacement_is_shown_first(
+    opened, tmp_path
+):
+    network = AttentionNet(width=8, depth=2, heads=3, ffn=8).eval()
+    soft, hard = [layer for layer in network.modules() if isinstance(layer, RelativeAttention2d)]
+    with torch.no_grad():
+        for layer in (soft, hard):
+            layer.encoding.centres.copy_(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
+            layer.encoding.root_sharpness.fill_(0.5)
+        hard.encoding.root_sharpness.copy_(
+            torch.tensor([9.0, 1.0, 2.0])
+        )  # the first looks at its query
+    page = opened(address_of(network, tmp_path))
+    expect(page.get_by_test_id("sentence")).to_contain_text("Head 3 of layer 2")
+
+
 def test_the_head_that_displacement_explains_best_is_shown_first(opened, tmp_path):
     network = AttentionNet(width=8, depth=2, heads=3, ffn=8).eval()
     images = torch.rand(4, 3, 16, 16)

@@ -4,6 +4,7 @@ import { freshId, h, isBrowsers, para, reasonOf } from "./dom.js";
 import { onTheme } from "./draw.js";
 import { withinScene } from "./explore/choices.js";
 import { mountExplore } from "./explore/explore.js";
+import { headToShow } from "./first-head.js";
 import { mountLearn } from "./learn/learn.js";
 import { decodeBase64, openScene, pictureShape } from "./scene.js";
 import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
@@ -13,22 +14,6 @@ import { DEFAULT_STATE, createState, fromHash, toHash } from "./state.js";
 
 /** Time after the last change at which the address follows, in ms: browsers allow few writes in a second. */
 const ADDRESS_DELAY = 300;
-
-/**
- * Returns the head that displacement explains best, where a report says it; else the first.
- * @param {Scene} scene
- */
-function headToShow({ networks: [{ layers }] }) {
-  const best = { layer: 0, head: 0 };
-  let most = -Infinity;
-  for (const [layer, { statistics }] of layers.entries())
-    for (const [head, { position_score: score }] of (statistics ?? []).entries())
-      if (typeof score?.value === "number" && score.value > most) {
-        most = score.value;
-        Object.assign(best, { layer, head });
-      }
-  return best;
-}
 
 /**
  * Returns what is shown first: the middle of the first image, where no border is in the way.

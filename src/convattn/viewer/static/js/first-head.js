@@ -1,0 +1,69 @@
+// The head that a page shows first.
+
+import { partOf } from "./numbers.js";
+import { rowsOf } from "./rows.js";
+import { pictureShape } from "./scene.js";
+import { displacements } from "./statistics.js";
+
+/** @import { LayerRows } from "./rows.js" */
+/** @import { Scene, SceneLayer } from "./scene.js" */
+
+/** Where the queries stand by which heads are judged, in shares of the sides of the picture. */
+const JUDGED_AT = [0.25, 0.5, 0.75];
+
+/**
+ * Returns the head with the most to show: the one that displacement explains best, where a report says it; else the one
+ * that gives most of its weight to one displacement.
+ * @param {Scene} scene
+ */
+export function headToShow(scene) {
+  const { layers } = scene.networks[0];
+  const reported = layers.map(({ statistics }) => (statistics ?? []).map((numbers) => numbers.position_score?.value));
+  const scores = reported.some((heads) => heads.length) ? reported : weightsAtOneDisplacement(scene);
+  const best = { layer: 0, head: 0 };
+  let most = 0;
+  for (const [layer, heads] of scores.entries())
+    for (const [head, score] of heads.entries())
+      if (typeof score === "number" && score > most) {
+        most = score;
+        Object.assign(best, { layer, head });
+      }
+  return best;
+}
+
+/**
+ * Returns for each layer and head the mean weight that nine queries of the first image give to one displacement, other
+ * than none: a head that looks at its query shows little.
+ * @param {Scene} scene
+ * @returns {number[][]}
+ */
+function weightsAtOneDisplacement(scene) {
+  const { layers } = scene.networks[0];
+  const [rows, cols] = pictureShape(scene, 0);
+  const sums = layers.map(({ heads }) =>
+    Array.from({ length: heads }, () => /** @type {Map<string, number>} */ (new Map())),
+  );
+  for (const down of JUDGED_AT)
+    for (const across of JUDGED_AT) {
+      const query = /** @type {[number, number]} */ ([Math.floor(rows * down), Math.floor(cols * across)]);
+      for (const found of rowsOf(scene, { network: 0, image: 0, query, part: "both" }))
+        sums[found.layer].forEach((weights, head) => addStrongest(weights, layers[found.layer], found, head));
+    }
+  return sums.map((heads) => heads.map((weights) => Math.max(0, ...weights.values()) / JUDGED_AT.length ** 2));
+}
+
+/**
+ * Adds the largest weight of a head to the sum of its displacement.
+ * @param {Map<string, number>} sums
+ * @param {SceneLayer} layer
+ * @param {LayerRows} rows
+ * @param {number} head
+ */
+function addStrongest(sums, layer, { weights, keyRows, keyCols, query }, head) {
+  if ("prefix" in query) return;
+  const map = partOf(weights, head, keyRows * keyCols);
+  const key = map.reduce((best, weight, at) => (weight > (map[best] || 0) ? at : best), 0);
+  const [down, across] = displacements(layer, query);
+  const place = [down[Math.floor(key / keyCols)], across[key % keyCols]].map(Math.round);
+  if (place.some((steps) => steps !== 0)) sums.set(String(place), (sums.get(String(place)) ?? 0) + map[key]);
+}
