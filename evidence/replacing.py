@@ -3,10 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
-from evidence.results import clocked
 
 SEEDS = (0, 1, 2)
 """Seeds of the random heads."""
@@ -152,15 +149,6 @@ def curve(
 
 def _replaced(network: nn.Module, report: HeadReport, heads: Heads) -> nn.Module:
     return replace_convolutional_heads(network, report, heads=heads)[0]
-
-
-@torch.inference_mode()
-def times(before: nn.Module, after: nn.Module, batch: Tensor, rounds: int = 5) -> dict[str, float]:
-    """Times two networks by turns: medians in seconds and of the ratios."""
-    pairs = [(clocked(before, batch), clocked(after, batch)) for _ in range(rounds + 1)]
-    first, second = zip(*pairs[1:], strict=True)
-    ratios = [old / new for old, new in pairs[1:]]
-    return {"before": median(first), "after": median(second), "times_as_fast": median(ratios)}
 
 
 def cosine(

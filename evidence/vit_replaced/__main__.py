@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convattn import replace_convolutional_heads
 from evidence.packaged_weights import load_vit
 from evidence.photographs import photographs
-from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps, times
+from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps
 from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
 from evidence.vit_heads.__main__ import measured
+from evidence.vit_replaced.costs import BATCH, ROUNDS, costs
 from evidence.vit_replaced.page import NUMBERS
 
 COUNTS = (4, 8, 18, 36, 72)
@@ -52,21 +52,16 @@ def measure(folder: Path, work: Path) -> dict[str, Any]:
     report = measured(folder, work, SIZE, MEASURED)
     maps = mean_maps(network, photographs(folder, AVERAGED, SIZE)[0].split(10))
     tests, _ = photographs(folder, TESTS, SIZE, first=5)
-    order = by_score(report)
-    timed = {}
-    for count in (8, 72):
-        made, record = replace_convolutional_heads(network, report, heads=order[:count])
-        timed[count] = times(network, made, tests[:8])
-        timed[count]["parameters"] = record.parameters
-        timed[count]["parameters_before"] = record.parameters_before
     return {
         "measured_on": MEASURED,
         "averaged": AVERAGED,
         "tests": TESTS,
         "size": SIZE,
-        "order": order,
+        "order": by_score(report),
         "curve": curve(network, report, maps, effect_on(network, tests), COUNTS, (0, 1)),
-        "times": timed,
+        "batch": BATCH,
+        "rounds": ROUNDS,
+        "costs": costs(network, report, tests[:BATCH]),
     }
 
 

@@ -1,6 +1,6 @@
 """The page of a ViT whose heads run as convolutions, every number from the record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convattn.lab.tables import markdown_table
@@ -26,20 +26,25 @@ measured on; ± is the standard error over photographs.
 
 The mean map keeps what depends on the place in the picture as well, and no displacement has to hold at every place.
 
-## Time
+## Time and memory
 
-{times}
+{costs}
+
+"Times as fast" is the median of the ratios to the network as it is, by turns in one process (least to most of {rounds}
+rounds, {batch} photographs each): other programs came and went, so the rounds are far apart. Memory is the peak of one
+call beyond the weights, once for each network in a process of its own; it follows no order. A kernel that is small
+beside the picture runs as a depthwise convolution; a mean kernel that reaches over the whole picture runs as a product
+with the weights of all pairs of patches. Heads that are left attend in torch's fused kernel, as all do before.
 
 ## How it was measured
 
     {command}
 
 Kernels are means over {measured} photographs, mean maps over {averaged}, at {size} × {size} pixels.
-{hardware[processor]}, {hardware[threads]} thread(s), beside other programs: ratios of medians of five turns, eight
-photographs a batch. {versions}. Revision {revision}. Record:
+{hardware[processor]}, {hardware[threads]} thread(s), beside other programs. {versions}. Revision {revision}. Record:
 [vit-replaced.json](../../evidence/vit_replaced/vit-replaced.json).
 
-Not covered: a task (the package has no classes), memory, training on afterwards, other networks.
+Not covered: a task (the package has no classes), training on afterwards, other networks.
 """
 
 
@@ -50,9 +55,12 @@ def page(content: Mapping[str, Any]) -> str:
         answer=answer(rows),
         draws=len({row["kind"] for row in rows if row["kind"].startswith("random")}),
         table=curve_table(rows, NUMBERS),
-        times=_times(content),
+        costs=_costs(content["costs"]),
         versions=versions_in_words(content),
-        **{name: content[name] for name in ("tests", "command", "averaged", "size")},
+        **{
+            name: content[name]
+            for name in ("tests", "command", "averaged", "size", "rounds", "batch")
+        },
         measured=content["measured_on"],
         hardware=content["hardware"],
         revision=content["revision"],
@@ -75,9 +83,13 @@ def answer(rows: list[Mapping[str, Any]], count: int = 8) -> str:
     )
 
 
-def _times(content: Mapping[str, Any]) -> str:
-    rows = []
-    for count, timed in content["times"].items():
-        parameters = f"{timed['parameters']:,} of {timed['parameters_before']:,}"
-        rows.append([str(count), f"{timed['times_as_fast']:.2f}", parameters])
-    return markdown_table(["heads replaced", "times as fast", "parameters"], rows)
+def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        low, middle, high = row["times_as_fast"]
+        speed = f"{middle:.2f} ({low:.2f} to {high:.2f})" if row["replaced"] else "1"
+        kind = row["kind"] if row["replaced"] else "–"
+        memory = f"{row['memory'] / 2**20:.0f}"
+        lines.append([str(row["replaced"]), kind, speed, memory, f"{row['parameters']:,}"])
+    columns = ["heads", "in their place", "times as fast", "memory, MiB", "parameters"]
+    return markdown_table(columns, lines)

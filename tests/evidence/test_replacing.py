@@ -5,15 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from tests.heads.report_cases import attention_maps, measured, outputs
 
+from convattn import replace_convolutional_heads
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.sealed import network_digest
 from evidence.packaged_weights import read_ctranslate2
 from evidence.replacing import by_score, mean_maps, one_tap, with_means
-from evidence.speech_heads.digits import heard_digits, mistakes
+from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe
 from evidence.vit_heads.heads import kept_report
+from evidence.vit_replaced.costs import KINDS, replaced
 
 
 def test_heads_come_in_the_order_of_their_scores():
@@ -26,12 +29,18 @@ def test_heads_come_in_the_order_of_their_scores():
     assert [scores[head] for head in order] == sorted(scores.values(), reverse=True)
 
 
+def looking_at(report, shift):
+    """The report with all heads' largest attention at one displacement."""
+    layers = []
+    for layer in report.layers:
+        heads = tuple(replace(head, hard_shift=shift) for head in layer.heads)
+        layers.append(replace(layer, measured=replace(layer.measured, heads=heads)))
+    return replace(report, layers=tuple(layers))
+
+
 def test_one_tap_is_at_the_displacement_of_largest_attention():
     _, _, report = measured("clip")
-    layer = report.layers[0]
-    heads = tuple(replace(head, hard_shift=(1.0, -2.0)) for head in layer.heads)
-    layer = replace(layer, measured=replace(layer.measured, heads=heads))
-    (made, *_) = one_tap(replace(report, layers=(layer,))).layers
+    made = one_tap(looking_at(report, (1.0, -2.0))).layers[0]
     for head in made.heads:
         at = [
             step
@@ -91,6 +100,52 @@ def test_variables_of_a_file_are_read(tmp_path):
     file.write_bytes(struct.pack("<I", 5) + content[4:])
     with pytest.raises(ValueError, match="has version 5, and not 6"):
         read_ctranslate2(file)
+
+
+def test_transcripts_take_the_likeliest_tokens_that_are_not_kept_out():
+    """Tokens that follow the own transcript are the same ones, so a network compared with itself keeps all."""
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(
+        vocab_size=51864,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        init_std=1.0,
+    )
+    network = transformers.WhisperForConditionalGeneration(config).eval()
+    states = torch.randn(1, 5, 16)
+    settings = network.generation_config
+    settings.suppress_tokens = []
+    settings.begin_suppress_tokens = []
+    tokens = transcribe(network, states)
+    likely = likeliest(network, states, tokens)[: len(tokens)]
+    words = [token < 50257 for token in likely]
+    assert sum(words) > 10
+    kept = [one == other for one, other in zip(likely, tokens, strict=True)]
+    assert kept == words
+    settings.begin_suppress_tokens = tokens[:1]
+    assert transcribe(network, states)[0] != tokens[0]
+    settings.suppress_tokens = tokens
+    assert not {*transcribe(network, states)} & {*tokens}
+
+
+def test_costs_are_of_the_heads_of_highest_score():
+    network, x, report = measured("dinov2")
+    report = looking_at(report, (1.0, -2.0))
+    assert replaced(network, report, 0, KINDS[0]) is network
+    for kind, kernels in zip(KINDS, (report, one_tap(report)), strict=True):
+        for count in (1, 3):
+            heads = by_score(report)[:count]
+            expected, _ = replace_convolutional_heads(network, kernels, heads=heads)
+            assert torch.equal(
+                outputs(replaced(network, report, count, kind), x), outputs(expected, x)
+            )
+    different = [outputs(replaced(network, report, 3, kind), x) for kind in KINDS]
+    assert not torch.equal(*different)
 
 
 @pytest.mark.parametrize(
