@@ -106,14 +106,12 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
-    dims = len(axes)
-    index = []
-    for number, axis in enumerate(axes):
-        shape = [1] * (2 * dims)
-        shape[number] = len(axis.queries)
-        shape[dims + number] = axis.keys
-        index.append(axis.index(table.device).view(shape))
-    return table[(slice(None), *index)].flatten(1, dims).flatten(2)
+    first, *others = axes
+    places = first.index(table.device)
+    for size, axis in zip(table.shape[2:], others, strict=True):
+        own = axis.index(table.device)[:, None]
+        places = (size * places[:, None, :, None] + own).flatten(2).flatten(0, 1)
+    return table.flatten(1).index_select(1, places.flatten()).unflatten(1, places.shape)
 
 
 def displacement_places(
@@ -177,7 +175,7 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     weights = attention_weights(displacement_scores(table, axes))
-    return torch.where(weights < torch.finfo(weights.dtype).tiny ** 0.5, 0, weights)
+    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
