@@ -126,6 +126,7 @@ def test_page_answers_in_a_line_and_says_what_each_head_is(
     assert "undecided" in words
     assert "0.96" not in words
     assert "random weights" not in words
+    assert not [tag for tag, _ in Page(text).tags if tag == "a"], "there is no interactive page"
 
 
 def test_random_weights_are_in_the_title(made):

@@ -144,7 +144,7 @@ MISTAKES = {
     ),
     "no report": (
         f"{SMALL} --report missing.json",
-        "head report (the folder that `convattn analyze -o` makes): cannot read a head report from",
+        "head report (the folder that `convattn analyze -o` makes): there is no report 'missing.json'",
     ),
     "another file": (
         f"{SMALL} --report full/mine",

@@ -7,7 +7,7 @@ from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
 from convattn.cli.output import Count, Output, OutputOrDefault, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, require_packages
+from convattn.errors import require_packages
 
 
 def analyze(  # noqa: PLR0913 - the options of the command
@@ -22,6 +22,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     kernel_size: WholeNumber = 3,
     radius: WholeNumber = 7,
     no_controls: bool = False,
+    view: Count | None = None,
     json: bool = False,
 ) -> int:
     """Measure where the heads of a network look, and which of them are convolutions.
@@ -46,6 +47,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights.
         no_controls: Leave the controls out; it takes less time. Random weights have no control of untrained weights.
+        view: Write the interactive page, too, as view.html with that many of the images; a press on a head of
+            index.html opens it there.
         json: Print the report as JSON.
 
     Returns:
@@ -62,6 +65,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
     from convattn.heads import analyze as measure
     from convattn.lab.html_pages import write_report
     from convattn.networks.images import open_images, preparation, require_own_images
+    from convattn.viewer.exhibition import gather
 
     with new_folder(output, "--output") as folder:
         loaded = network.load(source)
@@ -77,6 +81,12 @@ def analyze(  # noqa: PLR0913 - the options of the command
         elif loaded.drawn:
             controls = CONTROLS[:1]
             note = "\n  no control of untrained weights: these are random"
+        exhibition = None
+        if view is not None:
+            exhibition = gather(
+                source, images, load=lambda _: loaded, limit=min(view, limit), layers=layer
+            )
+            exhibition.scene()  # refuses what the page cannot show before the long work
         with one_thread(opened[0].numel() <= 3 * 64 * 64):
             report = measure(
                 loaded.network,
@@ -87,7 +97,9 @@ def analyze(  # noqa: PLR0913 - the options of the command
                 controls=controls,
                 progress=not json,
             )
-        write_report(report, folder, source=source, images=words, drawn=loaded.drawn)
+        write_report(
+            report, folder, source=source, images=words, drawn=loaded.drawn, shown=exhibition
+        )
     page = output / "index.html"
     summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
     print_record(report, summary, json=json)
@@ -112,14 +124,9 @@ def compare(
         0.
     """
     from convattn.heads import compare_reports
-    from convattn.heads.head_report import HeadReport
+    from convattn.heads.head_report import read_report
 
-    reports = []
-    for path in (first, second):
-        if not path.exists():
-            raise ArgumentError(f"there is no report {str(path)!r}")
-        file = path / "report.json" if path.is_dir() else path
-        reports.append(HeadReport.load(file))
+    reports = [read_report(path) for path in (first, second)]
     comparison = compare_reports(*reports)
     summary = comparison.summary()
     if output is not None:

@@ -34,7 +34,7 @@ def demo(*, output: OutputOrDefault = None) -> int:
     from convattn.heads import analyze
     from convattn.networks import save_network
     from convattn.networks.images import require_own_images
-    from convattn.viewer import build_scene, write_page
+    from convattn.viewer import write_page
     from convattn.viewer.exhibition import gather
 
     folder = first_free(Path("demo")) if output is None else output
@@ -46,8 +46,7 @@ def demo(*, output: OutputOrDefault = None) -> int:
         report = analyze(loaded.network, images, controls=(), progress=False)
         report.save(unfinished / "report.json")
         shown = gather(NETWORK, compare=["untrained"], report=unfinished / "report.json")
-        scene = build_scene(shown.exhibits, names=shown.names, labels=shown.labels)
-        write_page(scene, unfinished / "page.html")
+        write_page(shown.scene(), unfinished / "page.html")
     heads = sum(len(layer.heads) for layer in report.layers)
     print(f"""\
 network      {NETWORK}: attention with {heads} heads, trained on CIFAR-10

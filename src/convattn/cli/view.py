@@ -80,7 +80,7 @@ def view(  # noqa: PLR0913 - the options of the command
         _require_new_file(output)
     page = output or first_free(Path("view"), ".html")
     require_images(images, source)
-    from convattn.viewer import build_scene, write_page
+    from convattn.viewer import write_page
     from convattn.viewer.exhibition import gather
 
     with one_thread():
@@ -96,8 +96,7 @@ def view(  # noqa: PLR0913 - the options of the command
             tell=say,
         )
         say("computing the maps")
-        scene = build_scene(exhibition.exhibits, names=exhibition.names, labels=exhibition.labels)
-        write_page(scene, page)
+        write_page(exhibition.scene(), page)
     written = WrittenPage(str(page), page.stat().st_size)
     print_record(written, f"wrote {page} ({written.bytes / 1e6:.1f} MB)", json=json)
     if not json:

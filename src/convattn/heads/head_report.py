@@ -8,9 +8,10 @@ determine, as the share explained where nothing varies, is nan.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from convattn.errors import UnknownNameError
+from convattn.errors import CheckpointError, UnknownNameError
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
@@ -314,6 +315,18 @@ class HeadReport(Record):
         return "\n".join(lines)
 
     __str__ = summary
+
+
+def read_report(path: Path) -> HeadReport:
+    """Reads a report: a file, or that in the folder that `convattn analyze` made.
+
+    Raises:
+        CheckpointError: There is no such file, or it is no report.
+    """
+    if not path.exists():
+        raise CheckpointError(f"there is no report {str(path)!r}")
+    file = path / "report.json" if path.is_dir() else path
+    return HeadReport.load(file)
 
 
 def mean_of(estimates: Sequence[Estimate]) -> float:

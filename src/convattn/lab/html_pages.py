@@ -18,20 +18,33 @@ from convattn.lab.report_figures import (
     head_grid,
     head_pictures,
 )
+from convattn.viewer import write_page
+from convattn.viewer.exhibition import Exhibition
 
 
 def write_report(
-    report: HeadReport, folder: Path, *, source: str, images: str, drawn: bool = False
+    report: HeadReport,
+    folder: Path,
+    *,
+    source: str,
+    images: str,
+    drawn: bool = False,
+    shown: Exhibition | None = None,
 ) -> Path:
     """Writes report.json, the figures and the page into an existing folder, and returns the page, `index.html`.
 
     The page shows `source`, what the network was built from, `images`, the name of their folder, file or test set, and
-    in its title whether the weights were drawn at random.
+    in its title whether the weights were drawn at random. If the network is `shown`, the folder gets `view.html`, the
+    interactive page, and a press on a head opens it there.
     """
     report.save(folder / "report.json")
     distance_by_depth(folder / "distance.png", report)
     head_grid([folder / "heads.svg", folder / "heads.pdf"], report)
-
+    interactive = []
+    if shown is not None:
+        scene = shown.scene(report)
+        write_page(scene, folder / "view.html")
+        interactive = [layer["name"] for layer in scene.header["networks"][0]["layers"]]
     return _write(
         folder,
         "analyze_page.html",
@@ -43,6 +56,7 @@ def write_report(
         name=Path(source.partition(":")[2] or source).resolve().name,
         source=source,
         images=images,
+        interactive=interactive,
     )
 
 

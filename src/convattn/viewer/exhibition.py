@@ -13,7 +13,7 @@ from convattn.convert import network_to_attention, network_to_conv
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.heads.catalogue import attention_layers
-from convattn.heads.head_report import HeadReport
+from convattn.heads.head_report import HeadReport, read_report
 from convattn.heads.head_snapshots import HEADS, read_heads
 from convattn.layers import RelativeAttention
 from convattn.networks import create_network
@@ -31,8 +31,10 @@ from convattn.networks.images import (
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
 from convattn.sealed import network_digest
+from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional
+from convattn.viewer.scene import Scene
 from convattn.wording import some
 
 _LIMIT, _OWN_LIMIT = 8, 20
@@ -49,6 +51,13 @@ class Exhibition:
     exhibits: tuple[Exhibit, ...]
     names: tuple[str, ...]  # Of the images
     labels: tuple[str, ...]  # What they show; () if unknown
+
+    def scene(self, report: HeadReport | None = None) -> Scene:
+        """Makes what the page shows of them, with a report on the first."""
+        first, *others = self.exhibits
+        if report is not None:
+            first = replace(first, report=report)
+        return build_scene([first, *others], names=self.names, labels=self.labels)
 
 
 def gather(  # noqa: PLR0913 - what the command of the page takes
@@ -187,9 +196,8 @@ def _draw(loaded: LoadedNetwork) -> nn.Module:
 
 def _read_report(path: Path, first: Exhibit) -> HeadReport:
     """Reads what `convattn analyze` measured of a network."""
-    file = path / "report.json" if path.is_dir() else path
     try:
-        report = HeadReport.load(file)
+        report = read_report(path)
     except CheckpointError as error:
         reason = re.sub(r"(a )?HeadReport", "a head report", str(error))
         raise CheckpointError(

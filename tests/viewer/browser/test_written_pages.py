@@ -12,7 +12,7 @@ NETWORK = "convattn:cifar10-small --limit 2"
 def report(tmp_path_factory):
     """The address of the page of an analysis."""
     folder = tmp_path_factory.mktemp("written") / "report"
-    assert run(f"analyze {NETWORK} --no-controls -o {folder}") == 0
+    assert run(f"analyze {NETWORK} --no-controls --view 1 -o {folder}") == 0
     return (folder / "index.html").as_uri()
 
 
@@ -37,6 +37,14 @@ def test_a_page_has_no_serious_fault(opened, written, dark, width):
     for details in page.locator("details").all():
         details.locator("summary").click()
     assert complaints(page) == []
+
+
+def test_a_press_on_a_head_opens_it_on_the_interactive_page(opened, report):
+    page = opened(report)
+    page.get_by_role("link", name="Where head 4 of stages.1.second looks").click()
+    expect(page.get_by_role("heading", name="Layer 4, head 4")).to_be_visible()
+    expect(page.get_by_role("table", name="Numbers of this head")).to_contain_text("position score")
+    expect(page.locator("button.thumb")).to_have_count(1)
 
 
 @pytest.mark.parametrize("width", [390, 1280])
