@@ -1,7 +1,8 @@
 """Times quadratic heads at their start against `nn.Conv2d` by channels and size: python -m evidence.few_channels.
 
 Nine heads, one image, one thread; the convolution is 3 × 3 with as many channels. Both take turns in one process, and
-what is timed is the processor's time, so that other programs disturb less. Writes few-channels.json.
+what is timed is the processor's time, so that other programs disturb less. The rate of one large product of matrices
+tells how long the operations would take at least. Writes few-channels.json.
 """
 
 import time
@@ -38,15 +39,31 @@ def compare(channels: int, size: int, rounds: int, *, training: bool) -> dict[st
             taken[name].append(time.process_time() - began)
     taken = {name: times[1:] for name, times in taken.items()}
     ratios = [own / conv for own, conv in zip(taken["layer"], taken["conv"], strict=True)]
+    forward = layer.plan(x.shape).flops
+    convolution = 2 * 9 * channels**2 * size**2
+    operations = forward
+    if training:  # means again, and their two gradients; two gradients of the heads' matrices
+        operations = 4 * forward - convolution
     return {
         "channels": channels,
         "size": size,
         "training": training,
         "milliseconds": {name: 1000 * quantiles(times, n=4)[1] for name, times in taken.items()},
         "ratio": quantiles(ratios, n=4),
-        "operations": layer.plan(x.shape).flops,
-        "operations_of_conv": 2 * 9 * channels**2 * size**2,
+        "operations": operations,
+        "operations_of_conv": 3 * convolution if training else convolution,
     }
+
+
+def product_rate(rounds: int) -> float:
+    """Returns the operations per second of one thread in a product of two square matrices, the median of the rounds."""
+    left, right = torch.randn(2, 2048, 2048)
+    seconds = []
+    for _ in range(rounds):
+        began = time.process_time()
+        torch.mm(left, right)
+        seconds.append(time.process_time() - began)
+    return 2 * 2048**3 / quantiles(seconds, n=4)[1]
 
 
 def main() -> None:
@@ -66,6 +83,7 @@ def main() -> None:
         **environment("evidence.few_channels"),
         "rounds": options.rounds,
         "busy": options.busy,
+        "product_rate": product_rate(options.rounds),
         "rows": rows,
     }
     publish(Path(__file__).with_name("few-channels.json"), content)
