@@ -32,9 +32,10 @@ CUT = """() => [...document.querySelectorAll("#convattn :not(svg *, .only-heard)
 }).map(({ className, textContent }) => `${className}: ${textContent}`)"""
 
 
-@pytest.mark.parametrize("width", [360, 390])
+@pytest.mark.parametrize("width", [320, 390])
 def test_on_a_phone_nothing_is_cut(opened, address, width):
     page = opened(f"{address}#view=explore", width=width)
+    page.locator(".more > summary").click()
     for view in (*TOUR, "view=explore&network=0&layer=5", "view=explore&network=1&layer=1"):
         page.goto(f"{address}#{view}")
         shown = ".learn-step" if view in TOUR else "button.map"

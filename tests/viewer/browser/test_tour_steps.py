@@ -112,10 +112,3 @@ def test_costs_are_shown_as_they_were_recorded(step):
     expect(page.get_by_role("row", name=re.compile("all pairs"))).to_contain_text("3320")
     page.locator(".segments label").last.click()
     expect(page.locator(".learn-table caption")).not_to_have_text("ms per image, medians")
-
-
-def test_the_end_leads_to_the_network(opened, address):
-    page = opened(f"{address}#view=learn&step=4")
-    page.locator("article").get_by_role("heading").wait_for()
-    page.locator(".learn-moves").get_by_role("button", name="Explore").click()
-    expect(page.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
