@@ -109,10 +109,10 @@ class ContentPath(_LayerPath):
     position: Path | None  # attention of positions alone, if a gate mixes it in
 
     def cost(self) -> Cost:
-        """Counts queries, keys and values of all images, and what the kernel does."""
+        """Counts queries, their channels, keys, values and means of all images, and what the kernel does."""
         work = self.work
         width = self.content.key_width + position_width(self.form, work.axes)
-        pixels = work.batch * work.heads * (work.queries + 2 * work.keys)
+        pixels = work.batch * work.heads * (3 * work.queries + 2 * work.keys)
         memory = pixels * max(width, work.channels) * work.softmax_dtype.itemsize + PIECE_BYTES
         flops = _content_flops(work, width, 0)
         if self.position is not None:
