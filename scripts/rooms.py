@@ -34,7 +34,7 @@ BUDGETS = {
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 305_500, ("benchmarks", "evidence", "scripts"): 75_000}
+OUTSIDE = {("tests",): 306_000, ("benchmarks", "evidence", "scripts"): 75_000}
 """Tokens that folders beside the package may have together."""
 
 TOTAL = 187_000

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
 from convattn.wording import ITSELF, counted, some
@@ -153,7 +155,7 @@ class Certificate(VerdictRecord):
             *self._lines_on_heads(),
         ]
         if self.verdict == "different":
-            lines += _remedies(to_attention=self.to_attention)
+            lines += _remedies([self])
             if any(self.discarded):
                 lines.append("  made smaller    by a larger head width, or none")
         lines += [f"  note            {note}" for note in self.notes]
@@ -193,14 +195,23 @@ class Certificate(VerdictRecord):
         return f"{self.name or ITSELF}{which}: {', '.join(facts)}"
 
 
-def _remedies(*, to_attention: bool) -> list[str]:
+def _remedies(layers: Sequence[Certificate]) -> list[str]:
     """Returns the lines that say where a difference comes from, and what makes it smaller."""
-    if to_attention:
+    inexact = [layer for layer in layers if layer.verdict != "exact"]
+    if not inexact:
+        return []
+    if any(layer.to_attention for layer in inexact):
         return ["  made smaller    by more sharpness, or none: hard heads are exact"]
-    borders = "at borders, where attention keeps to pixels that exist"
+    reasons, remedies = [], []
+    if any(layer.leak > torch.finfo(getattr(torch, layer.dtype)).eps for layer in inexact):
+        reasons.append("by attention outside the window (the leak)")
+        remedies.append("by a larger window, or none")
+    if not all(layer.normalised for layer in inexact):
+        reasons.append("at borders, where attention keeps to pixels that exist")
+        remedies.append('at borders by borders="exact" (`--borders exact`)')
     return [
-        f"  differs         by attention outside the window (the leak), and {borders}",
-        '  made smaller    by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
+        f"  differs         {', and '.join(reasons)}",
+        f"  made smaller    {'; '.join(remedies)}",
     ]
 
 
@@ -311,7 +322,7 @@ class NetworkCertificate(VerdictRecord):
             *self._lines_on_images(),
         ]
         if self.verdict in ("close", "different"):
-            lines += _remedies(to_attention=self.to_attention)
+            lines += _remedies(self.layers)
         for layer in self.layers:
             if not layer.exact or layer.verdict != "exact":
                 lines.append(f"  layer           {layer.line()}")

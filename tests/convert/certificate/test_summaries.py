@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from convattn.convert.certificate import Certificate, LeftAlone, NetworkCertificate
 
 CERTIFICATE = Certificate(
@@ -117,6 +119,25 @@ def test_summary_of_the_way_back_speaks_of_the_window():
     assert text.startswith("attention to conv: different")
     assert "mass outside the window at most 0.03" in text
     assert "differs         by attention outside the window (the leak), and at borders" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "remedy"),
+    [
+        ({"leak": 1e-9}, "at borders, where attention keeps", "at borders by borders"),
+        (
+            {"normalised": True},
+            "by attention outside the window (the leak)\n",
+            "by a larger window",
+        ),
+    ],
+    ids=["borders", "leak"],
+)
+def test_a_difference_has_the_reason_that_it_can_have(changes, reason, remedy):
+    made = replace(CERTIFICATE, direction="attention_to_conv", **changes)
+    for text in (made.summary(), replace(NETWORK, layers=(made,)).summary()):
+        assert f"differs         {reason}" in text
+        assert f"made smaller    {remedy}" in text
 
 
 def test_summary_leaves_out_what_there_is_not():
