@@ -28,7 +28,7 @@ BUDGETS = {
     "networks": 10_050,
     "heads": 37_000,
     "viewer": 11_000,
-    "cli": 6_750,
+    "cli": 6_760,
     "testing": 2_000,
     "lab": 31_800,
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from convattn.cli.output import first_free, print_record
+from convattn.cli.output import first_free, fit, print_record
 from convattn.record import Record
 
 
@@ -52,6 +52,11 @@ def test_on_a_terminal_lines_fit_it_and_commands_stay_whole(capsys, monkeypatch)
     assert max(map(len, lines)) <= 60
     assert lines[2].startswith(" " * 18 + "word")
     assert command == SUMMARY.splitlines()[-1]
+
+
+def test_names_with_hyphens_stay_whole():
+    names = ["sa-quadratic-16-heads"] * 6
+    assert fit(f"  recipes  {' '.join(names)}", 40).split()[1:] == names
 
 
 def test_elsewhere_lines_stay_whole(capsys):

@@ -242,3 +242,16 @@ def test_dropout_is_the_same_again_in_the_backward_pass(budget, monkeypatch):
     difference = ((gradient * maps).sum() - y.sum()).abs()
     assert difference <= 1000 * torch.finfo(torch.float64).eps * y.abs().sum()
     assert not torch.equal(layer(x), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "dropout"), [(7, 0.0), (3, 0.5)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_explicit_weights_mix_values_of_few_digits(dtype, width, dropout, heads):
+    query, key = torch.randn(2, 1, 2, 5, 3, dtype=dtype)
+    value = torch.ones(1, heads, 5, width, dtype=dtype)
+    y = MODULE.fused_attention(query, key, value, dropout=dropout)
+    assert y.dtype == dtype
+    assert y.shape == (1, 2, 5, width)
+    if not dropout:
+        assert (y - 1).abs().max() <= 5 * torch.finfo(dtype).eps

@@ -83,7 +83,7 @@ def print_record(record: Record, summary: str, *, json: bool) -> None:
 
 
 def fit(text: str, columns: int) -> str:
-    r"""Breaks long lines between words; what follows stands below the second column, if there is one.
+    r"""Breaks long lines at spaces; what follows stands below the second column, if there is one.
 
     Commands stay whole: they are copied.
 
@@ -99,8 +99,14 @@ def fit(text: str, columns: int) -> str:
         column, rest = line.groups()
         if rest.startswith("convattn "):
             return line[0]
-        indent = " " * len(column)
-        return textwrap.fill(line[0], columns, subsequent_indent=indent, break_long_words=False)
+        indent = " " * min(len(column), columns // 2)
+        return textwrap.fill(
+            line[0],
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     return re.sub(r"^( *\S.*? {2,}| *)(.*)$", broken, text, flags=re.MULTILINE)
 

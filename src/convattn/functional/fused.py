@@ -161,7 +161,7 @@ def _explicit(
     if mask is not None:
         scores = scores + mask()
     weights = attention_weights(scores)
-    weights = functional.dropout(weights, dropout, training=dropout > 0)
+    weights = functional.dropout(weights, dropout, training=dropout > 0).to(value.dtype)
     if value.shape[1] > 1:
         return weights @ value
     return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])

@@ -302,15 +302,13 @@ class HeadReport(Record):
         """Returns the answer in one line of plain text, then a few; a layer's `sentence` says more of it."""
         lines = [f"{self.model}: {self.headline()}"]
         for layer in self.layers:
-            words = count_words([one for one in layer.verdicts if one.tap is not None])
-            if words:
-                lines.append(f"  {layer.name or ITSELF}: {words}")
+            words = count_words(layer.verdicts)
+            lines.append(f"  {layer.name or ITSELF}: {words}")
         held = {first: self.taps(first, _NEIGHBOURING) for first in range(len(self.layers))}
         most = max(held, key=lambda first: len(held[first]))
         if held[most]:
-            last = min(most + _NEIGHBOURING, len(self.layers))
-            names = "; ".join(held[most])
-            lines.append(f"  taps together   {names}, in layers {most + 1} to {last}")
+            near = [layer.name or ITSELF for layer in self.layers[most : most + _NEIGHBOURING]]
+            lines.append(f"  taps together   {'; '.join(held[most])}, in {', '.join(near)}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
