@@ -153,8 +153,9 @@ def test_the_view_is_taken_along(opened, address, shown):
     printed = ET.fromstring(download(page, "Save map as SVG"))
     kinds = Counter(element.tag.rpartition("}")[2] for element in printed)
     keys = math.prod(shown.scene.header["networks"][0]["layers"][0]["keys"]["grid"])
-    assert kinds == {"rect": keys + 64, "circle": 2, "text": 3}
-    assert printed[-1].text.endswith("layer 1, head 1: attention of each key; ring: query")
+    assert kinds == {"rect": keys + 64, "circle": 2, "text": 4}
+    assert printed[-2].text.endswith(", layer 1, head 1")
+    assert printed[-1].text == "attention of each key; ring: query"
     choose(page, 3, 2)
     page.get_by_test_id("picture").click(position={"x": 30, "y": 30})
     expect(page).to_have_url(re.compile(r"#(?=.*query=)(?=.*head=2)"))

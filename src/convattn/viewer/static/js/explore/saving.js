@@ -66,7 +66,7 @@ function shape(kind, attributes, text = "") {
 const PRINT = { map: 240, gap: 10, scale: 12, numbers: 48, text: 9 };
 
 /**
- * Draws the map of the chosen head for print: a square for each key, a ring at the query, the scale and a caption.
+ * Draws the map of the chosen head for print: a square for each key, a ring at the query, the scale and a caption of two lines.
  * @param {Model} model
  * @returns {string}
  */
@@ -76,7 +76,7 @@ function mapSvg(model) {
   if (!view) throw new Error("There is no map to save.");
   const [rows, cols] = model.layer().keys.grid;
   const side = PRINT.map / cols;
-  const [width, height] = [PRINT.map + PRINT.gap + PRINT.scale + PRINT.numbers, side * rows + 3 * PRINT.text];
+  const [width, height] = [PRINT.map + PRINT.gap + PRINT.scale + PRINT.numbers, side * rows + 4 * PRINT.text];
   const picture = shape("svg", { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}` });
   const [low, high] = model.limits(layer, head);
   const colours = ramp("light");
@@ -111,8 +111,13 @@ function mapSvg(model) {
   picture.append(shape("text", { ...font, x: beside, y: PRINT.text }, numberText(high)));
   picture.append(shape("text", { ...font, x: beside, y: side * rows }, numberText(low)));
   const what = values === "weights" ? "attention" : "score before softmax";
-  const caption = `${model.network().title}, layer ${layer + 1}, head ${head + 1}: ${what} of each key; ring: query`;
-  picture.append(shape("text", { ...font, x: 0, y: height - PRINT.text }, caption));
+  const lines = [
+    `${model.network().title}, layer ${layer + 1}, head ${head + 1}`.replaceAll(/\p{Cc}/gu, " "), // XML has no such characters
+    `${what} of each key; ring: query`,
+  ];
+  lines.forEach((line, at) => {
+    picture.append(shape("text", { ...font, x: 0, y: side * rows + (2 + 1.4 * at) * PRINT.text }, line));
+  });
   return new XMLSerializer().serializeToString(picture);
 }
 
