@@ -12,7 +12,6 @@ from PIL import Image
 from tests.cli.command import run
 
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
-from convattn.heads.compare import ReportComparison
 from convattn.heads.head_report import Estimate, HeadReport
 from convattn.lab.html_pages import write_report
 from convattn.networks.images import Pictures
@@ -244,28 +243,3 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
         assert run(f"analyze {arguments}") == 2
         assert message in capsys.readouterr().err
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-
-
-def test_two_reports_are_compared(images, made, tmp_path, capsys):
-    other = tmp_path / "other"
-    np.save(tmp_path / "flat.npy", torch.zeros(6, 3, 32, 32).numpy())
-    assert run(f"analyze {SOURCE} --images {tmp_path / 'flat.npy'} -o {other} --no-controls") == 0
-    capsys.readouterr()
-    assert run(f"compare {made} {made}") == 0
-    assert "0 of more than 3 standard errors" in capsys.readouterr().out
-    assert run(f"compare {made} {other / 'report.json'} -o {tmp_path / 'both'} --json") == 0
-    comparison = ReportComparison.from_json(capsys.readouterr().out)
-    assert (comparison.layers, comparison.heads) == (2, 6)
-    assert comparison.differences
-    assert (
-        "heads of VisionTransformer and VisionTransformer: 6 heads of 2 layers compared"
-        in comparison.summary()
-    )
-    assert sorted(file.name for file in (tmp_path / "both").iterdir()) == [
-        "comparison.json",
-        "comparison.png",
-    ]
-    assert run(f"compare {made} {tmp_path}") == 2
-    assert "cannot read HeadReport" in capsys.readouterr().err
-    assert run(f"compare {made} {tmp_path / 'none'}") == 2
-    assert "there is no report" in capsys.readouterr().err

@@ -22,10 +22,8 @@ COMMAND = Path(sys.executable).with_name("convattn")
 MISTAKES = {
     "unknown command": (
         "frobnicate",
-        'Unknown command "frobnicate". Available commands: '
-        + ", ".join(
-            ["demo", "convert", "certify", "analyze", "compare", "view", "train", "study", "..."]
-        ),
+        'Unknown command "frobnicate". Available commands: demo, convert, certify, analyze, view,'
+        " train, study, reproduce, ...",
     ),
     "misspelt command": ("trian", 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (

@@ -59,15 +59,3 @@ def test_the_picture_of_a_head_has_a_pixel_for_each_displacement(image, sequence
             assert picture.size == size
             light = picture.convert("L")
             assert [at for at in np.ndindex(size) if light.getpixel(at) > 128] == [place]
-
-
-def test_two_reports_are_drawn_over_each_other(image, tmp_path):
-    figures.comparison_figure(tmp_path / "figure.svg", image, replace(image, model="Another"))
-    written = (tmp_path / "figure.svg").read_text(encoding="utf-8")
-    for text in (
-        "first: RelativeAttention2d",
-        "second: Another",
-        "hard share",
-        "distance (cells)",
-    ):
-        assert f"<!-- {text} -->" in written

@@ -1,11 +1,11 @@
-"""`convattn analyze`: what the heads of a network look at; `convattn compare`: two such reports."""
+"""`convattn analyze`: what the heads of a network look at."""
 
 from functools import partial
 from pathlib import Path
 
 from convattn.cli.image_options import require_images
 from convattn.cli.network_options import DEFAULTS, NetworkOptions
-from convattn.cli.output import Count, Output, OutputOrDefault, WholeNumber, print_record
+from convattn.cli.output import Count, Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import require_packages
 
@@ -103,39 +103,4 @@ def analyze(  # noqa: PLR0913 - the options of the command
     page = output / "index.html"
     summary = f"{report.summary()}{note}\nwrote {output}; look at {page}"
     print_record(report, summary, json=json)
-    return 0
-
-
-def compare(
-    first: Path, second: Path, /, *, output: OutputOrDefault = None, json: bool = False
-) -> int:
-    """Compare two reports of `convattn analyze`: which heads have changed, and by more than chance.
-
-    Layers and heads are matched by their place. A difference is reported if it is
-    larger than three of its standard errors.
-
-    Args:
-        first: Folder or report.json of a report.
-        second: The same of the other.
-        output: Folder to make, with comparison.json and a figure; it must be new or empty. Default: nothing is written.
-        json: Print the comparison as JSON.
-
-    Returns:
-        0.
-    """
-    from convattn.heads import compare_reports
-    from convattn.heads.head_report import read_report
-
-    reports = [read_report(path) for path in (first, second)]
-    comparison = compare_reports(*reports)
-    summary = comparison.summary()
-    if output is not None:
-        from convattn.files import new_folder
-        from convattn.lab.report_figures import comparison_figure
-
-        with new_folder(output, "--output") as folder:
-            comparison.save(folder / "comparison.json")
-            comparison_figure(folder / "comparison.png", *reports)
-        summary += f"\nwrote {output}"
-    print_record(comparison, summary, json=json)
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from convattn.__about__ import __version__
-from convattn.cli.analyze import analyze, compare
+from convattn.cli.analyze import analyze
 from convattn.cli.certify import certify
 from convattn.cli.convert import convert
 from convattn.cli.demo import demo
@@ -30,7 +30,6 @@ _FUNCTIONS = (
     convert,
     certify,
     analyze,
-    compare,
     view,
     train,
     study,

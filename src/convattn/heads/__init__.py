@@ -1,7 +1,6 @@
-"""Heads of this library and of others: read, measured, reported, compared, replaced and initialised."""
+"""Heads of this library and of others: read, measured, reported, replaced and initialised."""
 
 from convattn.heads.analysis import analyze
-from convattn.heads.compare import compare_reports
 from convattn.heads.controls import CONTROLS
 from convattn.heads.convolved_attention import ConvolvedAttention, KernelMeans
 from convattn.heads.head_snapshots import HeadSnapshot, read_heads
@@ -15,7 +14,6 @@ __all__ = [
     "HeadSnapshot",
     "KernelMeans",
     "analyze",
-    "compare_reports",
     "init_heads_",
     "random_heads",
     "read_heads",

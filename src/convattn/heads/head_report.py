@@ -111,15 +111,9 @@ class LayerStatistics:
     convolution_components: int
     convolution_images: tuple[int, int]  # Images that it was fitted to and held out
 
-    def estimate(self, name: str) -> tuple[Estimate, ...]:
-        """Returns a number of each head by its name, such as "distance"."""
-        if name not in HEAD_NUMBERS:
-            raise UnknownNameError("number of a head", name, HEAD_NUMBERS)
-        return tuple(getattr(head, name) for head in self.heads)
-
     def mean(self, name: str) -> float:
-        """Returns the mean of a number over the heads that have one; nan if none has."""
-        return mean_of(self.estimate(name))
+        """Returns the mean of a number, such as "distance", over the heads that have one; nan if none has."""
+        return mean_of([getattr(head, name) for head in self.heads])
 
 
 HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type is Estimate)

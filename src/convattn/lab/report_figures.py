@@ -14,7 +14,6 @@ from convattn.heads.head_report import (
     HeadReport,
     LayerReport,
     LayerStatistics,
-    mean_of,
 )
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
@@ -43,9 +42,7 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
             )
         for name, (style, marker) in CONTROLS.items():
             measured = [statistics_of(layer, name) for layer in report.layers]
-            means = [
-                math.nan if one is None else mean_of(one.estimate("distance")) for one in measured
-            ]
+            means = [math.nan if one is None else one.mean("distance") for one in measured]
             if not all(map(math.isnan, means)):
                 panel.plot(
                     depth,
@@ -155,29 +152,6 @@ def head_pictures(layer: LayerReport) -> list[bytes]:
         matplotlib.image.imsave(file, shown, vmin=0, vmax=1, cmap="magma", format="png")
         pictures.append(file.getvalue())
     return pictures
-
-
-def comparison_figure(path: str | os.PathLike[str], first: HeadReport, second: HeadReport) -> Path:
-    """Draws numbers of all heads of one report over those of another."""
-    names = {
-        "position_score": "position score R²",
-        "hard_share": "hard share",
-        "distance": "distance (cells)",
-    }
-    with figure_files([path], (11, 4.2)) as figure:
-        for panel, (name, title) in zip(figure.subplots(1, 3), names.items(), strict=True):
-            for number, (one, other) in enumerate(zip(first.layers, second.layers, strict=False)):
-                x = [item.value for item in one.measured.estimate(name)]
-                y = [item.value for item in other.measured.estimate(name)]
-                count = min(len(x), len(y))
-                panel.plot(
-                    x[:count], y[:count], "o", color=COLOURS[number % len(COLOURS)], alpha=0.7
-                )
-            low, high = panel.get_xlim()
-            panel.plot([low, high], [low, high], color="0.6", linewidth=0.8)
-            panel.set(xlabel=f"first: {first.model}", ylabel=f"second: {second.model}")
-            panel.set_title(title)
-    return Path(path)
 
 
 def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
