@@ -25,7 +25,6 @@ from evidence import results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
 from evidence.certify import __main__ as certify
 from evidence.encodings import __main__ as encodings
-from evidence.head_replacement import page as head_replacement
 from evidence.pretrained import __main__ as pretrained
 from evidence.results import PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
@@ -45,7 +44,6 @@ TEMPLATES = EVIDENCE / "templates"
 SCRIPTS: dict[str, ModuleType] = {
     "attention-adapters-tables": attention_adapters,
     "certify": certify,
-    "head-replacement-tables": head_replacement,
     "pretrained-tables": pretrained,
     "sharpness": sharpness,
     "trained-heads-tables": trained_heads,
@@ -107,7 +105,6 @@ def rendered(template: Path) -> str:
         keep_trailing_newline=True,
     )
     for module in (
-        head_replacement,
         results,
         paper_table,
         sharpness,

@@ -387,17 +387,6 @@ def published(recipe: str) -> dict[str, str]:
     return {**words, "parameters": row.parameters or "–"}
 
 
-def lost(network: Mapping[str, Any], point: Mapping[str, Any]) -> str:
-    """Words the accuracy that replaced heads cost, in points, with its standard error over images."""
-    cost = 100 * (network["accuracy"] - point["accuracy"])
-    return f"{cost:.2f} ± {100 * point['error']:.2f}"
-
-
-def faster(point: Mapping[str, Any]) -> str:
-    """Words how many times as fast a network is after replacement."""
-    return fixed(point["milliseconds_before"] / point["milliseconds_after"])
-
-
 def conversions(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Groups the rows of converted networks by network and conversion."""
     groups: dict[str, dict[str, Any]] = {}

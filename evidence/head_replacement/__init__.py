@@ -1,1 +1,0 @@
-"""What trained networks lose and gain when heads that are convolutions run as convolutions."""
