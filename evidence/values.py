@@ -499,11 +499,6 @@ def planted(content: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def after(runs: Iterable[Mapping[str, Any]], epochs: int) -> list[float]:
-    """Lists accuracies after some epochs."""
-    return [run["accuracy"][f"{epochs}"] for run in runs]
-
-
 def published_epochs() -> int:
     """Returns the epochs of the paper's training."""
     return load_recipe("sa-quadratic").training.epochs

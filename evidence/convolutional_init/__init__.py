@@ -1,1 +1,0 @@
-"""Does starting as a convolution help a vision transformer?"""
