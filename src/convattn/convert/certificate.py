@@ -130,8 +130,6 @@ class Certificate(VerdictRecord):
             items.append(
                 "dropout of attention weights in training, which a convolution does not have"
             )
-        if self.normalised and self.to_attention:
-            items.append("images with displacements that its table does not hold, which it refuses")
         if self.sharpness is not None and self.to_attention:
             items.append("centres rounded when the layer is cast to a narrower dtype")
         if self.has_output_size:
@@ -168,8 +166,6 @@ class Certificate(VerdictRecord):
             where = "off the tap" if self.to_attention else "outside the window"
             mass = f"mass {where} at most {self.leak:.3g}"
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; {mass}")
-        elif self.to_attention and self.normalised:
-            lines.append("  heads           with the kernels' scores in tables")
         elif self.to_attention:
             lines.append("  heads           hard: all attention of each at one displacement")
         if any(self.discarded):

@@ -1,6 +1,5 @@
 """The convolutions of a network: found, and read as plain ones, or refused by name with the reason."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from convattn.convert.calls import Call, Recorder, find_calls, why_not_found
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     Arguments,
     copy_module,
@@ -30,6 +28,7 @@ from convattn.convert.surgery import (
     replaced_methods,
 )
 from convattn.convert.taps import (
+    ATTENDS_ALREADY,
     OPTIONS,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
@@ -41,6 +40,7 @@ from convattn.layers import RelativeAttention
 from convattn.wording import ITSELF, counted, some
 
 _REFUSED: dict[str, str] = {
+    "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
     "torch.nn.parallel.data_parallel.DataParallel": "it runs on several devices; convert its `module`",
     "torch.nn.parallel.distributed.DistributedDataParallel": "it trains on several devices; convert its `module`",
     "torchvision.ops.deform_conv.DeformConv2d": "its taps move with the input",
@@ -76,7 +76,7 @@ class NetworkConvolution:
     """A convolution of a network, and the plain one that computes the same."""
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
-    conv: Any  # A convolution of torch, or a normalised one; it may share memory with the module
+    conv: Any  # A convolution of torch; it may share memory with the module
     # The module's own parameter, if it is the kernel; None if the kernel is computed
     weight: nn.Parameter | None = None
     bias_is_own: bool = True  # Whether the bias is the module's parameter itself, or missing
@@ -115,7 +115,7 @@ def find_convolutions(
     named = {}
     for module, names in every.items():
         calls = any(any(recorder.runs.get(module, [])) for recorder in recorders)
-        if calls or isinstance(module, _ConvNd) or is_normalised(module) or why_refused(module):
+        if calls or isinstance(module, _ConvNd) or why_refused(module):
             named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
     convolutions: list[NetworkConvolution] = []
@@ -230,9 +230,7 @@ def _read(
     if reason is not None:
         raise UnsupportedModelError(reason)
     plain = None
-    if is_normalised(module):
-        plain = NetworkConvolution(tuple(names), copy.copy(module))
-    elif isinstance(module, _ConvNd) and not any(module in seen.sized for seen in recorders):
+    if isinstance(module, _ConvNd) and not any(module in seen.sized for seen in recorders):
         plain = _read_plain(module, names)
     convolutions = [plain] if plain else _read_calls(module, names, recorders)
     hooks = tuple(_hook_notes(module))

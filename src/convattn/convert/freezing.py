@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.normalised import is_normalised
 from convattn.convert.surgery import (
     Images,
     copy_network,
@@ -18,7 +17,7 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
-from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
 from convattn.wording import ITSELF
 
 
@@ -91,7 +90,7 @@ def _freezable(model: nn.Module) -> list[str]:
     with torch.no_grad():
         for module, own in names_by_module(model).items():
             attends = isinstance(module, RelativeAttention) and not module.needs_content()
-            if attends or is_normalised(module):
+            if attends or isinstance(module, NormalisedConv):
                 names.append(own[0])
     return names
 

@@ -26,7 +26,6 @@ from convattn.convert.convolutions import (
     why_refused,
 )
 from convattn.convert.hard_heads import fixed_heads, unit_steps
-from convattn.convert.normalised import is_normalised
 from convattn.convert.promise import weight_of
 from convattn.convert.surgery import (
     Arguments,
@@ -80,8 +79,6 @@ def network_to_attention(
     takes about five times the memory of the network's parameters. Convolutions that a module calls as functions are
     converted inside an `AttendedCalls`. Those made of other operations (unfolding) are not detected.
 
-    A `NormalisedConv` becomes attention again, with tables that hold the images given, whatever the other arguments.
-
     Source: `docs/explanation/theory.md` §3.
 
     Args:
@@ -123,14 +120,14 @@ def network_to_attention(
     arguments = read_arguments(model, images)
     with keep_random_state(model):
         convolutions, left = find_convolutions(model, include, exclude, arguments)
-        _set_sizes_of_tables(model, convolutions, arguments)
         result, certificates = with_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
         copied = copy_module(result).eval()
         watch = Watch(copied, [item.name for item in left])
-        plain = [one for one in convolutions if not is_normalised(one.conv)]
-        comparison = compare_networks(model, copied, arguments, plain, to_conv=False, watch=watch)
+        comparison = compare_networks(
+            model, copied, arguments, convolutions, to_conv=False, watch=watch
+        )
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
         path = watch.paths.get(_attention_at(copied, convolution))
@@ -162,17 +159,6 @@ def network_to_attention(
     return result, certificate
 
 
-def _set_sizes_of_tables(
-    model: nn.Module, convolutions: Sequence[NetworkConvolution], arguments: Arguments
-) -> None:
-    """Lets normalised convolutions become attention with tables that hold the images."""
-    normalised = {one.name: one.conv for one in convolutions if is_normalised(one.conv)}
-    if normalised:
-        sizes = _largest_sizes(input_shapes(model, arguments, normalised))
-        for name, size in sizes.items():
-            normalised[name].frozen_size = size
-
-
 def with_attention(
     model: nn.Module, convolutions: Sequence[NetworkConvolution], **options: Any
 ) -> tuple[nn.Module, list[Certificate]]:
@@ -185,12 +171,8 @@ def with_attention(
     certificates = []
     for convolution in convolutions:
         old = result.get_submodule(convolution.name)
-        if is_normalised(convolution.conv):
-            layer, certificate = conv_to_attention(convolution.conv, impl=options["impl"])
-            layer.values = old.values  # type: ignore[assignment] # what is tied stays so
-        else:
-            layer, certificate = conv_to_attention(convolution.conv, **options)
-            _let_learn(layer, convolution.conv)
+        layer, certificate = conv_to_attention(convolution.conv, **options)
+        _let_learn(layer, convolution.conv)
         call = convolution.call
         bias = old._parameters.get("bias" if call is None else call.bias or "")
         if convolution.bias_is_own:

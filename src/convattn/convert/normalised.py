@@ -1,183 +1,37 @@
-"""Normalised convolutions: made from attention whose borders count, and made attention again.
-
-Nothing else in this room tells a `NormalisedConv` from a convolution of torch.
-"""
+"""Normalised convolutions, made from attention whose borders count."""
 
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from convattn.convert.attention_map import (
     AttentionMap,
     highest,
     score_tables,
     sum_over_keys,
-    with_axes,
 )
-from convattn.convert.certificate import Certificate
 from convattn.convert.hard_heads import unit_steps
 from convattn.convert.promise import (
     STEPS,
     Promise,
     RoundingBound,
-    attention_rounding,
-    certify_layer,
     largest,
     rounding_bound,
-    smallest_image,
     weight_of,
 )
-from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import why_not_numbers
-from convattn.encodings import AxisAdditiveEncoding, LearnedAxial, LearnedTable
-from convattn.encodings.learned_table import table_extent
-from convattn.errors import ConversionError, UnsupportedModelError
-from convattn.grid import Axis, PerAxis, axis_lists
-from convattn.layers import (
-    NormalisedConv,
-    RelativeAttention,
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
-
-ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (
-    RelativeAttention1d,
-    RelativeAttention2d,
-    RelativeAttention3d,
-)
-"""The attention layers of this library. Subclasses may compute something else."""
-
-_OUTSIDE = 800.0
-"""How far the scores outside a kernel are below those inside: e^-800 is 0 in float64, too."""
+from convattn.encodings import AxisAdditiveEncoding
+from convattn.errors import ConversionError
+from convattn.grid import Axis
+from convattn.layers import NormalisedConv, RelativeAttention
 
 _DEEPEST = {torch.float32: 80, torch.float64: 600}
 """How many powers of e below its maximum a kernel may be at displacement 0."""
-
-
-def is_normalised(module: nn.Module) -> TypeGuard[NormalisedConv]:
-    """Tells whether a module is a normalised convolution."""
-    return isinstance(module, NormalisedConv)
-
-
-# --- To attention -----------------------------------------------------------------------------------------------------
-
-
-def attention_of_normalised(
-    conv: NormalisedConv, spatial: PerAxis | None, impl: str
-) -> tuple[RelativeAttention, Certificate]:
-    """Makes the attention whose scores are those of a normalised convolution, and so low outside that they count 0."""
-    for name, parameter in conv.named_parameters():
-        reason = why_not_numbers(name, parameter)
-        if reason is not None:
-            raise UnsupportedModelError(f"cannot convert NormalisedConv: {reason}")
-    sizes = conv.frozen_size
-    if spatial is not None:
-        sizes = axis_lists("spatial", spatial, conv.dims, least=1)
-    compared = []  # sizes with pixels that see the whole box, and others
-    for size, (low, high) in zip(smallest_image(conv.geometry), conv.box, strict=True):
-        compared.append(max(size, high - low + 3))
-    unfrozen = copy.deepcopy(conv)
-    unfrozen.divisors = unfrozen.frozen_size = None
-    options = conv.options()
-    del options["separable"], options["box"]
-    with keep_random_state(conv):
-        encoding = _tables(conv, _extent(conv, sizes, compared))
-        layer = ATTENTION_LAYERS[conv.dims - 1](encoding=encoding, impl=impl, **options)
-    layer.values = unfrozen.values
-    layer.bias = unfrozen.bias
-    layer.encoding = encoding.requires_grad_(conv.scores[0].requires_grad)
-    layer.train(conv.training)
-    if sizes is not None:
-        compared = [min(pair) for pair in zip(compared, sizes, strict=True)]
-    return layer, _certify_attention(unfrozen, layer, compared)
-
-
-def _extent(
-    conv: NormalisedConv, sizes: Sequence[int] | None, compared: Sequence[int]
-) -> list[int]:
-    """Returns how far a table must reach along each axis to hold images of given sizes, and the kernel."""
-    common: Sequence[int] = (1,) * conv.dims
-    if sizes is None:
-        common = table_extent(None, conv.dims)
-    extent = []
-    axes = conv.geometry.axes(sizes or compared)
-    for axis, least, (low, high) in zip(axes, common, conv.box, strict=True):
-        extent.append(max(least, 1 - axis.lowest, 1 + axis.highest, 1 - low, 1 + high))
-    return extent
-
-
-def _tables(conv: NormalisedConv, extent: Sequence[int]) -> LearnedAxial | LearnedTable:
-    """Makes the encoding whose tables hold the scores of a kernel, and low ones around them."""
-    heads = conv.num_heads
-    dims = conv.dims
-    scores = [table.detach() for table in conv.scores]
-    spread = torch.zeros_like(scores[0].flatten(1)[:, 0])  # of all scores that a head sees
-    for table in scores:
-        flat = table.flatten(1)
-        spread = spread + flat.amax(1) - flat.amin(1)
-    parts = [tuple(range(dims))]
-    if conv.separable:
-        parts = [(axis,) for axis in range(dims)]
-    tables = []
-    for table, part in zip(scores, parts, strict=True):
-        low = highest(table) - with_axes(spread, len(part)) - _OUTSIDE
-        sizes = [2 * extent[axis] - 1 for axis in part]
-        whole = low.repeat(1, *sizes)
-        inside = []
-        for axis in part:
-            first, last = conv.box[axis]
-            middle = extent[axis] - 1
-            inside.append(slice(middle + first, middle + last + 1))
-        whole[(slice(None), *inside)] = table
-        tables.append(whole)
-    if not conv.separable:
-        encoding = LearnedTable(heads, dims, extent=extent)
-        encoding.scores = nn.Parameter(tables[0])
-        return encoding
-    axial = LearnedAxial(heads, dims, extent=extent, width=heads)
-    axial.tables = nn.ParameterList(table.T.contiguous() for table in tables)
-    one_of_each = torch.eye(heads).to(scores[0])
-    axial.head_vectors = nn.Parameter(one_of_each.repeat(dims, 1, 1))
-    return axial
-
-
-def _certify_attention(
-    conv: NormalisedConv, layer: RelativeAttention, sizes: Sequence[int]
-) -> Certificate:
-    """Compares a normalised convolution with the attention made from it, on images of given sizes."""
-    scores = {
-        "keys": _summed_taps(conv),
-        "largest_score": max(largest(table) for table in conv.scores),
-    }
-    exact = copy.deepcopy(layer).double()
-    promise = Promise(
-        conv=conv,
-        layer=layer,
-        to_attention=True,
-        kernel_size=conv.taps,
-        exact=True,
-        leak=0.0,
-        per_unit=torch.zeros(conv.out_channels),
-        rounding=attention_rounding(layer, **scores),
-        exact_rounding=attention_rounding(exact, **scores),
-        normalised=True,
-    )
-    return certify_layer(promise, sizes)
-
-
-def _summed_taps(conv: NormalisedConv) -> int:
-    """Returns how many taps a head sums, one axis after the other or all together."""
-    return sum(conv.taps) if conv.separable else math.prod(conv.taps)
-
-
-# --- From attention ---------------------------------------------------------------------------------------------------
 
 
 def _rounding(
@@ -185,12 +39,13 @@ def _rounding(
 ) -> RoundingBound:
     """Bounds rounding; sums over taps are both divided and divisor, of kernels that an exponential rounds."""
     sums = rows.sum(0).max().item()
+    taps = sum(conv.taps) if conv.separable else math.prod(conv.taps)
     bound = rounding_bound(
         dtype,
         conv.bias,
         weights=sums,
         source=sums,
-        terms=2 * _summed_taps(conv) + 4 * conv.dims + conv.num_heads * conv.in_channels + STEPS,
+        terms=2 * taps + 4 * conv.dims + conv.num_heads * conv.in_channels + STEPS,
         writes=conv.num_heads + STEPS,
     )
     return bound._replace(per_unit=bound.per_unit + moved)
@@ -263,15 +118,12 @@ def normalise(
     return Promise(
         conv=conv.train(layer.training),
         layer=layer,
-        to_attention=False,
-        kernel_size=conv.taps,
         exact=missed.max().item() <= torch.finfo(weight.dtype).eps,
         leak=sum(kernel.missed.max().item() for kernel in kernels) + content_share,
         per_unit=missed @ rows,
         rounding=_rounding(conv, weight.dtype, largest(moved), rows),
         exact_rounding=_rounding(conv, torch.float64, largest(moved), rows),
         any_size=False,
-        normalised=True,
         stored=lambda x: moved * largest(x) + _least_rounding(conv, x),
     )
 

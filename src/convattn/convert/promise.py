@@ -19,7 +19,7 @@ from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Geometry
-from convattn.layers import RelativeAttention
+from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.sealed import network_digest
 
 STEPS = 8
@@ -159,18 +159,13 @@ def kernel_rounding(
     )
 
 
-def attention_rounding(
-    layer: RelativeAttention, *, keys: int | None = None, largest_score: float = 0.0
-) -> RoundingBound:
+def attention_rounding(layer: RelativeAttention) -> RoundingBound:
     """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
-    underflow. So the bound holds for images of any size. Heads of other encodings see `keys` keys along an axis, one
-    unless given. A score is subtracted from others; what that rounds moves weights by shares of the largest score.
+    underflow. So the bound holds for images of any size.
     """
     parameter = weight_of(layer)
-    if keys is None:
-        keys = _keys_of_quadratic_heads(layer, parameter.dtype)
     width = parameter.shape[1]
     values = copy.deepcopy(layer.values).double()
     with torch.no_grad():
@@ -179,19 +174,19 @@ def attention_rounding(
         rows = reduce(values.maps(), "heads outputs channels -> outputs", "sum")
     weights = rows.max().item()
     products = layer.num_heads * (layer.in_channels // layer.groups + width)
-    from_scores = math.ceil(8 * layer.dims * largest_score)
+    keys = _keys_of_heads(layer, parameter.dtype)
     return rounding_bound(
         parameter.dtype,
         layer.bias,
         weights=weights,
         source=weights,
-        terms=products + 2 * layer.dims * keys + STEPS + from_scores,
+        terms=products + 2 * layer.dims * keys + STEPS,
         writes=layer.num_heads + layer.dims + STEPS,
     )
 
 
-def _keys_of_quadratic_heads(layer: RelativeAttention, dtype: torch.dtype) -> int:
-    """Returns how many keys along an axis have weights that are not zero; 1 for other encodings."""
+def _keys_of_heads(layer: RelativeAttention, dtype: torch.dtype) -> int:
+    """Returns how many keys along an axis have weights that are not zero; 1 for hard heads."""
     alpha = lowest_sharpness(layer)
     if alpha is None:
         return 1
@@ -208,20 +203,16 @@ class Promise:
 
     conv: Any  # The convolution, of torch or normalised
     layer: RelativeAttention  # The attention
-    to_attention: bool  # Which of the two is the result
-    kernel_size: tuple[int, ...]  # Taps of the convolution
     exact: bool  # Whether only rounding is lost
     leak: float  # Bound on the attention off the taps, or outside the window
     # Bound on the error of each output channel for inputs of absolute value ≤ 1
     per_unit: Float[Tensor, " outputs"]
     rounding: RoundingBound  # What rounding adds to that
-    # The same in float64, in which both are compared, too; None: they are not, and what other ways
-    # of computing the result lose does not count
+    # The same in float64, in which a convolution is compared with its source, too. None: the result attends
     exact_rounding: RoundingBound | None = None
     # Singular values that each head discards
     discarded: tuple[tuple[float, ...], ...] = ()
     any_size: bool = True  # Whether it holds for images of any size
-    normalised: bool = False  # Whether the convolution is a `NormalisedConv`
     # What rounding of the convolution's weights moves in each output channel of an image
     stored: Callable[[Tensor], Tensor | float] = lambda _: 0.0
     # The convolution of an image, in further orders of summation
@@ -238,20 +229,22 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     """
     layer = promise.layer
     x = draw_images(layer, sizes, weight_of(layer).dtype)
-    runs = _run(promise, x)
+    with torch.no_grad(), without_autocast(x.device):
+        runs = _run(promise, x)
+        stored = _by_channel(promise.stored(x), x)
     unit = largest(x)
     bound = _by_channel(promise.per_unit, x) * unit
     roundings = Roundings(runs.source)
     for run in runs.of_source:
         roundings.add(run)
+    for run in runs.of_result:
+        roundings.add(run, runs.result)
     broken = torch.zeros_like(runs.source, dtype=torch.bool)
     if promise.exact_rounding is not None:
-        for run in runs.of_result:
-            roundings.add(run, runs.result)
-        allowed = bound + promise.exact_rounding.at(unit) + runs.stored
+        allowed = bound + promise.exact_rounding.at(unit) + stored
         broken = ~(errors_of(runs.result, runs.source) <= allowed)
     eps = torch.finfo(x.dtype).eps
-    rounding = (roundings.allowed(eps) + runs.stored).clamp(max=promise.rounding.at(unit))
+    rounding = (roundings.allowed(eps) + stored).clamp(max=promise.rounding.at(unit))
     error = torch.stack([errors_of(judged, runs.source) for judged in runs.judged]).amax(0)
     broken |= ~(error <= bound + rounding)
     verdict: Verdict = "failed"
@@ -265,19 +258,21 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
         for values in (bound, error, rounding, scales(runs.source))
     ]
     conv = promise.conv
-    source, result = (conv, layer) if promise.to_attention else (layer, conv)
+    to_attention = promise.exact_rounding is None
+    source, result = (conv, layer) if to_attention else (layer, conv)
+    normalised = isinstance(conv, NormalisedConv)
     is_transposed = isinstance(source, TransposedConvolution)
     notes = ()
     if is_transposed and set(source.stride) == {1}:
         notes = ("of stride 1, a transposed convolution comes back as a plain one",)
     return Certificate(
         verdict=verdict,
-        direction="conv_to_attention" if promise.to_attention else "attention_to_conv",
+        direction="conv_to_attention" if to_attention else "attention_to_conv",
         source=_in_one_line(source),
         result=_in_one_line(result),
         dtype=str(x.dtype).removeprefix("torch."),
         heads=layer.num_heads,
-        kernel_size=promise.kernel_size,
+        kernel_size=conv.taps if normalised else conv.kernel_size,
         exact=promise.exact,
         leak=promise.leak,
         sharpness=lowest_sharpness(layer),
@@ -292,9 +287,9 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
         rounding=rounding,
         largest=scale,
         weights=network_digest(result),
-        normalised=promise.normalised,
+        normalised=normalised,
         any_size=promise.any_size,
-        has_dropout=not promise.to_attention and layer.dropout > 0,
+        has_dropout=not to_attention and layer.dropout > 0,
         has_output_size=is_transposed,
         notes=notes,
     )
@@ -306,34 +301,27 @@ class _Runs(NamedTuple):
     source: Tensor  # In float64
     result: Tensor  # In float64
     of_source: list[Tensor]  # The source in its dtype, with other roundings
-    of_result: list[Tensor]  # The result in its dtype, with other roundings
+    of_result: list[Tensor]  # A convolution that is the result, with other roundings
     judged: list[Tensor]  # The result in its dtype, by each of its paths
-    stored: Tensor  # What rounding of the convolution's weights moves
 
 
 def _run(promise: Promise, x: Tensor) -> _Runs:
     """Runs a convolution and attention; attention as a real softmax, and where it is the result, also by itself."""
     layer = promise.layer
+    to_attention = promise.exact_rounding is None
     attention = softmax_copy(layer, x.dtype)
     exact_attention = softmax_copy(layer, torch.float64)
-    if promise.to_attention and layer.content is not None:
+    if to_attention and layer.content is not None:
         attention.impl = "reference"
     exact_conv = copy.deepcopy(promise.conv).double()
-    moved = [rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1)]
-    images = [x, *moved]
-    compared_exactly = promise.exact_rounding is not None
-    with torch.no_grad(), without_autocast(x.device):
-        of_conv = exact_conv(x.double())
-        of_attention = exact_attention(x.double())
-        convolved = [promise.conv(one) for one in images]
-        attended = [attention(one) for one in (images if compared_exactly else images[:1])]
-        otherwise = promise.in_other_orders(x)
-        stored = _by_channel(promise.stored(x), x)
-        if promise.to_attention:
-            judged = [attended[0], layer(x)]
-            return _Runs(of_conv, of_attention, [*convolved, *otherwise], attended, judged, stored)
-    judged = convolved[:1]
-    return _Runs(of_attention, of_conv, attended, [*convolved, *otherwise], judged, stored)
+    images = [x, *(rounded_differently(x, seed) for seed in range(LEAST_ROUNDINGS - 1))]
+    of_conv = exact_conv(x.double())
+    of_attention = exact_attention(x.double())
+    convolved = [promise.conv(one) for one in images] + promise.in_other_orders(x)
+    if to_attention:
+        return _Runs(of_conv, of_attention, convolved, [], [attention(x), layer(x)])
+    attended = [attention(one) for one in images]
+    return _Runs(of_attention, of_conv, attended, convolved, convolved[:1])
 
 
 def _by_channel(numbers: Tensor | float, x: Tensor) -> Tensor:

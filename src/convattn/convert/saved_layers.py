@@ -12,9 +12,13 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate
-from convattn.convert.normalised import ATTENTION_LAYERS, is_normalised
 from convattn.convert.surgery import first_change
-from convattn.convert.taps import OPTIONS, SUPPORTED_CONVOLUTIONS, TransposedConvolution
+from convattn.convert.taps import (
+    ATTENTION_LAYERS,
+    OPTIONS,
+    SUPPORTED_CONVOLUTIONS,
+    TransposedConvolution,
+)
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
 from convattn.errors import (
     ArgumentError,
@@ -162,7 +166,7 @@ def describe_layer(layer: nn.Module) -> dict[str, Any]:
     A layer or encoding of an unknown class raises UnsupportedModelError.
     """
     kind = type(layer)
-    if is_normalised(layer):
+    if isinstance(layer, NormalisedConv):
         return {"kind": kind.__name__, "options": layer.options()}
     if kind in SUPPORTED_CONVOLUTIONS:
         options: dict[str, Any] = {name: getattr(layer, name) for name in OPTIONS}

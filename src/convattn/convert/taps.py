@@ -17,6 +17,13 @@ from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
 from convattn.functional import combine_heads, pad_keys, query_pixels
 from convattn.grid import Axis, Geometry
+from convattn.layers import (
+    NormalisedConv,
+    RelativeAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 from convattn.wording import counted
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -34,6 +41,18 @@ SUPPORTED_CONVOLUTIONS: dict[type[nn.Module], int] = {
     **{kind: dims for dims, kind in TRANSPOSED_CONVOLUTIONS.items()},
 }
 """The modules that `conv_to_attention` takes, with their number of axes. Subclasses may compute something else."""
+
+ATTENTION_LAYERS: tuple[type[RelativeAttention], ...] = (
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+"""What `attention_to_conv` takes. Subclasses may compute something else."""
+
+ATTENDS_ALREADY = (
+    "it is attention already, as correlations; convert the attention that it was made from"
+)
+"""Why a `NormalisedConv` does not become attention."""
 
 OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """Arguments that a convolution holds as attributes, beside its padding mode."""
@@ -104,11 +123,7 @@ def why_unsupported(conv: nn.Module) -> str | None:
         if isinstance(tensor, UninitializedParameter):
             return f"its {name} is not initialised; run it once first"
     if type(conv) not in SUPPORTED_CONVOLUTIONS:
-        for known in SUPPORTED_CONVOLUTIONS:
-            if isinstance(conv, known):
-                return f"it is a subclass of {known.__name__} and may compute something else"
-        names = ", ".join(known.__name__ for known in SUPPORTED_CONVOLUTIONS)
-        return f"supported convolutions are {names}"
+        return _why_other_class(conv)
     assert isinstance(conv, AnyConvolution)
     channels = (conv.out_channels, conv.in_channels // conv.groups)
     if isinstance(conv, TransposedConvolution):
@@ -129,6 +144,17 @@ def why_unsupported(conv: nn.Module) -> str | None:
         if reason is not None:
             return reason
     return None
+
+
+def _why_other_class(module: nn.Module) -> str:
+    """Returns why a module that is none of `SUPPORTED_CONVOLUTIONS` is refused."""
+    if isinstance(module, NormalisedConv):
+        return ATTENDS_ALREADY
+    for known in SUPPORTED_CONVOLUTIONS:
+        if isinstance(module, known):
+            return f"it is a subclass of {known.__name__} and may compute something else"
+    names = ", ".join(known.__name__ for known in SUPPORTED_CONVOLUTIONS)
+    return f"supported convolutions are {names}"
 
 
 def why_not_numbers(name: str, tensor: Tensor) -> str | None:

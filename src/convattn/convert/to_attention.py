@@ -8,11 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.certificate import Certificate
-from convattn.convert.normalised import (
-    ATTENTION_LAYERS,
-    attention_of_normalised,
-    is_normalised,
-)
 from convattn.convert.promise import (
     Promise,
     attention_rounding,
@@ -24,28 +19,26 @@ from convattn.convert.promise import (
     weight_of,
 )
 from convattn.convert.surgery import keep_random_state
-from convattn.convert.taps import AnyConvolution, Taps, read_taps, tap_by_tap, term_by_term
+from convattn.convert.taps import (
+    ATTENTION_LAYERS,
+    AnyConvolution,
+    Taps,
+    read_taps,
+    tap_by_tap,
+    term_by_term,
+)
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
-from convattn.errors import ArgumentError, must_be
-from convattn.grid import PerAxis
-from convattn.layers import (
-    Content,
-    FactoredValues,
-    MergedValues,
-    NormalisedConv,
-    RelativeAttention,
-)
+from convattn.layers import Content, FactoredValues, MergedValues, RelativeAttention
 
 
 def conv_to_attention(
-    conv: AnyConvolution | NormalisedConv,
+    conv: AnyConvolution,
     *,
     sharpness: float | None = None,
     head_width: int | None = None,
     content: bool | Content = False,
     impl: str = "auto",
-    spatial: PerAxis | None = None,
 ) -> tuple[RelativeAttention, Certificate]:
     """Makes the self-attention layer that computes a convolution.
 
@@ -58,28 +51,24 @@ def conv_to_attention(
     at first, so the function is the same, and can open in training. Queries and keys see all channels, even if the
     convolution has groups.
 
-    A `NormalisedConv` becomes the attention that it was made from again, with its scores in tables (`LearnedAxial` or
-    `LearnedTable`): the same function, borders included, on images that the tables hold.
-
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1; `docs/explanation/theory.md` §3.
 
     Args:
-        conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments, or a `NormalisedConv`; it is not changed.
+        conv: nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d with any arguments; it is not changed.
         sharpness: α > 0 of every head in 1/pixel²; None makes hard heads, with no attention off the taps.
         head_width: D_h ≥ 1; each tap's matrix is reduced to this rank (in each group) by a truncated singular value
             decomposition. None keeps the full matrices.
         content: True adds gated content–content scores; a `Content` chooses other terms.
         impl: How the layer computes; "separable" computes the softmax even of hard heads.
-        spatial: Largest images of a `NormalisedConv`, in pixels along all axes or along each. None takes the size of
-            a frozen one, and otherwise what a table holds by itself.
 
     Returns:
         The layer, with the convolution's dtype, device and mode (encodings in at least float32), and the certificate.
 
     Raises:
-        UnsupportedModelError: The module is of another class, or its weights are not finite real numbers.
-        ArgumentError: `sharpness`, `head_width` or `content` is out of range, `impl` does not fit them, or an argument
-            does not belong to the kind of `conv`. UnknownNameError if `impl` is unknown.
+        UnsupportedModelError: The module is of another class, or its weights are not finite real numbers. A
+            `NormalisedConv` is attention already: keep the layer that it was made from.
+        ArgumentError: `sharpness`, `head_width` or `content` is out of range, or `impl` does not fit them.
+            UnknownNameError if `impl` is unknown.
 
     Example:
         >>> from torch import nn
@@ -87,14 +76,6 @@ def conv_to_attention(
         >>> certificate.exact, certificate.passed, layer.num_heads
         (True, True, 9)
     """
-    if is_normalised(conv):
-        options = {"sharpness": sharpness, "head_width": head_width, "content": content}
-        if any(value not in (None, False) for value in options.values()):
-            names = "sharpness, head_width and content"
-            raise ArgumentError(must_be(names, "left out with a NormalisedConv", options))
-        return attention_of_normalised(conv, spatial, impl)
-    if spatial is not None:
-        raise ArgumentError(must_be("spatial", "left out with a convolution of torch", spatial))
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), head_width, content, impl)
@@ -120,8 +101,6 @@ def certify_attention(
     promise = Promise(
         conv=conv,
         layer=layer,
-        to_attention=True,
-        kernel_size=taps.geometry.kernel_size,
         exact=leak == 0 and not any(discarded),
         leak=leak,
         per_unit=per_unit,

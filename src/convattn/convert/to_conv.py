@@ -22,7 +22,7 @@ from convattn.convert.hard_heads import (
     sized_windows,
     unit_steps,
 )
-from convattn.convert.normalised import ATTENTION_LAYERS, normalise
+from convattn.convert.normalised import normalise
 from convattn.convert.promise import (
     Promise,
     certify_layer,
@@ -35,6 +35,7 @@ from convattn.convert.promise import (
 )
 from convattn.convert.surgery import first_change, keep_random_state
 from convattn.convert.taps import (
+    ATTENTION_LAYERS,
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
@@ -441,8 +442,6 @@ def promise_kernel(
     return Promise(
         conv=conv,
         layer=layer,
-        to_attention=False,
-        kernel_size=choice.window.taps,
         exact=errors.max().item() <= torch.finfo(dtype).eps,
         leak=choice.leak + content_share,
         per_unit=(errors.mT @ rows).amax(0),

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from convattn.convert.normalised import ATTENTION_LAYERS
 from convattn.convert.surgery import full_name, matches, names_by_module, patterns
+from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
     AttentionClass,
