@@ -22,8 +22,7 @@ COMMAND = Path(sys.executable).with_name("convattn")
 MISTAKES = {
     "unknown command": (
         "frobnicate",
-        'Unknown command "frobnicate". Available commands: demo, convert, certify, analyze, view,'
-        " train, study, reproduce, ...",
+        'Unknown command "frobnicate". Available commands: demo, convert, certify, analyze, view, ',
     ),
     "misspelt command": ("trian", 'Unknown command "trian". Did you mean "train"?'),
     "misspelt option": (

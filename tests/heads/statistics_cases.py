@@ -1,10 +1,13 @@
 """Layouts, calls with random weights, and their sums."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from convattn.heads.head_sums import make_pairs, sum_heads
 from convattn.heads.layout import AttentionCall, Layout, global_layout, grouped_layout
+from convattn.heads.measure import LayerMeasure
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -74,9 +77,12 @@ def make_call(layout, images=6, heads=3, seed=0, dtype=torch.float64, signed=Fal
     weights = scores.softmax(-1).nan_to_num(0.0)
     if signed:
         weights = weights - 0.5 * weights.roll(1, 2)
-    return AttentionCall(
-        "layer", "Layer", layout, weights.to(dtype), None, None, not signed, 0.0, 0.0
-    )
+    return replace(call_of(layout, weights.to(dtype)), normalised=not signed)
+
+
+def call_of(layout, weights):
+    """A call whose inputs and outputs are not known."""
+    return AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
 
 
 def whole_maps(call, head):
@@ -101,25 +107,23 @@ def whole_maps(call, head):
     )
 
 
-def added(call, batches, groups):
+def added(call, groups, batches=(slice(None),)):
+    """The sums over batches of a call's images."""
     pairs = make_pairs(call.layout, "layer")
     members = torch.arange(len(call.weights)) * groups // len(call.weights)
     total = None
     for numbers in batches:
-        part = AttentionCall(
-            "layer",
-            "Layer",
-            call.layout,
-            call.weights[numbers],
-            None,
-            None,
-            call.normalised,
-            0.0,
-            0.0,
-        )
+        part = replace(call, weights=call.weights[numbers])
         sums = sum_heads(part, pairs, members[numbers], groups)
         total = sums if total is None else total.plus(sums)
-    return total, pairs
+    return total
+
+
+def measured(call, groups, batches=(slice(None),)):
+    """A layer with these sums."""
+    layer = LayerMeasure(call, 3)
+    layer.sums = added(call, groups, batches)
+    return layer
 
 
 def within(actual, hi, terms):

@@ -4,13 +4,22 @@ import numpy as np
 import pytest
 import torch
 from tests.heads.reference_statistics import reference, reference_coverage, reference_jackknife
-from tests.heads.statistics_cases import EPS, LAYOUTS, added, make_call, whole_maps, within
+from tests.heads.statistics_cases import (
+    EPS,
+    LAYOUTS,
+    added,
+    call_of,
+    make_call,
+    measured,
+    whole_maps,
+    within,
+)
 
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit
-from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
+from convattn.heads.layout import OUTSIDE, Layout
 from convattn.heads.measure import covered, layer_statistics
 from convattn.heads.verdict import judge
 from convattn.layers import RelativeAttention2d
@@ -29,17 +38,17 @@ NUMBERS = [
 NUMBERS += ["non_locality", "prefix_share"]
 
 
-def statistics(sums, pairs, radius):
-    return layer_statistics(sums, pairs, KernelFit(), None, kernel_size=3, radius=radius)
+def heads_of(call, groups, radius=None, batches=(slice(None),)):
+    return layer_statistics(measured(call, groups, batches), radius).heads
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["", "signed"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_every_number_is_that_of_whole_maps(layout, signed):
     call = make_call(layout, signed=signed)
-    sums, pairs = added(call, [slice(0, 6)], 3)
-    heads = statistics(sums, pairs, 2).heads
-    for number, head in enumerate(heads):
+    layer = measured(call, 3)
+    pairs = layer.pairs
+    for number, head in enumerate(layer_statistics(layer, 2).heads):
         hi = reference(*whole_maps(call, number))
         terms = call.weights[:, :, 0].numel()
         for name in set(NUMBERS) - {"shift_invariance"}:
@@ -60,8 +69,7 @@ def test_every_number_is_that_of_whole_maps(layout, signed):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_standard_errors_are_those_of_whole_maps_without_each_group(layout):
     call = make_call(layout, images=6, heads=1)
-    sums, pairs = added(call, [slice(0, 6)], 3)
-    (head,) = statistics(sums, pairs, 2).heads
+    (head,) = heads_of(call, 3)
     maps, *places = whole_maps(call, 0)
     hard = reference(maps, *places)["hard_shift"]
     others = [
@@ -87,8 +95,8 @@ def test_standard_errors_are_those_of_whole_maps_without_each_group(layout):
 @pytest.mark.parametrize("layout", [LAYOUTS["one class token"], LAYOUTS["windows"]])
 def test_batches_add_up(layout):
     call = make_call(layout, images=8)
-    whole, _ = added(call, [slice(0, 8)], 4)
-    parts, _ = added(call, [slice(0, 3), slice(3, 5), slice(5, 8)], 4)
+    whole = added(call, 4)
+    parts = added(call, 4, [slice(0, 3), slice(3, 5), slice(5, 8)])
     terms = call.weights[:, :, 0].numel()
     for name in (
         "by_displacement",
@@ -108,8 +116,7 @@ def test_variance_over_images_is_unbiased_in_small_batches():
     """In batches of two the mean of many estimates is the variance, and the control without correction is half."""
     call = make_call(LAYOUTS["sequence"], images=400, heads=1)
     batches = [slice(start, start + 2) for start in range(0, 400, 2)]
-    sums, pairs = added(call, batches, 10)
-    (head,) = statistics(sums, pairs, None).heads
+    (head,) = heads_of(call, 10, batches=batches)
     exact = reference(*whole_maps(call, 0))["content_share"]
     assert abs(head.content_share.value - exact) < 3 * head.content_share.error
     assert abs(head.content_share.value / 2 - exact) > 10 * head.content_share.error
@@ -119,21 +126,16 @@ def test_an_image_alone_in_its_batch_says_nothing_of_variance_over_images():
     call = make_call(LAYOUTS["sequence"])
     maps = whole_maps(call, 0)[0]
     hi = maps[:5].var(axis=0, ddof=1).mean() / np.square(maps - maps.mean()).mean()
-    (head, *_) = statistics(*added(call, [slice(0, 5), slice(5, 6)], 3), None).heads
+    (head, *_) = heads_of(call, 3, batches=[slice(0, 5), slice(5, 6)])
     within(head.content_share.value, hi, maps.size)
-    (head, *_) = statistics(
-        *added(call, [slice(number, number + 1) for number in range(6)], 3), None
-    ).heads
+    (head, *_) = heads_of(call, 3, batches=[slice(number, number + 1) for number in range(6)])
     assert np.isnan(head.content_share.value)
 
 
 def test_float32_weights_lose_only_their_rounding():
     layout = LAYOUTS["one class token"]
-    narrow, wide = make_call(layout, dtype=torch.float32), make_call(layout)
-    (found, pairs), (hi, _) = added(narrow, [slice(0, 6)], 3), added(wide, [slice(0, 6)], 3)
-    for one, other in zip(
-        statistics(found, pairs, 2).heads, statistics(hi, pairs, 2).heads, strict=True
-    ):
+    narrow = heads_of(make_call(layout, dtype=torch.float32), 3)
+    for one, other in zip(narrow, heads_of(make_call(layout), 3), strict=True):
         for name in NUMBERS:
             apart = abs(getattr(one, name).value - getattr(other, name).value)
             assert apart <= 64 * torch.finfo(torch.float32).eps * max(
@@ -145,9 +147,7 @@ def test_hard_heads_are_exact():
     layout = LAYOUTS["keys outside"]
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
     weights = (delta == torch.tensor([1.0, -1.0])).all(-1).float().expand(4, 1, 1, -1, -1)
-    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
-    sums, pairs = added(call, [slice(0, 4)], 4)
-    found = statistics(sums, pairs, 1)
+    found = layer_statistics(measured(call_of(layout, weights), 4), 1)
     (head,) = found.heads
     assert [estimate.value for estimate in head.shift] == [1.0, -1.0]
     assert (head.hard_share.value, head.hard_share.error, head.hard_shift) == (
@@ -176,8 +176,7 @@ def test_a_hard_shift_that_hangs_on_single_images_has_an_error():
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
     right, left = ((delta == torch.tensor([0.0, column])).all(-1).float() for column in (1.0, -1.0))
     weights = torch.stack([right, right, left, left])[:, None, None]
-    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
-    (head,) = statistics(*added(call, [slice(0, 4)], 4), 1).heads
+    (head,) = heads_of(call_of(layout, weights), 4)
     # Without one image the other side has more: −1, −1, 1, 1, whose variance is 3/4 · 4.
     assert head.hard_shift_error == pytest.approx((0.0, 3**0.5))
 
@@ -185,9 +184,7 @@ def test_a_hard_shift_that_hangs_on_single_images_has_an_error():
 def test_weights_that_are_all_alike_explain_nothing():
     layout = LAYOUTS["global"]
     weights = torch.full((4, 1, 2, 15, 15), 1 / 15)
-    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
-    sums, pairs = added(call, [slice(0, 4)], 2)
-    for head in statistics(sums, pairs, 1).heads:
+    for head in heads_of(call_of(layout, weights), 2):
         assert np.isnan(head.shift_invariance.value)
         assert np.isnan(head.content_share.value)
         assert judge(head, 4).word == "anywhere"
@@ -198,8 +195,7 @@ def test_weights_in_half_precision_are_summed_as_they_are(dtype):
     layout = LAYOUTS["one class token"]
     half = make_call(layout, dtype=dtype)
     found, expected = (
-        added(replace(half, weights=weights), [slice(0, 6)], 3)[0]
-        for weights in (half.weights, half.weights.float())
+        added(replace(half, weights=weights), 3) for weights in (half.weights, half.weights.float())
     )
     for item in fields(found):
         assert torch.equal(getattr(found, item.name), getattr(expected, item.name)), item.name
@@ -207,7 +203,7 @@ def test_weights_in_half_precision_are_summed_as_they_are(dtype):
 
 def test_images_of_several_batches_are_scored_as_in_one():
     call = make_call(LAYOUTS["global"])
-    sums, pairs = added(call, [slice(0, 6)], 3)
+    sums, pairs = added(call, 3), make_pairs(call.layout, "layer")
     whole, parts = KernelFit(), KernelFit()
     whole.score(call, pairs, sums)
     parts.score(replace(call, weights=call.weights[:2]), pairs, sums)
@@ -223,7 +219,7 @@ def test_images_of_several_batches_are_scored_as_in_one():
 def test_images_that_look_everywhere_alike_have_no_position_score():
     call = make_call(LAYOUTS["global"])
     alike = replace(call, weights=torch.full_like(call.weights, 1 / 15))
-    sums, pairs = added(alike, [slice(0, 6)], 3)
+    sums, pairs = added(alike, 3), make_pairs(call.layout, "layer")
     fit = KernelFit()
     fit.score(alike, pairs, sums)
     assert [np.isnan(fit.estimate(head, 3).value) for head in range(3)] == [True] * 3
@@ -233,9 +229,7 @@ def test_images_that_look_everywhere_alike_have_no_position_score():
 
 def test_maps_of_prefix_queries_are_means():
     call = make_call(LAYOUTS["five prefix tokens"])
-    sums, pairs = added(call, [slice(0, 6)], 2)
-    heads = statistics(sums, pairs, 1).heads
-    for number, head in enumerate(heads):
+    for number, head in enumerate(heads_of(call, 2)):
         hi = call.weights[:, 0, number, :5].mean(0)
         assert (torch.tensor(head.prefix_maps, dtype=torch.float64) - hi).abs().max() <= 6 * EPS
         assert sum(head.prefix_maps[0]) == pytest.approx(1.0, abs=15 * EPS)

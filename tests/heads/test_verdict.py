@@ -1,18 +1,18 @@
 """What heads are called: planted ones of every kind, at the limits too, and random ones."""
 
+from dataclasses import replace
 from itertools import product
 from math import nan
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.heads.statistics_cases import added
+from tests.heads.statistics_cases import call_of
 
 from convattn.heads.head_report import HEAD_NUMBERS
 from convattn.heads.jackknife import Estimate, jackknife
-from convattn.heads.kernel_fit import KernelFit
-from convattn.heads.layout import AttentionCall, global_layout
-from convattn.heads.measure import layer_statistics
+from convattn.heads.layout import global_layout
+from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.verdict import MEANINGS, MIXED, RULES, HeadVerdict, direction, headline, judge
 
 GRID = (7, 7)
@@ -58,16 +58,14 @@ def mixed_with(attention, share, generator):
 
 def measured(maps, grid, prefix):
     """The statistics of heads from maps (images, heads, queries, keys), a fifth of the images held out."""
-    weights = maps[:, None].double()
-    layout = global_layout(grid, prefix)
-    call = AttentionCall("layer", "Layer", layout, weights, None, None, True, 0.0, 0.0)
+    call = call_of(global_layout(grid, prefix), maps[:, None].double())
+    layer = LayerMeasure(call, 3)
+    members = torch.arange(len(maps)) * 10 // len(maps)
     fits = 4 * len(maps) // 5
-    sums, pairs = added(call, [slice(0, fits), slice(fits, None)], 10)
-    fitted, _ = added(call, [slice(0, fits)], 10)
-    kernels = KernelFit()
-    held = AttentionCall("layer", "Layer", layout, weights[fits:], None, None, True, 0.0, 0.0)
-    kernels.score(held, pairs, fitted)
-    return layer_statistics(sums, pairs, kernels, None, kernel_size=3, radius=None).heads
+    for images in (slice(0, fits), slice(fits, None)):
+        part = replace(call, weights=call.weights[images])
+        layer.add(part, members[images], held_out=images.start > 0)
+    return layer_statistics(layer, None).heads
 
 
 def with_class_token(share, generator):

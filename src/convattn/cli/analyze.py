@@ -43,7 +43,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
         output: Folder to make; it must be new or empty.
         network: Which weights the network has.
         limit: How many of the images to take, in the order of their names.
-        layer: Name of a layer to measure; may be given more than once. Default: all.
+        layer: Name of a layer to measure, or a pattern such as 'blocks.*'; may be given more than once. Default: all.
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights.
         no_controls: Leave the controls out; it takes less time. Random weights have no control of untrained weights.

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from convattn.convert.surgery import find_empty
 from convattn.errors import (
     ArgumentError,
     UnknownNameError,
@@ -45,7 +44,7 @@ from convattn.heads.head_sums import NO_POSITION, has_positions
 from convattn.heads.jackknife import GROUPS, held_out
 from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
-from convattn.heads.measure import LayerMeasure
+from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import watch
 from convattn.provenance import describe_versions
 from convattn.sealed import network_digest
@@ -65,7 +64,7 @@ def analyze(
     model: nn.Module,
     images: Tensor | Sequence[Tensor],
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     kernel_size: int = 3,
     radius: int = 7,
     controls: Sequence[str] = CONTROLS,
@@ -84,8 +83,9 @@ def analyze(
     Args:
         model: The network; it runs in evaluation mode, and its mode is put back.
         images: Prepared images, a batch or a sequence of single ones, which is read batch by batch; or token ids.
-        layers: Names of the layers to measure, which `convattn.heads.reading.attention_layers` lists. None for all
-            that can be; the report says which cannot, such as class attention, whose query has no position.
+        layers: Names of the layers to measure, which `convattn.heads.reading.attention_layers` lists, or patterns as
+            in `fnmatch`. None for all that can be; the report says which cannot, such as class attention, whose query
+            has no position.
         kernel_size: Taps along each axis of the convolutions that layers are compared with; odd, at least 1.
         radius: Largest displacement along each axis, in cells, at which the report holds mean weights; at least 0.
         controls: "shuffled images" and "untrained weights", or one of them, or none.
@@ -95,9 +95,9 @@ def analyze(
         The report.
 
     Raises:
-        ArgumentError: There are no images, they differ in size, do not fit the network or are on the meta device; or
-            another argument has a wrong value.
-        UnknownNameError: There is no such layer or control.
+        ArgumentError: There are no images, they differ in size, do not fit the network or are on the meta device; no
+            layer has such a name; or another argument has a wrong value.
+        UnknownNameError: There is no such control.
         UnsupportedModelError: The network has no attention, or none that can be read; the message names it and says
             why.
 
@@ -111,8 +111,11 @@ def analyze(
     """
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
-    _require(model, images, kernel_size, controls)
-    notes = _unread(model, layers)
+    _require(images, kernel_size, controls)
+    refused = [layer for layer in attention_layers(model) if layer.refused is not None]
+    notes = []
+    if layers is None:
+        notes += [f"{layer.name}: {layer.refused}" for layer in refused]
     counts = {MEASURED: len(images)}
     counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
@@ -148,7 +151,6 @@ def analyze(
                 name,
                 main,
                 runs,
-                kernel_size,
                 radius,
                 without_content=name.partition(AGAIN)[0] in built,
             )
@@ -160,21 +162,15 @@ def analyze(
     )
 
 
-def _require(model: Any, images: Any, kernel_size: int, controls: Any) -> None:
+def _require(images: Any, kernel_size: int, controls: Any) -> None:
     """Raises on a mistake in the arguments."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "a network (torch.nn.Module)", model))
-    if find_empty(model) is not None:
-        raise ArgumentError("model must have weights, but some are on the meta device")
     if isinstance(images, str | bytes) or not isinstance(images, Tensor | Sequence):
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
-    if isinstance(images, Tensor):
-        _require_values("images", images)
-        if images.ndim < 2:
-            shape = tuple(images.shape)
-            raise ArgumentError(
-                must_be("images", "a batch, whose first axis numbers the images", shape)
-            )
+    if isinstance(images, Tensor) and images.ndim < 2:
+        shape = tuple(images.shape)
+        raise ArgumentError(
+            must_be("images", "a batch, whose first axis numbers the images", shape)
+        )
     if len(images) == 0:
         raise ArgumentError("images must be at least one, but there is none")
     first = _image(images, 0)
@@ -189,34 +185,16 @@ def _require(model: Any, images: Any, kernel_size: int, controls: Any) -> None:
             raise UnknownNameError("control", name, CONTROLS)
 
 
-def _require_values(name: str, tensor: Tensor) -> None:
-    """Raises ArgumentError unless a tensor is dense and has values."""
-    if tensor.layout != torch.strided:
-        raise ArgumentError(must_be(name, "dense", tensor.layout))
-    if tensor.is_meta:
-        raise ArgumentError("images must be tensors with values, but are on the meta device")
-
-
-def _unread(model: nn.Module, layers: Sequence[str] | None) -> list[str]:
-    """Lists layers that cannot be read, unless layers are named; raises if the network has none of these names."""
-    known = {module.name: module for module in attention_layers(model)}
-    if layers is None:
-        refused = [layer for layer in known.values() if layer.refused is not None]
-        return [f"{layer.name}: {layer.refused}" for layer in refused]
-    if isinstance(layers, str) or not layers:
-        raise ArgumentError(must_be("layers", "names of layers, or None", layers))
-    for name in layers:
-        if name not in known:
-            raise UnknownNameError("layer", name, known)
-    return []
-
-
 def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
     """Returns an image; raises ArgumentError unless it is a dense tensor with values."""
     image = images[number]
+    name = f"images[{number}]"
     if not isinstance(image, Tensor):
-        raise ArgumentError(must_be_a(f"images[{number}]", "a tensor", image))
-    _require_values(f"images[{number}]", image)
+        raise ArgumentError(must_be_a(name, "a tensor", image))
+    if image.layout != torch.strided:
+        raise ArgumentError(must_be(name, "dense", image.layout))
+    if image.is_meta:
+        raise ArgumentError(f"{name} must have values, but is on the meta device")
     return image
 
 
@@ -266,7 +244,7 @@ class Run:
         passed_over: Layers in which no query, or no key, has a position.
     """
 
-    def __init__(self, count: int, layers: Sequence[str] | None, kernel_size: int) -> None:
+    def __init__(self, count: int, layers: str | Sequence[str] | None, kernel_size: int) -> None:
         """Starts without images; `layers` are the names of those to measure, None for all."""
         self.count = count
         self.layers: dict[str, LayerMeasure] = {}
@@ -407,7 +385,6 @@ def _layer_report(
     name: str,
     main: Run,
     controls: Mapping[str, Run],
-    kernel_size: int,
     radius: int,
     *,
     without_content: bool,
@@ -419,7 +396,7 @@ def _layer_report(
     beside = []
     for control, run in controls.items():
         if name in run.layers:
-            beside.append(Control(control, run.layers[name].statistics(kernel_size, None)))
+            beside.append(Control(control, layer_statistics(run.layers[name], None)))
     return LayerReport(
         name=name,
         kind=layer.kind,
@@ -431,9 +408,9 @@ def _layer_report(
         budget=layer.budget,
         uniform_distance=everywhere_alike(pairs).distance,
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
-        measured=layer.statistics(kernel_size, radius),
+        measured=layer_statistics(layer, radius),
         controls=tuple(beside),
-        kernel_size=kernel_size,
+        kernel_size=layer.kernel_size,
         without_content=without_content,
     )
 
@@ -464,7 +441,8 @@ def _not_covered(main: Run, controls: Mapping[str, Run]) -> Iterator[str]:
     for run in (main, *controls.values()):
         unsettled += sum(layer.kernels.unsettled for layer in run.layers.values())
     if unsettled:
+        included = ", controls included" if controls else ""
         yield (
-            f"position scores of {counted(unsettled, 'head')}, controls included: weights by displacement were not"
-            " fitted to the end, and the scores may be too low"
+            f"position scores of {counted(unsettled, 'head')}{included}: weights by displacement were not fitted to the"
+            " end, and the scores may be too low"
         )

@@ -15,10 +15,12 @@ from convattn.errors import CheckpointError, UnknownNameError
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import (
     HeadVerdict,
-    LayerVerdict,
     count_words,
+    explained_in_words,
     headline,
+    held_in_words,
     judge,
+    reach_in_words,
     taps_held,
 )
 from convattn.record import Record
@@ -191,24 +193,22 @@ class LayerReport:
         return tuple(judge(head, control.images, without_content=built) for head in control.heads)
 
     @property
-    def verdict(self) -> LayerVerdict:
-        """What its heads are together."""
-        measured = self.measured
-        scores = {item.name: item.measured.convolution_score.value for item in self.controls}
-        return LayerVerdict(
-            heads=self.verdicts,
-            untrained=self.verdicts_in(UNTRAINED),
-            kernel=(self.kernel_size,) * len(self.grid),
-            distance=measured.mean("distance"),
-            prefix_share=measured.mean("prefix_share"),
-            convolution=measured.convolution_score,
-            in_controls=scores,
-        )
+    def kernel(self) -> tuple[int, ...]:
+        """Taps along each axis of the kernel that the layer is compared with."""
+        return (self.kernel_size,) * len(self.grid)
 
     @property
     def sentence(self) -> str:
-        """The verdict in plain words."""
-        return self.verdict.sentence()
+        """What its heads are, how far they look, and what a convolution of the layer's input explains."""
+        measured = self.measured
+        scores = {item.name: item.measured.convolution_score.value for item in self.controls}
+        parts = (
+            headline(self.verdicts, self.verdicts_in(UNTRAINED)),
+            held_in_words(self.verdicts, self.kernel),
+            reach_in_words(measured.mean("distance"), measured.mean("prefix_share")),
+            explained_in_words(measured.convolution_score, self.kernel, scores),
+        )
+        return " ".join(f"{part}." for part in parts if part)
 
     def _conditions(self) -> dict[str, LayerStatistics]:
         """Returns what was measured, by condition."""
@@ -284,7 +284,7 @@ class HeadReport(Record):
         """Names the taps of a kernel that heads of some neighbouring layers hold together."""
         layers = self.layers[first : first + count]
         verdicts = [verdict for layer in layers for verdict in layer.verdicts]
-        return taps_held(verdicts, layers[0].verdict.kernel)
+        return taps_held(verdicts, layers[0].kernel)
 
     def headline(self) -> str:
         """Says in one line what the heads are."""

@@ -29,6 +29,7 @@ class LayerMeasure:
 
     Attributes:
         kind: Full name of its class.
+        kernel_size: Taps along each axis of the convolution, and of the kernel whose taps are counted.
         bytes: Memory of the weights of one image.
         pairs: Its pairs of queries and keys.
         sums: Sums over the images.
@@ -44,6 +45,7 @@ class LayerMeasure:
         """Starts without images for a layer of which this is the first call, which `add` then adds."""
         grid = call.layout.grid
         self.kind = call.kind
+        self.kernel_size = kernel_size
         self.bytes = call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
         self.sums = empty_sums(call, self.pairs, GROUPS)
@@ -92,45 +94,24 @@ class LayerMeasure:
         mask_now = call.layout.allowed is not None
         self.masked |= call.allowed is not None or mask_now != mask_before
 
-    def statistics(self, kernel_size: int, radius: int | None) -> LayerStatistics:
-        """Computes the statistics of the layer, as `layer_statistics` does."""
-        return layer_statistics(
-            self.sums,
-            self.pairs,
-            self.kernels,
-            self.convolution,
-            kernel_size=kernel_size,
-            radius=radius,
-        )
 
-
-def layer_statistics(
-    sums: HeadSums,
-    pairs: Pairs,
-    kernels: KernelFit,
-    convolution: ConvolutionFit | None,
-    *,
-    kernel_size: int,
-    radius: int | None,
-) -> LayerStatistics:
-    """Computes the statistics of a layer in one run from sums over images (docs/explanation/theory.md §7).
+def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics:
+    """Computes the statistics of a layer in one run from its sums over images (docs/explanation/theory.md §7).
 
     The jackknife leaves out one group of images after another: σ² = (g − 1)/g Σ_j (θ_j − θ̄)², θ_j the statistic without
     group j. Where a statistic is biased by more than that, the jackknife takes the bias away.
 
     Args:
-        sums: Sums over images.
-        pairs: The layer's pairs.
-        kernels: Weights by displacement, fitted and scored.
-        convolution: The best convolution, fitted and scored; None if inputs or outputs do not lie on the grid.
-        kernel_size: Taps along each axis of the kernel whose taps are counted.
+        layer: The layer, measured.
         radius: Largest displacement of the kernels along each axis; None leaves kernels out.
 
     Returns:
         The statistics.
     """
-    total = sums.map(lambda part: part.sum(dim=0))
-    totals = (total, *_without_each_group(sums))
+    pairs = layer.pairs
+    kernels = layer.kernels
+    total = layer.sums.map(lambda part: part.sum(dim=0))
+    totals = (total, *_without_each_group(layer.sums))
     hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
     hard = hardest[0]
     hard_shifts = pairs.displacements[hardest]
@@ -174,10 +155,11 @@ def layer_statistics(
                 **numbers,
             )
         )
-    coverage = [covered(sample["shift"], kernel_size) for sample in samples]
+    coverage = [covered(sample["shift"], layer.kernel_size) for sample in samples]
     explained = Estimate(nan, nan)
     components = 0
     images = (0, 0)
+    convolution = layer.convolution
     if convolution is not None:
         explained = convolution.estimate(GROUPS)
         components = convolution.components

@@ -229,58 +229,46 @@ _RESOLVED = 2
 """Standard errors that a convolution score must be above 0."""
 
 
-@dataclass(frozen=True)
-class LayerVerdict:
-    """What the heads of a layer are together."""
+def held_in_words(heads: Sequence[HeadVerdict], kernel: Sequence[int]) -> str:
+    """Says which taps of a kernel the heads hold; empty if none."""
+    taps = taps_held(heads, kernel)
+    if not taps:
+        return ""
+    count = math.prod(kernel)
+    return f"They hold {len(taps)} of the {count} taps of a {_sizes(kernel)} kernel ({'; '.join(taps)})"
 
-    heads: tuple[HeadVerdict, ...]  # What each is
-    untrained: tuple[HeadVerdict, ...]  # What each is with untrained weights; empty if not measured
-    kernel: tuple[int, ...]  # Taps along each axis of the kernel that the layer is compared with
-    distance: float  # Mean distance, in cells
-    prefix_share: float  # Mean share of attention on prefix tokens
-    convolution: Estimate  # R² of the best convolution; nan if it was not measured
-    in_controls: dict[str, float]  # R² of the best convolution in each control
 
-    def sentence(self) -> str:
-        """Says what the heads are, how far they look, and what a convolution of the layer's input explains."""
-        parts = [headline(self.heads, self.untrained), self._held(), self._reach()]
-        parts.append(self._explained())
-        return " ".join(f"{part}." for part in parts if part)
+def reach_in_words(distance: float, prefix_share: float) -> str:
+    """Says how far the heads look, in cells, and what they pay to prefix tokens."""
+    words = f"A query looks {distance:.1f} cells away on average"
+    if prefix_share > _WORTH_SAYING:
+        words += f", and pays {percent(prefix_share)} of its attention to prefix tokens"
+    return words
 
-    def _held(self) -> str:
-        held = taps_held(self.heads, self.kernel)
-        if not held:
-            return ""
-        taps = math.prod(self.kernel)
-        return f"They hold {len(held)} of the {taps} taps of a {self._kernel_words()} kernel ({'; '.join(held)})"
 
-    def _reach(self) -> str:
-        reach = f"A query looks {self.distance:.1f} cells away on average"
-        if self.prefix_share > _WORTH_SAYING:
-            reach += f", and pays {percent(self.prefix_share)} of its attention to prefix tokens"
-        return reach
+def explained_in_words(
+    score: Estimate, kernel: Sequence[int], in_controls: dict[str, float]
+) -> str:
+    """Says what the best convolution explains, with its R² in each control; empty if it was not measured."""
+    if score.value < _RESOLVED * score.error:
+        return f"How much of its output a {_sizes(kernel)} convolution explains is not resolved on these images"
+    if not math.isfinite(score.value):
+        return ""
+    share = f"{100 * max(score.value, 0):.0f}"
+    if math.isfinite(score.error):
+        share += f" ± {100 * score.error:.0f}"
+    words = (
+        f"Whatever its heads are, the best {_sizes(kernel)} convolution explains at least {share} %"
+        " of the layer's output"
+    )
+    controls = [f"{percent(value)} with {name}" for name, value in in_controls.items()]
+    return f"{words} ({', '.join(controls)})" if controls else words
 
-    def _explained(self) -> str:
-        kernel = self._kernel_words()
-        explained = self.convolution
-        if explained.value < _RESOLVED * explained.error:
-            return f"How much of its output a {kernel} convolution explains is not resolved on these images"
-        if not math.isfinite(explained.value):
-            return ""
-        share = f"{100 * max(explained.value, 0):.0f}"
-        if math.isfinite(explained.error):
-            share += f" ± {100 * explained.error:.0f}"
-        told = (
-            f"Whatever its heads are, the best {kernel} convolution explains at least {share} %"
-            " of the layer's output"
-        )
-        controls = [f"{percent(score)} with {name}" for name, score in self.in_controls.items()]
-        return f"{told} ({', '.join(controls)})" if controls else told
 
-    def _kernel_words(self) -> str:
-        if len(self.kernel) == 1:
-            return f"{self.kernel[0]}-tap"
-        return " × ".join(map(str, self.kernel))
+def _sizes(kernel: Sequence[int]) -> str:
+    if len(kernel) == 1:
+        return f"{kernel[0]}-tap"
+    return " × ".join(map(str, kernel))
 
 
 def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> str:

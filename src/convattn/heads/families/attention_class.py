@@ -133,10 +133,7 @@ class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""
 
     blocks: str  # Names of its attention layers over all tokens begin with this
-    prefix: int  # Number of tokens before the patches
-    embedding: str  # Name of the module that cuts images into patches
     grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
-    count: PatchCounter  # Rows and columns for images of other sizes, given that module
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
 
 

@@ -161,14 +161,7 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
     """Describes timm's VisionTransformer or VisionTransformerDistilled."""
     drops = not isinstance(vit.patch_drop, nn.Identity)
     rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
-    return PatchNetwork(
-        blocks="blocks.",
-        prefix=int(vit.num_prefix_tokens),  # type: ignore[arg-type]
-        embedding="patch_embed",
-        grid=(int(rows), int(cols)),
-        count=timm_patches,
-        refused=_DROPS if drops else (),
-    )
+    return PatchNetwork("blocks.", (int(rows), int(cols)), refused=_DROPS if drops else ())
 
 
 def timm_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:

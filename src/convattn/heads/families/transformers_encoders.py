@@ -246,12 +246,8 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
 def transformers_network(model: nn.Module) -> PatchNetwork:
     """Describes transformers' ViTModel, or one of the networks around it."""
     base = "" if type(model).__name__ == "ViTModel" else "vit."
-    embedding = f"{base}embeddings.patch_embeddings"
-    embed = model.get_submodule(embedding)
-    grid = transformers_patches(embed, embed.image_size)  # type: ignore[arg-type]
-    return PatchNetwork(
-        blocks=base, prefix=1, embedding=embedding, grid=grid, count=transformers_patches
-    )
+    embed = model.get_submodule(f"{base}embeddings.patch_embeddings")
+    return PatchNetwork(base, transformers_patches(embed, embed.image_size))  # type: ignore[arg-type]
 
 
 def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
