@@ -301,11 +301,6 @@ def fixed_weights(layer, heads=None, present=None):
     return made
 
 
-def every_head(report):
-    """All heads of a report, to be named."""
-    return [(layer.name, head.head) for layer in report.layers for head in layer.heads]
-
-
 def outputs(network, *arguments, **named):
     """What a network returns, the first of several."""
     with torch.no_grad():

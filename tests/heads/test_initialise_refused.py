@@ -12,27 +12,12 @@ from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import init_heads_
 
 BLOCKS = timm.models.vision_transformer
-WINDOWS = "it attends in windows, not over the grid of patches"
 WIDTHS = {"embed_dim": 18, "num_heads": 9}
 
 NETWORKS = {
-    "swin_tiny_patch4_window7_224": ("SwinTransformer", WINDOWS),
-    "swinv2_tiny_window8_256": ("SwinTransformerV2", WINDOWS),
-    "samvit_base_patch16_224": ("VisionTransformerSAM", WINDOWS),
-    "vit_relpos_small_patch16_224": (
-        "VisionTransformerRelPos",
-        "it has its own relative positions",
-    ),
-    "beit_base_patch16_224": ("Beit", "it has its own relative positions"),
-    "eva02_tiny_patch14_224": ("Eva", "it rotates queries and keys by their positions"),
-    "naflexvit_base_patch16_gap": (
-        "NaFlexVit",
-        "supported are VisionTransformer and VisionTransformerDistilled of",
-    ),
-    "cait_xxs24_224": (
-        "Cait",
-        "supported are VisionTransformer and VisionTransformerDistilled of timm, ViTModel",
-    ),
+    "swin_tiny_patch4_window7_224": "SwinTransformer",
+    "beit_base_patch16_224": "Beit",
+    "naflexvit_base_patch16_gap": "NaFlexVit",
 }
 
 
@@ -96,14 +81,15 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "expected"), NETWORKS.items(), ids=NETWORKS)
-def test_networks_are_refused_by_name(name, expected):
+@pytest.mark.parametrize(("name", "kind"), NETWORKS.items())
+def test_networks_are_refused_by_name(name, kind):
     with torch.device("meta"):
         network = timm.create_model(name)
-    kind, reason = expected
     with pytest.raises(UnsupportedModelError) as caught:
         init_heads_(network, "exact")
-    assert str(caught.value).startswith(f"cannot initialise the heads of {kind}: {reason}")
+    assert str(caught.value).startswith(
+        f"cannot initialise the heads of {kind}: supported are VisionTransformer and"
+    )
 
 
 @pytest.mark.parametrize(("build", "line"), PARTS.values(), ids=PARTS)

@@ -11,7 +11,6 @@ import torch
 from tests.heads.report_cases import (
     GRID,
     attention_maps,
-    every_head,
     fixed_weights,
     outputs,
     report_of,
@@ -23,7 +22,7 @@ from convattn.functional.convolution import convolve
 from convattn.heads import replaceable_heads
 from convattn.heads.convolved_attention import KernelMeans
 from convattn.heads.replace import replace_convolutional_heads
-from convattn.heads.replaceable_heads import measured_heads
+from convattn.heads.replaceable_heads import every_head, measured_heads
 
 
 class Planted(nn.Module):
@@ -151,7 +150,7 @@ def test_no_smaller_box_holds_all_weight_but_rounding(grid, sharpness, monkeypat
 def smallest_box_by_steps(kernels, grid):
     """Cuts sides while what is outside weighs no more than rounding at any place."""
     radius = kernels.shape[1] // 2
-    box = replaceable_heads._Box((-radius,) * len(grid), (radius,) * len(grid))
+    box = (slice(0, 2 * radius + 1),) * len(grid)
 
     def seen(kernel):
         places = itertools.product(*map(range, grid))
@@ -163,10 +162,9 @@ def smallest_box_by_steps(kernels, grid):
         ]
         return torch.stack([kernel[0][window].sum() for window in windows])
 
-    while any(box.first + box.last):
-        _, smaller = min(box.sides(kernels), key=lambda side: side[0])
+    while smaller := replaceable_heads._without_a_side(kernels, box):
         outside = kernels.clone()
-        smaller.cut(outside).zero_()
+        outside[:, *smaller] = 0
         if (seen(outside) > replaceable_heads._CUT * seen(kernels)).any():
             break
         box = smaller

@@ -12,7 +12,6 @@ from tests.heads.report_cases import (
     NETWORKS,
     attention_maps,
     attention_of,
-    every_head,
     fixed_weights,
     images,
     linear,
@@ -29,7 +28,7 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.replace import HeadReplacement, replace_convolutional_heads
-from convattn.heads.replaceable_heads import random_heads
+from convattn.heads.replaceable_heads import every_head, random_heads
 from convattn.models import AttentionNet
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.heads.report_cases import (
     attention_maps,
-    every_head,
     images,
     outputs,
     report_of,
@@ -17,6 +16,7 @@ from tests.heads.report_cases import (
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replaceable_heads import every_head
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter's own code
 

@@ -9,7 +9,6 @@ import torch
 from tests.heads.report_cases import (
     attention_maps,
     bert,
-    every_head,
     images,
     report_of,
     timm_vit,
@@ -20,13 +19,13 @@ from tests.heads.report_cases import (
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from convattn.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedModelError
+from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.head_report import Estimate
 from convattn.heads.patch_grid import PatchGrid
 from convattn.heads.replace import replace_convolutional_heads
-from convattn.heads.replaceable_heads import random_heads
+from convattn.heads.replaceable_heads import every_head, random_heads
 
 
 @pytest.fixture
@@ -105,23 +104,23 @@ def test_a_report_that_contradicts_itself(network, report):
 
 
 @pytest.mark.parametrize(
-    ("heads", "message"),
+    "heads",
     [
-        ("blocks.0.attn", "heads must be pairs"),
-        (3, "heads must be pairs"),
-        ([0], "heads must be pairs"),
-        ([("blocks.0.attn",)], "heads must be pairs"),
-        ([(0, 0)], "heads must be pairs"),
-        ([([], 0)], "heads must be pairs"),
-        ([("blocks.7.attn", 0)], "unknown layer 'blocks.7.attn'"),
-        ([("blocks.0.attn", 3)], "heads must be numbers from 0 to 2 in blocks.0.attn"),
-        ([("blocks.0.attn", -1)], "heads must be numbers from 0 to 2"),
-        ([("blocks.0.attn", True)], "heads must be numbers from 0 to 2"),
+        3,
+        "blocks.0.attn",
+        [0],
+        [("blocks.0.attn",)],
+        [([], 0)],
+        [("blocks.7.attn", 0)],
+        [("blocks.0.attn", 3)],
+        [("blocks.0.attn", -1)],
     ],
     ids=repr,
 )
-def test_heads_that_there_are_not(network, report, heads, message, without_type_checks):
-    with pytest.raises((ArgumentError, UnknownNameError), match=message):
+def test_heads_that_there_are_not(network, report, heads, without_type_checks):
+    with pytest.raises(
+        ArgumentError, match=r"^heads must be pairs of a layer's name and .*, but is"
+    ):
         replace_convolutional_heads(network, report, heads=heads)
 
 
@@ -129,24 +128,6 @@ def test_heads_that_there_are_not(network, report, heads, message, without_type_
 def test_counts_of_random_heads(report, count, without_type_checks):
     with pytest.raises(ArgumentError, match="count must be from 0 to 6"):
         random_heads(report, count)
-
-
-@pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**64, -(2**63) - 1], ids=repr)
-def test_seeds_of_random_heads(report, seed, without_type_checks):
-    with pytest.raises(
-        ArgumentError, match=r"^seed must be a whole number from -2\*\*63 to 2\*\*64 - 1, but is "
-    ):
-        random_heads(report, 1, seed=seed)
-    assert (
-        len(random_heads(report, 1, seed=-(2**63)))
-        == len(random_heads(report, 1, seed=2**64 - 1))
-        == 1
-    )
-
-
-def test_random_heads_of_what_is_no_report(without_type_checks):
-    with pytest.raises(ArgumentError, match="report must be a HeadReport, but is of type str"):
-        random_heads("report.json", 1)
 
 
 def test_layers_that_run_twice():

@@ -12,7 +12,7 @@ from torch.nn import functional
 from convattn.convert.surgery import find_empty, full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.grid import PerAxis, axis_lists
-from convattn.heads.catalogue import PATCH_NETWORKS, attention_class, read_matrices, survey
+from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork
 
 Kind: TypeAlias = Literal["mimetic", "impulse", "exact"]
@@ -165,20 +165,13 @@ class _Maps:
 
 def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
     """Returns the function that describes networks of this class, or raises UnsupportedModelError."""
-    describe = PATCH_NETWORKS.get(full_name(type(vit)))
-    if describe is not None:
-        return describe
-    reason = (
-        "supported are VisionTransformer and VisionTransformerDistilled of timm, "
-        "ViTModel and ViTFor… of transformers"
-    )
-    for module in vit.modules():
-        known = attention_class(module)
-        if known is not None and "windows" in known.pattern:
-            reason = "it attends in windows, not over the grid of patches"
-        elif known is not None and known.unchanged is not None:
-            reason = known.unchanged
-    raise UnsupportedModelError(f"cannot initialise the heads of {type(vit).__name__}: {reason}")
+    kind = full_name(type(vit))
+    if kind not in PATCH_NETWORKS:
+        raise UnsupportedModelError(
+            f"cannot initialise the heads of {type(vit).__name__}: supported are VisionTransformer and"
+            " VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
+        )
+    return PATCH_NETWORKS[kind]
 
 
 def _layers(vit: nn.Module, network: PatchNetwork) -> list[str]:

@@ -139,8 +139,8 @@ def replace_convolutional_heads(
     number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
     if not number or not 0 < threshold <= 1:
         raise ArgumentError(must_be("threshold", "a number in (0, 1]", threshold))
-    named = None if heads is None else check_heads(report, heads)
     _require_of_model(report, model)
+    named = None if heads is None else check_heads(report, heads)
     other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
     new_layers: dict[nn.Module, nn.Module] = {}

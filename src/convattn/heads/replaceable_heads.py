@@ -2,15 +2,15 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.errors import ArgumentError, UnknownNameError, must_be, must_be_a
+from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.convolved_attention import MeasuredHeads
@@ -22,22 +22,26 @@ LEAST_SHARE = 0.95
 _PATTERNS = ("global", "sequence")
 
 
-def check_heads(report: HeadReport, heads: object) -> frozenset[tuple[str, int]]:
-    """Returns the heads that the caller names, or raises if they are not pairs of a layer's name and a number."""
-    pairs = "pairs of a layer's name and the number of a head"
-    if isinstance(heads, str) or not isinstance(heads, Sequence | set | frozenset):
-        raise ArgumentError(must_be_a("heads", pairs, heads))
-    known = {layer.name: len(layer.heads) for layer in report.layers}
-    for item in heads:
-        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
-            raise ArgumentError(must_be("heads", pairs, item))
-        name, number = item
-        if name not in known:
-            raise UnknownNameError("layer", name, known)
-        if not is_whole(number) or not 0 <= number < known[name]:
-            numbers = f"numbers from 0 to {known[name] - 1} in {name}"
-            raise ArgumentError(must_be("heads", numbers, number))
-    return frozenset((name, int(number)) for name, number in heads)
+def every_head(report: HeadReport) -> list[tuple[str, int]]:
+    """Lists the heads of a report: pairs of a layer's name and the number of a head."""
+    heads = []
+    for layer in report.layers:
+        heads += [(layer.name, head.head) for head in layer.heads]
+    return heads
+
+
+def check_heads(report: HeadReport, heads: Any) -> frozenset[tuple[str, int]]:
+    """Returns the heads that the caller names, or raises if one of them is not in the report."""
+    known = every_head(report)
+    if not isinstance(heads, Collection):
+        raise ArgumentError(must_be_a("heads", "pairs of a layer's name and a number", heads))
+    for head in heads:
+        if head not in known:
+            expected = (
+                f"pairs of a layer's name and the number of a head of the report, as {known[0]}"
+            )
+            raise ArgumentError(must_be("heads", expected, head))
+    return frozenset(heads)
 
 
 def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tuple[str, int], ...]:
@@ -52,7 +56,7 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         Pairs of a layer's name and the number of a head, to be given as `heads`.
 
     Raises:
-        ArgumentError: `count` is larger than the number of heads, `seed` is no seed, or `report` is not a HeadReport.
+        ArgumentError: `count` is larger than the number of heads.
 
     Example:
         >>> from convattn import RelativeAttention2d, analyze
@@ -61,16 +65,10 @@ def random_heads(report: HeadReport, count: int, *, seed: int = 0) -> tuple[tupl
         >>> len(random_heads(report, 3, seed=1))
         3
     """
-    if not isinstance(report, HeadReport):
-        raise ArgumentError(must_be_a("report", "a HeadReport", report))
-    every = []
-    for layer in report.layers:
-        every += [(layer.name, head.head) for head in layer.heads]
+    every = every_head(report)
     if not is_whole(count) or not 0 <= count <= len(every):
         counts = f"from 0 to {len(every)}, the heads of the report"
         raise ArgumentError(must_be("count", counts, count))
-    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
-        raise ArgumentError(must_be("seed", "a whole number from -2**63 to 2**64 - 1", seed))
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(every), generator=generator)
     drawn = sorted(order[:count].tolist())
@@ -129,41 +127,16 @@ _CUT = 2.0**-23
 """Share of a query's weights that may lie outside the box to which kernels are cut: what float32 rounds away."""
 
 
-class _Box(NamedTuple):
-    """A box of displacements that contains 0."""
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-
-    def cut(self, kernels: Float[Tensor, "heads *whole"]) -> Float[Tensor, "heads *box"]:
-        """Cuts kernels that reach equally far to all sides to the box."""
-        radius = kernels.shape[1] // 2
-        parts = [slice(None)]
-        for first, last in zip(self.first, self.last, strict=True):
-            parts.append(slice(first + radius, last + radius + 1))
-        return kernels[tuple(parts)]
-
-    def sides(self, kernels: Float[Tensor, "heads *whole"]) -> Iterator[tuple[float, "_Box"]]:
-        """Yields the weight of each side that can go, so that 0 stays, and the box without it."""
-        inside = self.cut(kernels)
-        for axis in range(len(self.first)):
-            first = list(self.first)
-            last = list(self.last)
-            if first[axis] < 0:
-                first[axis] += 1
-                weight = inside.select(axis + 1, 0).sum()
-                yield weight.item(), _Box(tuple(first), self.last)
-            if last[axis] > 0:
-                last[axis] -= 1
-                weight = inside.select(axis + 1, -1).sum()
-                yield weight.item(), _Box(self.first, tuple(last))
+_Box: TypeAlias = tuple[slice, ...]
+"""Taps of a kernel along each axis, of which the middle one is displacement 0."""
 
 
 def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
     """Reads the kernels of some heads, in one box, and their weights for prefix tokens."""
     kernels = _whole_kernels(layer, heads)
+    radius = kernels.shape[1] // 2
     box = _smallest_box(kernels, layer.grid)
-    kernel = box.cut(kernels)
+    kernel = kernels[:, *box]
     totals = kernel.flatten(1).sum(1)
     kernel = kernel / totals.view(-1, *(1,) * len(layer.grid))
     statistics = [layer.heads[head] for head in heads]
@@ -174,7 +147,7 @@ def measured_heads(layer: LayerReport, heads: Sequence[int]) -> MeasuredHeads:
     return MeasuredHeads(
         heads=tuple(heads),
         kernel=kernel,
-        first=box.first,
+        first=tuple(side.start - radius for side in box),
         prefix_shares=shares.view(len(heads), layer.prefix),
         prefix_maps=maps / maps.sum(-1, keepdim=True),
     )
@@ -194,6 +167,25 @@ def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> Float[Tensor, "h
     return torch.stack(kernels)
 
 
+def _without_a_side(kernels: Float[Tensor, "heads *whole"], box: _Box) -> _Box | None:
+    """Cuts off the side of a box that weighs least; None if only displacement 0 is left."""
+    middle = kernels.shape[1] // 2
+    inside = kernels[:, *box]
+    sides = []
+    for axis, taps in enumerate(box):
+        shorter = []
+        if taps.start < middle:
+            shorter.append((0, slice(taps.start + 1, taps.stop)))
+        if taps.stop > middle + 1:
+            shorter.append((-1, slice(taps.start, taps.stop - 1)))
+        for end, rest in shorter:
+            weight = inside.select(axis + 1, end).sum()
+            sides.append((weight.item(), (*box[:axis], rest, *box[axis + 1 :])))
+    if not sides:
+        return None
+    return min(sides, key=lambda side: side[0])[1]
+
+
 def _smallest_box(kernels: Float[Tensor, "heads *whole"], grid: tuple[int, ...]) -> _Box:
     """Cuts sides off the kernels, the lightest first, until more than `_CUT` of a query's weights would be outside."""
     axes = len(grid)
@@ -208,11 +200,12 @@ def _smallest_box(kernels: Float[Tensor, "heads *whole"], grid: tuple[int, ...])
 
     def cuts_too_much(box: _Box) -> bool:
         outside = kernels.clone()
-        box.cut(outside).zero_()
+        outside[:, *box] = 0
         return bool((seen(outside) > spare).any())
 
-    boxes = [_Box((-radius,) * axes, (radius,) * axes)]
-    while any(boxes[-1].first + boxes[-1].last):
-        _, smaller = min(boxes[-1].sides(kernels), key=lambda side: side[0])
-        boxes.append(smaller)
+    boxes: list[_Box] = []
+    box: _Box | None = (slice(0, 2 * radius + 1),) * axes
+    while box is not None:
+        boxes.append(box)
+        box = _without_a_side(kernels, box)
     return boxes[bisect_left(boxes, True, key=cuts_too_much) - 1]
