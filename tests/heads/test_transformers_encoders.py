@@ -57,5 +57,5 @@ def test_other_layouts_and_models_are_refused():
     swin = transformers.SwinModel(
         transformers.SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=28)
     )
-    with pytest.raises(UnsupportedModelError, match="SwinModel: it attends in windows"):
+    with pytest.raises(UnsupportedModelError, match="SwinModel: supported are VisionTransformer"):
         init_heads_(swin, "impulse")

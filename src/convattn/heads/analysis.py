@@ -202,37 +202,30 @@ def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: 
     return shuffled(_image(images, number), grid, number)
 
 
-@contextmanager
-def _bars(counts: Mapping[str, int], *, show: bool) -> Iterator[Callable[[str, int], None]]:
-    """Shows a progress bar for each run; off a terminal, a line on standard error every ten seconds."""
-    console = Console(stderr=True)
-    if show and not console.is_terminal:
-        yield _line_by_line(counts, console)
-        return
-    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=console, disable=not show)
-    with bars:
-        tasks = {name: bars.add_task(name, total=count) for name, count in counts.items()}
-        yield lambda name, done: bars.advance(tasks[name], done)
-
-
 _SECONDS = 10.0
 """Time between two lines of progress."""
 
 
-def _line_by_line(counts: Mapping[str, int], console: Console) -> Callable[[str, int], None]:
-    """Returns what takes the number of further images of a run, and prints a line at times."""
-    finished = dict.fromkeys(counts, 0)
+@contextmanager
+def _bars(counts: Mapping[str, int], *, show: bool) -> Iterator[Callable[[str, int], None]]:
+    """Shows a progress bar for each run; off a terminal, a line on standard error every ten seconds."""
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, disable=not (show and console.is_terminal))
+    tasks = {name: bars.add_task(name, total=count) for name, count in counts.items()}
+    in_lines = show and not console.is_terminal
     last = time.monotonic()
 
     def advance(name: str, done: int) -> None:
         nonlocal last
-        finished[name] += done
-        if time.monotonic() - last >= _SECONDS:
+        bars.advance(tasks[name], done)
+        if in_lines and time.monotonic() - last >= _SECONDS:
             last = time.monotonic()
-            console.print(f"{name}: {finished[name]} of {counts[name]} images", highlight=False)
+            finished = bars.tasks[tasks[name]].completed
+            console.print(f"{name}: {finished} of {counts[name]} images", highlight=False)
 
-    return advance
+    with bars:
+        yield advance
 
 
 class Run:

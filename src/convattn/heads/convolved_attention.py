@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from convattn.errors import ShapeError
 from convattn.functional.quotient import kernel_means
+from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
 from convattn.heads.families.attention_class import TokenAttention, linear
@@ -82,14 +83,7 @@ class KernelMeans(nn.Module):
         pads = []
         for size, taps, first in zip(sizes, self.box, self.first, strict=True):
             pads = [size - 1 + first, size - taps - first, *pads]
-        weights = functional.pad(self.kernel, pads)
-        for size in sizes:
-            places = torch.arange(size, device=weights.device)
-            tap = places - places[:, None] + size - 1
-            weights = weights.movedim(1, -1)[..., tap]
-        axes = range(1, weights.ndim)
-        weights = weights.permute(0, *axes[::2], *axes[1::2])
-        weights = weights.reshape(self.heads, prod(sizes), prod(sizes))
+        weights = displacement_scores(functional.pad(self.kernel, pads), _axes(sizes))
         if present is not None:
             weights = weights * present[:, None, None, :]
         total = weights.sum(-1, keepdim=True)
@@ -99,17 +93,17 @@ class KernelMeans(nn.Module):
         self, values: Tensor, sizes: Sequence[int], present: Bool[Tensor, "batch positions"] | None
     ) -> Float[Tensor, "batch heads positions width"]:
         """Divides the depthwise convolution of the values, with zeros around, by that of ones."""
-        axes = [Axis(range(size), size) for size in sizes]
         on_grid = None if present is None else present.unflatten(1, tuple(sizes))
         with without_autocast(values.device):
             # In the kernel's dtype: at borders that a head looks past, few and small weights are left.
             images = values.mT.unflatten(3, tuple(sizes))
-            means = kernel_means(images, [self.kernel], self.first, axes, present=on_grid)
+            means = kernel_means(images, [self.kernel], self.first, _axes(sizes), present=on_grid)
         return means.flatten(3).mT.to(values.dtype)
 
-    def extra_repr(self) -> str:
-        """Returns heads, box and its first displacement, for printing."""
-        return f"{self.heads} heads, {' x '.join(map(str, self.box))} from {self.first}"
+
+def _axes(sizes: Sequence[int]) -> list[Axis]:
+    """Returns the axes of a grid of which every position is a query and a key."""
+    return [Axis(range(size), size) for size in sizes]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convattn.convert.surgery import full_name
-from convattn.errors import UnsupportedModelError
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.layout import Layout, global_layout
 
 
@@ -135,6 +135,16 @@ class PatchNetwork:
     blocks: str  # Names of its attention layers over all tokens begin with this
     grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Raises ArgumentError for an option of a call that is set: a mask, a cache, causality, weights to be returned."""
+    for name, option in options.items():
+        if option is not None and option is not False:
+            raise ArgumentError(
+                f"{name} must be None or False, but is a {type(option).__name__}: heads that average by displacement"
+                " see both sides of a token, take no mask, and have no weights to return"
+            )
 
 
 def linear(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.convert.surgery import full_name
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
@@ -16,6 +16,7 @@ from convattn.heads.families.attention_class import (
     TokenAttention,
     dropout_rate,
     linear,
+    refuse_options,
     require_part,
     split_linear,
 )
@@ -78,14 +79,7 @@ class TimmAttention(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Attends; a mask or causal attention raises ArgumentError."""
-        if attn_mask is not None:
-            raise ArgumentError(
-                "attn_mask must be None: heads that attend by position take no mask"
-            )
-        if is_causal:
-            raise ArgumentError(
-                must_be("is_causal", "False", is_causal, because="patches have no order in time")
-            )
+        refuse_options({"attn_mask": attn_mask, "is_causal": is_causal})
         return self.tokens(x)
 
 

@@ -6,11 +6,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
     TokenAttention,
+    refuse_options,
     require_part,
     split_linear,
 )
@@ -49,7 +50,6 @@ class TorchAttention(nn.Module):
         query: Float[Tensor, "batch tokens width"],
         key: Float[Tensor, "batch tokens width"],
         value: Float[Tensor, "batch tokens width"],
-        need_weights: bool = True,
         **options: Any,
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
         """Attends, and returns None in place of attention weights.
@@ -60,19 +60,9 @@ class TorchAttention(nn.Module):
             raise ArgumentError(
                 "query, key and value must be one tensor: heads that average by position have no others"
             )
-        if need_weights:
-            raise ArgumentError(
-                must_be("need_weights", "False", True, because="weights are never computed")
-            )
-        for name, option in options.items():
-            if name not in ("average_attn_weights", "is_causal") and option is not None:
-                raise ArgumentError(
-                    f"{name} must be None, but is a {type(option).__name__}: no masks are taken here"
-                )
-        if options.get("is_causal"):
-            raise ArgumentError(
-                must_be("is_causal", "False", True, because="kernels see both sides of a token")
-            )
+        asked = {"need_weights": True, **options}
+        asked.pop("average_attn_weights", None)  # has no effect without weights
+        refuse_options(asked)
         return self.tokens(query), None
 
 

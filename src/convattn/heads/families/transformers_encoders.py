@@ -15,6 +15,7 @@ from convattn.heads.families.attention_class import (
     PatchNetwork,
     TokenAttention,
     dropout_rate,
+    refuse_options,
     require_part,
 )
 from convattn.heads.layout import Layout
@@ -54,6 +55,9 @@ _PADDING = "padding"
 _BIAS = "bias"
 """What a mask says: which tokens are there, the same for all queries; or what is added to the scores."""
 
+_REFUSED = ("past_key_values", "is_causal", "output_attentions")
+"""Options that heads that average by displacement do not take."""
+
 
 @final
 class TransformersAttention(nn.Module):
@@ -80,24 +84,14 @@ class TransformersAttention(nn.Module):
 
         A mask that is not taken, causal attention, a cache, or a request for attention weights raises ArgumentError.
         """
-        if options.get("past_key_values") is not None:
-            raise ArgumentError(
-                "past_key_values must be None, but a cache is given: kernels see both sides of a token"
-            )
-        if options.get("is_causal"):
-            reason = "kernels see both sides of a token"
-            raise ArgumentError(must_be("is_causal", "False", True, because=reason))
-        if options.get("output_attentions") or getattr(self.config, "output_attentions", False):
-            reason = "the weights of all tokens are never computed"
-            raise ArgumentError(must_be("output_attentions", "False", True, because=reason))
+        refuse_options({name: options.get(name) for name in _REFUSED})
+        refuse_options({"output_attentions": getattr(self.config, "output_attentions", False)})
         if attention_mask is None:
             return self.tokens(hidden_states), None
         if self.mask == _BIAS:
             return self.tokens(hidden_states, bias=attention_mask), None
         if self.mask is None:
-            raise ArgumentError(
-                "attention_mask must be None: heads that attend by position take no mask"
-            )
+            refuse_options({"attention_mask": attention_mask})
         return self.tokens(hidden_states, _present(attention_mask)), None
 
 
