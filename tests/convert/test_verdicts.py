@@ -10,6 +10,7 @@ from convattn.convert import (
     network_to_attention,
     network_to_conv,
 )
+from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError
@@ -94,7 +95,6 @@ EXACT = {
     },
     "softmax of hard heads": lambda: conv2d(impl="separable"),
     "closed gates": lambda: conv2d(content=True),
-    "head width of full rank": lambda: conv2d(head_width=3),
     "sharpness that hides behind rounding": lambda: conv2d(sharpness=20.0),
     "sharpness whose leak underflows": lambda: conv2d(sharpness=128.0),
     "layer that pads": lambda: attention_to_conv(soft_layer(2.25, padding=6), spatial=8)[1],
@@ -130,7 +130,6 @@ DIFFERENT = {
         f"layer of sharpness {sharpness}": lambda sharpness=sharpness: conv2d(sharpness=sharpness)
         for sharpness in (1.0, 3.0, 5.0, 10.0, 15.0)
     },
-    "narrow heads": lambda: conv2d(head_width=1),
     "borders": lambda: attention_to_conv(soft_layer(2.25), spatial=8)[1],
     "narrow window": lambda: attention_to_conv(
         soft_layer(0.5, padding=9), spatial=8, kernel_size=3
@@ -164,7 +163,7 @@ def tampered(fault):
     layer, _ = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    return certify_attention(conv, layer, leak=0.0, per_unit=torch.zeros(5))
+    return certify_attention(conv, read_taps(conv), layer, leak=0.0)
 
 
 def wrong_promise(leak):
@@ -172,7 +171,7 @@ def wrong_promise(leak):
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, 3, padding=1)
     layer, _ = conv_to_attention(conv, sharpness=3.0)
-    return certify_attention(conv, layer, leak=leak, per_unit=torch.full((5,), leak))
+    return certify_attention(conv, read_taps(conv), layer, leak)
 
 
 class Wrong(nn.Module):

@@ -76,13 +76,11 @@ class Certificate(VerdictRecord):
     dtype: str  # Dtype of the weights, for instance "float32"
     heads: int  # Number of attention heads, of the source or of the result
     kernel_size: tuple[int, ...]  # Taps of the convolution, of the source or of the result
-    exact: bool  # Whether only rounding is lost: no attention off the taps, no singular value
+    exact: bool  # Whether only rounding is lost: no attention is off the taps
     # Bound on the attention outside a head's own pixel; towards a convolution, outside the window
     leak: float
     # α of the score −α‖δ − Δ‖² (1/pixel²), the smallest over heads; None for other encodings
     sharpness: float | None
-    # Per head, the singular values of its matrix that a limited width discarded, largest first
-    discarded: tuple[tuple[float, ...], ...]
     # A-priori bound on the output error for inputs of absolute value ≤ 1, without rounding
     bound_per_unit: float
     rounding_per_unit: float  # What rounding adds to that at most, in full precision (not TF32)
@@ -154,8 +152,6 @@ class Certificate(VerdictRecord):
         ]
         if self.verdict == "different":
             lines += _remedies([self])
-            if any(self.discarded):
-                lines.append("  made smaller    by a larger head width, or none")
         lines += [f"  note            {note}" for note in self.notes]
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
@@ -168,10 +164,6 @@ class Certificate(VerdictRecord):
             lines.append(f"  sharpness       {self.sharpness:.6g} per pixel²; {mass}")
         elif self.to_attention:
             lines.append("  heads           hard: all attention of each at one displacement")
-        if any(self.discarded):
-            worst = max(values[0] for values in self.discarded if values)
-            limit = "(limited head width)"
-            lines.append(f"  discarded       singular values up to {worst:.3g} {limit}")
         return lines
 
     def line(self) -> str:

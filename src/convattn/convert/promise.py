@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from einops import reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -159,27 +158,29 @@ def kernel_rounding(
     )
 
 
-def attention_rounding(layer: RelativeAttention) -> RoundingBound:
+def attention_leak(layer: RelativeAttention) -> float:
+    """Bounds the share of attention that a head gives to pixels off its tap."""
+    alpha = lowest_sharpness(layer)
+    if alpha is None or underflows(alpha, weight_of(layer).dtype):
+        return 0.0
+    return min(1.0, off_centre_mass(alpha, layer.dims))
+
+
+def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]) -> RoundingBound:
     """Bounds the rounding of attention that replaces a convolution, compared with the convolution in float64.
 
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
-    underflow. So the bound holds for images of any size.
+    underflow. So the bound holds for images of any size. `rows` holds the sums Σ_{h,i} |W_h[o, i]|.
     """
-    parameter = weight_of(layer)
-    width = parameter.shape[1]
-    values = copy.deepcopy(layer.values).double()
-    with torch.no_grad():
-        for one in values.parameters():
-            one.abs_()  # the product of narrow matrices sums terms larger than its own
-        rows = reduce(values.maps(), "heads outputs channels -> outputs", "sum")
-    weights = rows.max().item()
-    products = layer.num_heads * (layer.in_channels // layer.groups + width)
-    keys = _keys_of_heads(layer, parameter.dtype)
+    weight = weight_of(layer)
+    products = layer.num_heads * (layer.in_channels // layer.groups + weight.shape[1])
+    keys = _keys_of_heads(layer, weight.dtype)
+    largest_row = rows.max().item()
     return rounding_bound(
-        parameter.dtype,
+        weight.dtype,
         layer.bias,
-        weights=weights,
-        source=weights,
+        weights=largest_row,
+        source=largest_row,
         terms=products + 2 * layer.dims * keys + STEPS,
         writes=layer.num_heads + layer.dims + STEPS,
     )
@@ -210,8 +211,6 @@ class Promise:
     rounding: RoundingBound  # What rounding adds to that
     # The same in float64, in which a convolution is compared with its source, too. None: the result attends
     exact_rounding: RoundingBound | None = None
-    # Singular values that each head discards
-    discarded: tuple[tuple[float, ...], ...] = ()
     any_size: bool = True  # Whether it holds for images of any size
     # What rounding of the convolution's weights moves in each output channel of an image
     stored: Callable[[Tensor], Tensor | float] = lambda _: 0.0
@@ -219,8 +218,10 @@ class Promise:
     in_other_orders: Callable[[Tensor], list[Tensor]] = lambda _: []
 
 
-def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
+def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certificate:
     """Runs a convolution and attention on random images of given sizes, and judges the conversion.
+
+    Without sizes the images are a little larger than the window.
 
     Two questions are asked. First, does the result compute the source's function? In float64 they may differ by the
     bound and by the rounding of the result's weights. Second, is the result as good as its dtype allows? It may lose
@@ -228,6 +229,9 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
     softmax, and where it is the result also by the path that it takes by itself.
     """
     layer = promise.layer
+    if sizes is None:
+        least = smallest_image(layer.geometry)
+        sizes = [size + 3 + axis for axis, size in enumerate(least)]
     x = draw_images(layer, sizes, weight_of(layer).dtype)
     with torch.no_grad(), without_autocast(x.device):
         runs = _run(promise, x)
@@ -276,7 +280,6 @@ def certify_layer(promise: Promise, sizes: Sequence[int]) -> Certificate:
         exact=promise.exact,
         leak=promise.leak,
         sharpness=lowest_sharpness(layer),
-        discarded=promise.discarded,
         bound_per_unit=largest(promise.per_unit),
         rounding_per_unit=promise.rounding.per_unit,
         rounding_at_zero=promise.rounding.at_zero,

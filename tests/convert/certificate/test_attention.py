@@ -6,6 +6,7 @@ from torch import nn
 
 from convattn.convert import conv_to_attention
 from convattn.convert.promise import smallest_image
+from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, ShapeError
@@ -72,7 +73,7 @@ def test_a_wrong_layer_does_not_pass(fault):
     layer, right = conv_to_attention(conv)
     with torch.no_grad():
         fault(layer)
-    wrong = certify_attention(conv, layer, leak=0.0, per_unit=torch.zeros(5))
+    wrong = certify_attention(conv, read_taps(conv), layer, leak=0.0)
     assert right.passed
     assert not wrong.passed
     assert "failed" in wrong.summary()

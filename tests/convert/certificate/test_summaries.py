@@ -24,7 +24,6 @@ CERTIFICATE = Certificate(
     measured_error=0.125,
     rounding=1e-6,
     largest=2.0,
-    discarded=((0.5, 0.25), ()),
     verdict="different",
     kernel_size=(3, 3),
     weights="0f",
@@ -108,7 +107,6 @@ def test_summary_says_what_is_promised_and_what_was_measured():
         "measured error 0.125 on a standard normal input (2, 3, 7, 11)",
         "allowed 2.5 = bound 2.5 + rounding 1e-06",
         "sharpness 5 per pixel²; mass off the tap at most 0.03",
-        "discarded singular values up to 0.5 (limited head width)",
         "not covered centres rounded when the layer is cast to a narrower dtype",
     ):
         assert part in text
@@ -141,10 +139,10 @@ def test_a_difference_has_the_reason_that_it_can_have(changes, reason, remedy):
 
 
 def test_summary_leaves_out_what_there_is_not():
-    made = replace(CERTIFICATE, sharpness=None, discarded=(), verdict="exact", exact=True)
+    made = replace(CERTIFICATE, sharpness=None, verdict="exact", exact=True)
     text = made.summary()
     assert text.startswith("conv to attention: exact (9 heads, float32)")
-    for word in ("sharpness", "discarded", "differs", "made smaller", "not covered"):
+    for word in ("sharpness", "differs", "made smaller", "not covered"):
         assert word not in text
 
 

@@ -60,9 +60,7 @@ def real_attention(layer):
 def convolution_keeps_its_promise(random):
     conv = random_convolution(random)
     options = {"sharpness": random.choice([None, None, 0.5, 3.0, 10.0, 60.0])}
-    layer, certificate = conv_to_attention(
-        conv, head_width=random.choice([None, None, 1, 2]), **options
-    )
+    layer, certificate = conv_to_attention(conv, **options)
     assert certificate.verdict != "failed", certificate
     checked = 0
     for layer.impl in ("auto", "separable"):
