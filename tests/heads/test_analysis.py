@@ -14,7 +14,6 @@ from torch import nn
 
 from convattn import AttentionNet
 from convattn.errors import ConvAttnError, UnknownNameError, UnsupportedModelError
-from convattn.heads import catalogue as registered
 from convattn.heads.analysis import analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled, untrained
@@ -218,15 +217,6 @@ def test_images_that_cannot_be_shuffled_are_told():
     assert "shuffled images: (3, 5, 7) is not cut into a grid of (35,)" in report.not_covered
 
 
-@pytest.fixture
-def forgotten():
-    """Forgets, after a test, the classes that it has registered."""
-    known = dict(registered._registered)
-    yield
-    registered._registered.clear()
-    registered._registered.update(known)
-
-
 class Masked(nn.Module):
     """Attention of a sequence, in which each image has a mask of its own, to which its outputs need not belong."""
 
@@ -249,7 +239,7 @@ def masked(count=7):
 
 
 @pytest.mark.parametrize("count", [7, 3])
-def test_masks_and_outputs_off_the_grid_are_told(count, forgotten):
+def test_masks_and_outputs_off_the_grid_are_told(count):
     network, images = masked(count)
     report = analyze(network, images, controls=(), progress=False)
     assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
@@ -260,7 +250,7 @@ def test_masks_and_outputs_off_the_grid_are_told(count, forgotten):
 
 
 @pytest.mark.parametrize("count", [4, 5, 8])
-def test_a_batch_whose_images_share_a_mask_is_measured_with_the_others(count, forgotten):
+def test_a_batch_whose_images_share_a_mask_is_measured_with_the_others(count):
     """Of four or five images, the one held out is a batch of its own, and so has no other masks beside it."""
     network, images = masked()
     report = analyze(network, images[:count], controls=(), progress=False)
@@ -268,7 +258,7 @@ def test_a_batch_whose_images_share_a_mask_is_measured_with_the_others(count, fo
     assert any(item.startswith("masks differ between images: ") for item in report.not_covered)
 
 
-def test_a_mask_of_the_whole_first_batch_is_not_that_of_the_layer(forgotten):
+def test_a_mask_of_the_whole_first_batch_is_not_that_of_the_layer():
     """Two images hide the same tokens. What is measured does not depend on whether they come first."""
     network, _ = masked()
     images = noise(8, 7, 5)
@@ -288,7 +278,7 @@ def test_a_mask_of_the_whole_first_batch_is_not_that_of_the_layer(forgotten):
     assert head.entropy.value == pytest.approx(other.entropy.value, rel=1e-6)
 
 
-def test_a_network_without_any_positions_is_refused(forgotten):
+def test_a_network_without_any_positions_is_refused():
     network, images = masked()
     note = "none of its queries, or none of its keys, has a position"
     register_attention(Masked, lambda _: global_layout((0,), 7))

@@ -92,12 +92,12 @@ REFUSED = {
     "pooled by no convolution": (
         read_pooled,
         pooled(nn.MaxPool2d(3), None),
-        "its tokens are pooled by no convolution with a padding in pixels",
+        "its tokens are pooled by no convolution that is centred on them",
     ),
     "pooled with padding in words": (
         read_pooled,
         pooled(pooling(stride=1, padding="same"), None),
-        "its tokens are pooled by no convolution with a padding in pixels",
+        "its tokens are pooled by no convolution that is centred on them",
     ),
     "pooled off the middle": (
         read_pooled,

@@ -6,27 +6,17 @@ import pytest
 import torch
 from tests.heads.attention_cases import TIMM
 from tests.heads.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
+from tests.heads.watch_cases import drawn, seen_by
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.heads.catalogue import attention_layers
-from convattn.heads.reading import watch
-
-
-def calls_of(network, images, **options):
-    calls = []
-    watch(network, images, calls.append, **options)
-    return calls
-
-
-def drawn(*size):
-    return torch.randn(2, *size, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_layer_of_a_network(case):
     network = case.build()
     found = {layer.name: layer for layer in attention_layers(network) if layer.refused is None}
-    calls = calls_of(network, drawn(*case.size))
+    calls = seen_by(network, drawn(*case.size))
     assert [call.name for call in calls] == list(found)
     for call in calls:
         assert call.error <= call.budget < 1e-3
@@ -44,7 +34,7 @@ def test_every_layer_of_a_network(case):
 @pytest.mark.parametrize(("build", "size"), OWN.values(), ids=OWN)
 def test_our_own_layers(build, size):
     network = build()
-    for call in calls_of(network, drawn(*size)):
+    for call in seen_by(network, drawn(*size)):
         assert call.normalised
         assert call.error <= call.budget < 1e-4
         layer = network.get_submodule(call.name)
@@ -57,7 +47,7 @@ def test_our_own_layers(build, size):
 
 def test_keys_of_a_strided_layer_are_seen_in_steps_of_its_queries():
     build, size = OWN["strided"]
-    (call,) = calls_of(build(), drawn(*size))
+    (call,) = seen_by(build(), drawn(*size))
     assert call.layout.grid == (3, 5)
     assert call.layout.keys[0, :3].tolist() == [[-0.5, -0.5], [-0.5, 0.0], [-0.5, 0.5]]
     assert call.inputs is None
@@ -66,7 +56,7 @@ def test_keys_of_a_strided_layer_are_seen_in_steps_of_its_queries():
 @pytest.mark.parametrize(("build", "layer", "causal"), TEXTS.values(), ids=TEXTS)
 def test_texts(build, layer, causal):
     ids = torch.randint(5, 90, (2, 11), generator=torch.Generator().manual_seed(1))
-    (call,) = calls_of(build(), ids)
+    (call,) = seen_by(build(), ids)
     assert (call.name, call.layout.pattern, call.layout.grid) == (layer, "sequence", (11,))
     expected = torch.ones(1, 11, 11, dtype=torch.bool).tril() if causal else None
     assert (call.layout.allowed is None) is (expected is None)
@@ -78,7 +68,7 @@ def test_texts(build, layer, causal):
 
 @pytest.mark.parametrize(("build", "size", "layer", "tokens"), AUDIO.values(), ids=AUDIO)
 def test_audio(build, size, layer, tokens):
-    (call,) = calls_of(build(), drawn(*size))
+    (call,) = seen_by(build(), drawn(*size))
     assert (call.name, call.layout.pattern, call.layout.grid) == (layer, "sequence", (tokens,))
     assert call.normalised
 
@@ -103,7 +93,7 @@ def test_padded_texts_have_masks_of_their_own(kind, attention):
         "intermediate_size": 16,
     }
     network = transformers_model(kind, vocab_size=97, attn_implementation=attention, **sizes)()
-    (call,) = calls_of(network, {"input_ids": ids, "attention_mask": mask})
+    (call,) = seen_by(network, {"input_ids": ids, "attention_mask": mask})
     assert call.layout.allowed is None
     assert torch.equal(call.allowed[:, 0, 0], mask.bool())
     assert not call.weights[1, ..., 7:].any()
@@ -131,7 +121,7 @@ def test_the_weights_that_transformers_itself_gives_out(kind):
         copy.deepcopy(plain).double(), given.double() if given.is_floating_point() else given
     )
     for call, hi, *lows in zip(
-        calls_of(network, given), highs, *roundings(given_out, plain, given), strict=True
+        seen_by(network, given), highs, *roundings(given_out, plain, given), strict=True
     ):
         assert_within_budget(call.weights[:, 0], hi, lows)
 
@@ -139,7 +129,7 @@ def test_the_weights_that_transformers_itself_gives_out(kind):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype):
     case = TIMM["class token"]
-    for call in calls_of(case.build().to(dtype), drawn(*case.size).to(dtype)):
+    for call in seen_by(case.build().to(dtype), drawn(*case.size).to(dtype)):
         assert call.weights.dtype == torch.promote_types(dtype, torch.float32)
         assert call.normalised
 
@@ -149,7 +139,7 @@ def test_inputs_and_outputs_lie_on_the_grid():
     network, kept = case.build().eval(), {}
     block = network.get_submodule(case.moved)
     block.norm1.register_forward_hook(lambda *passed: kept.update(inputs=passed[2]))
-    call = next(call for call in calls_of(network, drawn(*case.size)) if call.name == case.layer)
+    call = next(call for call in seen_by(network, drawn(*case.size)) if call.name == case.layer)
     assert torch.equal(call.inputs, kept["inputs"].flatten(1, 2))
     with torch.no_grad():
         assert torch.equal(call.outputs, block._attn(kept["inputs"]).flatten(1, 2))

@@ -94,16 +94,14 @@ def global_layout(
     prefix: int = 0,
     *,
     keys: Float[Tensor, "keys axes"] | None = None,
-    key_prefix: int | None = None,
     pattern: str | None = None,
 ) -> Layout:
     """Makes the layout in which every query sees every key, prefix tokens first, then the grid row by row.
 
     Args:
         grid: Sizes of the grid.
-        prefix: Number of tokens before the positions, ≥ 0.
+        prefix: Number of tokens before the positions, ≥ 0; as many are before the keys.
         keys: Positions of the keys, without prefix tokens; None means those of the queries.
-        key_prefix: Number of prefix tokens before these keys; None means `prefix`.
         pattern: Its name; None means "global", or "sequence" for one axis.
 
     Returns:
@@ -115,7 +113,6 @@ def global_layout(
     """
     if pattern is None:
         pattern = "sequence" if len(grid) == 1 else "global"
-    before = prefix if key_prefix is None else key_prefix
     places = cells(grid) if keys is None else keys.double()
     prefix_queries = -1 - torch.arange(prefix)
     queries = torch.cat([prefix_queries, torch.arange(prod(grid))])
@@ -123,8 +120,8 @@ def global_layout(
         pattern=pattern,
         grid=grid,
         queries=queries[None],
-        keys=torch.cat([places.new_zeros(before, len(grid)), places])[None],
-        key_prefix=torch.arange(before + len(places)) < before,
+        keys=torch.cat([places.new_zeros(prefix, len(grid)), places])[None],
+        key_prefix=torch.arange(prefix + len(places)) < prefix,
         allowed=None,
     )
 
@@ -133,7 +130,6 @@ def grouped_layout(
     grid: tuple[int, ...],
     places: Int[Tensor, "groups queries axes"],
     *,
-    keys: Float[Tensor, "groups keys axes"] | None = None,
     allowed: Bool[Tensor, "groups queries keys"] | None = None,
     pattern: str,
 ) -> Layout:
@@ -141,8 +137,7 @@ def grouped_layout(
 
     Args:
         grid: Sizes of the grid.
-        places: Position of each query.
-        keys: Position of each key; None means those of the queries.
+        places: Position of each query, and of each key.
         allowed: Pairs that no mask excludes; None if all.
         pattern: Its name.
 
@@ -157,13 +152,12 @@ def grouped_layout(
     on_both_axes = (places >= 0) & (places < torch.tensor(grid))
     inside = on_both_axes.all(-1)
     steps = torch.tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
-    positions = places.double() if keys is None else keys.double()
     layout = Layout(
         pattern=pattern,
         grid=grid,
         queries=torch.where(inside, (places * steps).sum(-1), OUTSIDE),
-        keys=positions,
-        key_prefix=torch.zeros(positions.shape[1], dtype=torch.bool),
+        keys=places.double(),
+        key_prefix=torch.zeros(places.shape[1], dtype=torch.bool),
         allowed=None,
     )
     return layout if allowed is None else layout.with_allowed(allowed)

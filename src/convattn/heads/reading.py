@@ -17,6 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 from convattn.budget import roundings
 from convattn.convert.surgery import (
     Arguments,
+    find_empty,
     full_name,
     keep_random_state,
     names_by_module,
@@ -117,11 +118,11 @@ def _require_watchable(model: nn.Module) -> None:
             reason = "compiled; pass it as it was before `torch.compile`"
         if reason is not None:
             raise UnsupportedModelError(f"{name or 'the model'} is {reason}")
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, UninitializedParameter):
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
             raise UnsupportedModelError(f"{name} has no size yet: run the model once")
-        if tensor.is_meta:
-            raise UnsupportedModelError(f"{name} is on the meta device and has no values")
+    if (empty := find_empty(model)) is not None:
+        raise UnsupportedModelError(f"{empty} is on the meta device and has no values")
 
 
 @contextmanager
@@ -297,16 +298,18 @@ class _Pass:
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
         sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
-        weights = weights.reshape(sizes)
-        if known.heads_first:
-            weights = weights.transpose(1, 2)
-        layout, allowed = _with_mask(product, layout, sizes, heads_first=known.heads_first)
+
+        def by_group(pairs: Tensor) -> Tensor:
+            pairs = pairs.reshape(sizes)
+            return pairs.transpose(1, 2) if known.heads_first else pairs
+
+        layout, allowed = _with_mask(product, layout, by_group)
         arguments = [*call.args, *call.kwargs.values()]
         inputs = [x for x in arguments if isinstance(x, Tensor)]
         return _proved(
             call,
             layout,
-            weights,
+            by_group(weights),
             proof,
             inputs=on_grid(inputs[0], layout, images) if inputs else None,
             outputs=on_grid(out, layout, images),
@@ -348,24 +351,24 @@ def _sizes(
 
 
 def _with_mask(
-    product: Product, layout: Layout, sizes: Sequence[int], *, heads_first: bool
+    product: Product, layout: Layout, by_group: Callable[[Tensor], Tensor]
 ) -> tuple[Layout, Bool[Tensor, "images groups queries keys"] | None]:
     """Adds to a layout without a mask the pairs that the product's mask allows.
 
-    `sizes` are those of the product. Masks that differ between images are not added, but returned.
+    `by_group` gives pairs of the product the axes images, groups, heads, queries and keys. Masks that differ between
+    images are not added, but returned.
     """
     if layout.allowed is not None:
         return layout, None
-    queries, keys = sizes[-2:]
-    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    allowed = torch.ones(1, 1, *product.shape[-2:], dtype=torch.bool)
     if product.causal:
         allowed = allowed.tril()
     if product.mask is not None:
         mask = product.mask
         left = mask if mask.dtype == torch.bool else mask > EXCLUDED
         if not bool(left.all()):
-            whole = left.broadcast_to(product.shape).reshape(*sizes)
-            allowed = allowed.to(whole.device) & whole.any(1 if heads_first else 2)
+            whole = by_group(left.broadcast_to(product.shape))
+            allowed = allowed.to(whole.device) & whole.any(2)
     pairs = allowed.expand(-1, layout.groups, -1, -1).cpu()
     if bool((pairs == pairs[:1]).all()):
         return layout.with_allowed(pairs[0]), None

@@ -108,11 +108,8 @@ def _pooled(
     """Returns rows and columns of what a pooling gave, and its steps."""
     if pool is None:
         return grid, (1, 1)
-    if not isinstance(pool, nn.Conv2d) or isinstance(pool.padding, str):
-        raise UnsupportedModelError(
-            "its tokens are pooled by no convolution with a padding in pixels"
-        )
-    if any(2 * pad + 1 != size for pad, size in zip(pool.padding, pool.kernel_size, strict=True)):
+    convolves = isinstance(pool, nn.Conv2d)
+    if not convolves or pool.padding != tuple((size - 1) / 2 for size in pool.kernel_size):
         raise UnsupportedModelError(
             "its tokens are pooled by no convolution that is centred on them"
         )

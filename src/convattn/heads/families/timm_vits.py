@@ -15,7 +15,6 @@ from convattn.heads.families.attention_class import (
     PatchNetwork,
     TokenAttention,
     dropout_rate,
-    linear,
     refuse_options,
     require_part,
     split_linear,
@@ -92,7 +91,7 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
             "it multiplies the heads' outputs by a gate, which no convolution does"
         )
     return replace(
-        _matrices(attention, *split_linear(require_part(attention, "qkv"), 3)),
+        convit_matrices(attention),
         scale=None if attention.fused_attn else float(attention.scale),  # type: ignore[arg-type]
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
@@ -100,21 +99,14 @@ def attention_matrices(attention: nn.Module) -> TokenAttention:
 
 
 def convit_matrices(attention: nn.Module) -> TokenAttention:
-    """Copies the matrices of ConViT's later layers, `MHSA`."""
-    return _matrices(attention, *split_linear(require_part(attention, "qkv"), 3))
-
-
-def _matrices(
-    attention: nn.Module, query: nn.Linear, key: nn.Linear, value: nn.Linear
-) -> TokenAttention:
-    """Reads what all of timm's classes name alike."""
-    proj = require_part(attention, "proj")
+    """Copies the matrices of ConViT's later layers, `MHSA`, and of other layers with these names."""
+    query, key, value = split_linear(require_part(attention, "qkv"), 3)
     return TokenAttention(
         heads=int(attention.num_heads),  # type: ignore[arg-type]
         query=query,
         key=key,
         value=value,
-        output=linear(proj.weight, proj.bias, like=proj),
+        output=require_part(attention, "proj"),
         wrap=TimmAttention,
         dropout=dropout_rate(attention, "attn_drop"),
         scale=float(attention.scale),  # type: ignore[arg-type]
