@@ -210,24 +210,14 @@ class LeftAlone(Record):
     name: str  # Dotted name of the module, or of the module that calls a convolution as a function
     kind: str  # Its class
     reason: str  # Why it was left
-    open_gate: bool = False  # Whether it was left because its gate is open
 
     @staticmethod
     def in_words(left: Sequence["LeftAlone"]) -> list[str]:
-        """Returns a line for each reason; gates that are open by different shares are one reason."""
-        alike: dict[tuple[str, str], list[LeftAlone]] = {}
+        """Returns a line for each reason."""
+        alike: dict[tuple[str, str], list[str]] = {}
         for item in left:
-            reason = "open gate" if item.open_gate else item.reason
-            alike.setdefault((item.kind, reason), []).append(item)
-        lines = []
-        for items in alike.values():
-            first = items[0]
-            what = first.kind
-            if any(item.reason != first.reason for item in items):
-                what = f"{len(items)} layers, numbers of the first"
-            names = some([item.name for item in items])
-            lines.append(f"{names} ({what}): {first.reason}")
-        return lines
+            alike.setdefault((item.kind, item.reason), []).append(item.name)
+        return [f"{some(names)} ({kind}): {reason}" for (kind, reason), names in alike.items()]
 
 
 @dataclass(frozen=True)
@@ -277,9 +267,6 @@ class NetworkCertificate(VerdictRecord):
     top1_total: int | None = None
     top1_changed: int | None = None  # How many of them have another largest score than before
     top1_ties: int | None = None  # How many of these differ where rounding can swap two scores
-    # Share of the labels that the source predicts, in [0, 1]; None without labels
-    accuracy_before: float | None = None
-    accuracy_after: float | None = None  # The same of the new network
 
     @property
     def to_attention(self) -> bool:
@@ -342,9 +329,6 @@ class NetworkCertificate(VerdictRecord):
             lines.append(f"  limit           {limit}")
         if self.top1_total is not None:
             lines.append(f"  top-1 changed   {self.top1_changed} of {self.top1_total}")
-        if self.accuracy_before is not None:
-            shares = f"{self.accuracy_before:.2%} before, {self.accuracy_after:.2%} after"
-            lines.append(f"  accuracy        {shares}")
         return lines
 
     def _notes(self) -> list[str]:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -35,7 +34,7 @@ from convattn.convert.surgery import (
     tensors,
 )
 from convattn.convert.taps import AnyConvolution, summed_otherwise
-from convattn.errors import ArgumentError, ConversionError, must_be, must_fit
+from convattn.errors import ArgumentError, ConversionError, must_fit
 from convattn.wording import some
 
 _BATCH = 64
@@ -73,8 +72,6 @@ class Predictions(NamedTuple):
     top1_total: int
     top1_changed: int  # How many differ from those of the source
     top1_ties: int  # How many of these differ where rounding can swap the two scores
-    accuracy_before: float | None  # Share of the labels that the source predicts; None without
-    accuracy_after: float | None  # The same for the other network
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,6 @@ def compare_networks(
     convolutions: Sequence[NetworkConvolution],
     *,
     to_conv: bool,
-    labels: Int[Tensor, " images"] | None = None,
     watch: AbstractContextManager[object] | None = None,
     rounded: Sequence[nn.Module] = (),
 ) -> NetworkComparison:
@@ -229,7 +225,7 @@ def compare_networks(
         reference=_name(reference),
         outputs=tuple(judged),
         differing=tuple(differing),
-        predictions=_predictions(plain.numbers, result.numbers, labels, allowances),
+        predictions=_predictions(plain.numbers, result.numbers, allowances),
         not_covered=(*notes, *uncompared),
         layers=_judge_layers(source, rounded, other, arguments) if by_layers else None,
     )
@@ -426,10 +422,9 @@ def _steps(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
 def _predictions(
     plain: Sequence[Tensor],
     results: Sequence[Tensor],
-    labels: Tensor | None,
     allowances: Sequence[Tensor],
 ) -> Predictions | None:
-    """Counts predictions, those that changed and ties, and the shares of correct ones, if the first output is scores.
+    """Counts predictions, those that changed and ties, if the first output is scores.
 
     A tie is a prediction that changed between two scores of the source that rounding can swap.
     """
@@ -439,8 +434,6 @@ def _predictions(
     new_scores = results[0]
     if scores.ndim != 2 or scores.shape[1] < 2 or new_scores.shape != scores.shape:
         return None
-    if labels is not None and len(labels) != len(scores):
-        raise ArgumentError(must_be("labels", f"one per row of scores, {len(scores)}", len(labels)))
     before = scores.argmax(1, keepdim=True)
     after = new_scores.argmax(1, keepdim=True)
     changed = before != after
@@ -451,15 +444,7 @@ def _predictions(
         top1_total=len(before),
         top1_changed=int(changed.sum()),
         top1_ties=int(ties.sum()),
-        accuracy_before=_share_of_labels(before[:, 0], labels),
-        accuracy_after=_share_of_labels(after[:, 0], labels),
     )
-
-
-def _share_of_labels(predicted: Tensor, labels: Tensor | None) -> float | None:
-    if labels is None:
-        return None
-    return (predicted == labels.to(predicted.device)).double().mean().item()
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------

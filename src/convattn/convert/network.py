@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from convattn.convert.calls import AttendedCalls, Call, Watch, attended, original_place
 from convattn.convert.certificate import (
@@ -43,13 +42,12 @@ from convattn.convert.surgery import (
 )
 from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import conv_to_attention
-from convattn.convert.to_conv import OpenGateError, attention_to_conv, require_options
+from convattn.convert.to_conv import attention_to_conv, require_options
 from convattn.errors import (
     ArgumentError,
     ConvAttnError,
     ConversionError,
     UnsupportedModelError,
-    must_be,
     must_be_a,
 )
 from convattn.grid import whole_number
@@ -227,17 +225,15 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
     return [f"it no longer shares weights with {', '.join(lost)}"] if lost else []
 
 
-def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the network with a default
+def network_to_conv(
     model: nn.Module,
     *,
     kernel_size: int | None = None,
     mass: float | None = None,
-    padding_mode: str | None = None,
     borders: str = "plain",
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     images: Images | None = None,
-    labels: Int[Tensor, " images"] | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every attention layer that does not depend on content by a convolution.
@@ -250,13 +246,11 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         model: The network; it is not changed, and the copy shares nothing with it.
         kernel_size: Taps per axis, ≥ 1; None chooses a window for each layer.
         mass: Largest share in (0, 1) of a head's attention that may lie outside its window; None means rounding.
-        padding_mode: As in `attention_to_conv`, for layers that do not pad.
         borders: As in `attention_to_conv`: "exact" or "auto" keep what attention computes at borders. Give images of
             the size that the network is for.
         include: Name patterns of the layers to convert, like "blocks.*.mixer"; None means all.
         exclude: Name patterns of layers to leave alone; it takes precedence over `include`.
         images: Images on which both networks are compared, in evaluation mode.
-        labels: Class of each image.
         tolerance: As in `network_to_attention`.
 
     Returns:
@@ -266,9 +260,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     Raises:
         ConversionError: No layer could be converted, or the network does not run with convolutions in it.
         UnsupportedModelError: The network is compiled, cannot be copied, or has parameters without values.
-        ArgumentError: An argument is out of range, a pattern matches nothing, or the labels or the network do not fit
-            the images.
-        UnknownNameError: `padding_mode` is unknown.
+        ArgumentError: An argument is out of range, a pattern matches nothing, or the images do not fit the network.
+        UnknownNameError: `borders` is unknown.
 
     Example:
         >>> import torch
@@ -283,8 +276,8 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
     require_share("tolerance", tolerance)
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
-    require_options(kernel_size, mass, padding_mode, borders)
-    _require_network(model, images, labels)
+    require_options(kernel_size, mass, borders)
+    _require_network(model, images)
     arguments = None if images is None else read_arguments(model, images)
     every = names_by_module(model)
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
@@ -297,7 +290,6 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         attention_to_conv,
         kernel_size=kernel_size,
         mass=mass,
-        padding_mode=padding_mode,
         borders=borders,
     )
     result, layers, not_converted = _put_convolutions(model, convert, selected, named, sizes)
@@ -312,7 +304,7 @@ def network_to_conv(  # noqa: PLR0913 - one argument per choice, all but the net
         comparison = None
         not_covered = ["the whole network: no images were given"]
     else:
-        comparison = _compare_put_convolutions(model, result, layers, arguments, labels)
+        comparison = _compare_put_convolutions(model, result, layers, arguments)
         not_covered = []
         if not all(layer.exact for layer in layers):
             not_covered.append(
@@ -348,8 +340,7 @@ def _put_convolutions(
         try:
             converted[layer] = _convert_layer(convert, layer, sizes.get(name))
         except ConvAttnError as error:
-            open_gate = isinstance(error, OpenGateError)
-            left.append(LeftAlone(name, type(layer).__name__, str(error), open_gate))
+            left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
         return model, [], left
     _tie(converted)
@@ -414,13 +405,12 @@ def _compare_put_convolutions(
     result: nn.Module,
     layers: Sequence[Certificate],
     arguments: Arguments,
-    labels: Tensor | None,
 ) -> NetworkComparison:
     """Compares a network with the one in which convolutions replace its attention."""
     copied = copy_module(result).eval()
     of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
     plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
-    return compare_networks(model, copied, arguments, plain, to_conv=True, labels=labels)
+    return compare_networks(model, copied, arguments, plain, to_conv=True)
 
 
 def _largest_sizes(
@@ -434,22 +424,14 @@ def _largest_sizes(
     return sizes
 
 
-def _require_network(model: nn.Module, images: object, labels: object) -> None:
-    """Raises if the network is refused, or labels are not whole numbers, one per image."""
+def _require_network(model: nn.Module, images: object) -> None:
+    """Raises if the network is refused."""
     reason = why_refused(model)
     empty = find_empty(model)
     if reason is None and images is not None and empty is not None:
         reason = f"its {empty} is on the meta device and has no values"
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
-    if labels is None:
-        return
-    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
-        raise ArgumentError(must_be("labels", "a tensor of whole numbers, one per image", labels))
-    count = len(images) if isinstance(images, Tensor) else 0
-    if len(labels) != count:
-        expectation = f"one for each of the {count} images in a tensor"
-        raise ArgumentError(must_be("labels", expectation, len(labels)))
 
 
 def _convert_layer(

@@ -51,7 +51,7 @@ from convattn.errors import (
     lacks_memory,
     must_be,
 )
-from convattn.grid import PADDING_MODES, Geometry, PerAxis, Window, axis_lists
+from convattn.grid import Geometry, PerAxis, Window, axis_lists
 from convattn.layers import FactoredValues, MergedValues, NormalisedConv, RelativeAttention
 
 _MOST_NUMBERS = 1 << 28
@@ -64,9 +64,8 @@ _LONGEST = 1 << 10
 _BORDERS = ("plain", "auto", "exact")
 """What happens at borders: a plain convolution with padding; a normalised one where that errs; where not, an error."""
 
-
-class OpenGateError(ConversionError):
-    """A layer attends to content, because its gate is open."""
+_MODES = ("zeros", "replicate")
+"""How a convolution may pad where its attention does not."""
 
 
 def attention_to_conv(
@@ -75,7 +74,6 @@ def attention_to_conv(
     kernel_size: PerAxis | None = None,
     mass: float | None = None,
     spatial: PerAxis | None = None,
-    padding_mode: str | None = None,
     borders: str = "plain",
 ) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
     """Makes the convolution that computes an attention layer without content, as exactly as a window allows.
@@ -85,7 +83,8 @@ def attention_to_conv(
     dilation becomes a transposed convolution. Other heads lose the attention outside the window, and near borders the
     softmax differs from a convolution:
     `|y_attention − y_convolution| ≤ max|x̃| · max_{o,q} Σ_h λ_h(q) ‖W_h[o]‖₁`, where λ_h(q) is, with zeros around the
-    image, the share of ā_h that is not at pixels inside the window.
+    image, the share of ā_h that is not at pixels inside the window. Where the layer itself does not pad, the
+    convolution pads by zeros or replicates, whichever is closer to it on random pixels of mean 1 and deviation 1.
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, Theorem 1, read backwards; `docs/explanation/theory.md` §5.
 
@@ -98,13 +97,10 @@ def attention_to_conv(
             weights' dtype.
         spatial: Sizes of the images. Needed if attention does not fall off with distance, because it then depends on
             them. None takes the extent of a table, or a grid that is large enough for the heads.
-        padding_mode: Padding of the convolution if the layer itself does not pad: "zeros", "reflect", "replicate" or
-            "circular". None takes "zeros" or "replicate", whichever is closer to the layer on random pixels of mean 1
-            and deviation 1. A layer that pads keeps its own mode.
         borders: "plain" makes a convolution of torch, which errs at borders unless heads are hard or see zeros around.
             "exact" makes a `NormalisedConv` where that errs: `y = b + Σ_h W_h (g_h ⋆ x) / (g_h ⋆ 1)` with g_h = exp s_h
             in a box that leaves at most `mass` / 4 of any query's attention outside. "auto" does so where the dtype
-            allows it. Both choose the window and the padding themselves.
+            allows it. Both choose the window themselves.
 
     Returns:
         nn.Conv1d/2d/3d or nn.ConvTranspose1d/2d/3d, or a `NormalisedConv`, with the layer's dtype, device and mode, and
@@ -114,7 +110,7 @@ def attention_to_conv(
         UnsupportedModelError: The layer is of another class, has hooks, or its numbers are not finite.
         ConversionError: Its scores depend on content, its gate is open, no torch convolution has its geometry, there
             is not enough memory to compare the two, or with "exact" a head looks too far beyond the image.
-        ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for an unknown mode.
+        ArgumentError: An argument is out of range, or `spatial` is needed. UnknownNameError for unknown `borders`.
 
     Example:
         >>> from convattn.convert import conv_to_attention
@@ -129,10 +125,10 @@ def attention_to_conv(
     if kernel_size is not None:
         taps = axis_lists("kernel_size", kernel_size, layer.dims, least=1)
         _require_small(taps, layer)
-    require_options(kernel_size, mass, padding_mode, borders)
+    require_options(kernel_size, mass, borders)
     if mass is None:
         mass = torch.finfo(weight_of(layer).dtype).eps
-    modes = padding_modes(layer.geometry, padding_mode)
+    modes = _MODES if layer.geometry.keeps_grid else (layer.geometry.padding_mode,)
     sizes = choose_sizes(layer, mass, spatial)
     try:
         with torch.no_grad(), keep_random_state(layer):
@@ -165,19 +161,13 @@ def _require_small(taps: tuple[int, ...], layer: RelativeAttention) -> None:
         raise ArgumentError(must_be("kernel_size", expectation, taps))
 
 
-def require_options(
-    kernel_size: PerAxis | None, mass: float | None, padding_mode: str | None, borders: str
-) -> None:
-    """Raises unless options are known and in range, and `borders` leaves the window and the padding to choose."""
+def require_options(kernel_size: PerAxis | None, mass: float | None, borders: str) -> None:
+    """Raises unless options are known and in range, and `borders` leaves the window to choose."""
     require_share("mass", mass)
-    if padding_mode is not None and padding_mode not in PADDING_MODES:
-        raise UnknownNameError("padding_mode", padding_mode, PADDING_MODES)
     if borders not in _BORDERS:
         raise UnknownNameError("borders", borders, _BORDERS)
-    is_free = kernel_size is None and padding_mode is None
-    if borders != "plain" and not is_free:
-        expectation = '"plain" with a kernel_size or a padding_mode'
-        raise ArgumentError(must_be("borders", expectation, borders))
+    if borders != "plain" and kernel_size is not None:
+        raise ArgumentError(must_be("borders", '"plain" with a kernel_size', borders))
 
 
 def _require_convertible(layer: nn.Module) -> RelativeAttention:
@@ -209,7 +199,7 @@ def _require_convertible(layer: nn.Module) -> RelativeAttention:
 
 
 def _closed_gate(layer: RelativeAttention) -> float:
-    """Returns content's share of attention, max_h 1 − σ(λ_h) or |tanh(g_h)|; raises OpenGateError above rounding."""
+    """Returns content's share of attention, max_h 1 − σ(λ_h) or |tanh(g_h)|; raises where it is above rounding."""
     if layer.gate is None:
         return 0.0
     gate = layer.gate.detach().double()
@@ -218,15 +208,13 @@ def _closed_gate(layer: RelativeAttention) -> float:
     if layer.gate_kind != "tanh":
         closing = 40
         shares = torch.sigmoid(-gate)
-    share, head = shares.max(0)
-    allowed = torch.finfo(weight_of(layer).dtype).eps
-    if share.item() > allowed:
-        raise OpenGateError(
-            f"cannot convert {type(layer).__name__}: its gate is open: head {head.item()} gives"
-            f" {share.item():.3g} of its attention to content, and only up to {allowed:.3g} counts as rounding;"
-            f" layer.gate.data.fill_({closing}) drops content"
+    share = shares.max().item()
+    if share > torch.finfo(weight_of(layer).dtype).eps:
+        raise ConversionError(
+            f"cannot convert {type(layer).__name__}: its gate is open, and lets content take more attention than"
+            f" rounding does; layer.gate.data.fill_({closing}) drops content"
         )
-    return share.item()
+    return share
 
 
 # --- Sizes and padding ------------------------------------------------------------------------------------------------
@@ -283,16 +271,6 @@ def _sufficient_window(attention: AttentionMap, geometry: Geometry, mass: float)
     if own is None or attention.left_out(own) <= mass:
         return own
     return None
-
-
-def padding_modes(geometry: Geometry, mode: str | None) -> tuple[str, ...]:
-    """Returns the padding modes to try, one if it is given; a layer that pads has only its own."""
-    if not geometry.keeps_grid:
-        if mode not in (None, geometry.padding_mode):
-            expectation = f"None or the layer's own {geometry.padding_mode!r}"
-            raise ArgumentError(must_be("padding_mode", expectation, mode))
-        return (geometry.padding_mode,)
-    return ("zeros", "replicate") if mode is None else (mode,)
 
 
 def _paddable_mode(window: Window, geometry: Geometry, mode: str, sizes: Sequence[int]) -> str:

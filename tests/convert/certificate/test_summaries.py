@@ -59,8 +59,6 @@ NETWORK = NetworkCertificate(
     tolerance=0.01,
     top1_total=2,
     top1_changed=1,
-    accuracy_before=0.5,
-    accuracy_after=1.0,
     verdict="different",
     weights="0f",
     not_covered=("another thing",),
@@ -83,8 +81,6 @@ BARE_NETWORK = replace(
     tolerance=None,
     top1_total=None,
     top1_changed=None,
-    accuracy_before=None,
-    accuracy_after=None,
     verdict="failed",
     not_covered=(),
 )
@@ -159,7 +155,6 @@ def test_summary_of_a_network_says_each_layer_and_the_whole():
         "limit 0.01 of its channel's largest output, for a result that is close",
         "top-1 changed 1 of 2",
         "differs by attention outside the window (the leak), and at borders, where attention keeps to pixels",
-        "accuracy 50.00% before, 100.00% after",
         'made smaller by a larger window, or none; at borders by borders="exact" (`--borders exact`)',
         "layer blocks.0.mixer: different, leak 0.03, 9 heads, kernel 3 x 7, convolution",
         "convolution, error 0.125 of 2 on normal numbers, bound 2.5",
@@ -180,7 +175,6 @@ def test_summary_of_a_network_leaves_out_what_there_is_not():
     for word in (
         "measured error",
         "top-1",
-        "accuracy",
         "differs",
         "left alone",
         "not covered",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
-from convattn.convert import attention_to_conv, conv_to_attention
+from convattn.convert import attention_to_conv, conv_to_attention, to_conv
 from convattn.convert.hard_heads import HardHeads
 from convattn.encodings import ENCODINGS, LearnedTable, Quadratic, create_encoding
 from convattn.errors import ArgumentError
@@ -122,16 +122,15 @@ def per_axis(kernel_size):
     return (kernel_size,) * 2 if isinstance(kernel_size, int) else kernel_size
 
 
-def test_the_bound_is_reached():
+def test_the_bound_is_reached(monkeypatch):
     """One head with zeros around: an image of ones shows all that the convolution misses."""
     encoding = Quadratic(1, 2, centres=[[0.5, -1.0]], sharpness=0.7)
     layer = RelativeAttention2d(
         1, 1, num_heads=1, encoding=encoding, bias=False, dtype=torch.float64
     )
+    monkeypatch.setattr(to_conv, "_MODES", ("zeros",))
     for mass in (1e-1, 1e-6):
-        conv, certificate = attention_to_conv(
-            layer, mass=mass, spatial=(9, 11), padding_mode="zeros"
-        )
+        conv, certificate = attention_to_conv(layer, mass=mass, spatial=(9, 11))
         assert largest_error(layer, conv, (9, 11)) == pytest.approx(
             certificate.bound_per_unit, rel=1e-9
         )
@@ -158,11 +157,11 @@ def test_the_kernel_is_the_attention_of_a_middle_query():
     assert_within_budget(conv.weight, kernel(layer), roundings(kernel, layer))
 
 
-def test_more_window_leaves_less_outside():
+def test_more_window_leaves_less_outside(monkeypatch):
     """And so the bound falls. The error on one image may rise, as its parts may have cancelled."""
     layer = seeded(RelativeAttention2d, 3, 5, num_heads=9, encoding="quadratic")
-    options = {"spatial": 16, "padding_mode": "zeros"}
-    found = [attention_to_conv(layer, kernel_size=k, **options)[1] for k in (1, 5, 9, 13)]
+    monkeypatch.setattr(to_conv, "_MODES", ("zeros",))
+    found = [attention_to_conv(layer, kernel_size=k, spatial=16)[1] for k in (1, 5, 9, 13)]
     assert [c.leak for c in found] == sorted((c.leak for c in found), reverse=True)
     assert [c.bound for c in found] == sorted((c.bound for c in found), reverse=True)
     assert all(c.verdict == "different" for c in found)
@@ -198,11 +197,10 @@ def test_uniform_attention_is_an_exact_mean_over_the_image():
     assert conv.kernel_size == (31,)
 
 
-@pytest.mark.parametrize("mode", [None, "replicate"])
-def test_unpadded_hard_heads_that_look_out_are_a_replicate_padded_convolution(mode):
+def test_unpadded_hard_heads_that_look_out_are_a_replicate_padded_convolution():
     encoding = Quadratic(2, 2, centres=[[-2.0, 0.0], [1.0, 3.0]], sharpness=128.0)
     layer = seeded(RelativeAttention2d, 3, 5, num_heads=2, encoding=encoding)
-    conv, certificate = attention_to_conv(layer, padding_mode=mode)
+    conv, certificate = attention_to_conv(layer)
     assert certificate.exact
     assert certificate.passed
     assert (conv.kernel_size, conv.padding, conv.padding_mode) == ((5, 7), (2, 3), "replicate")

@@ -41,7 +41,7 @@ class Asking(Whole):
 REFUSED = {
     "gate": (
         lambda: RelativeAttention2d(3, 4, num_heads=4, encoding="quadratic", gate="sigmoid"),
-        "its gate is open: head 0 gives",
+        "its gate is open",
     ),
     "complex": (
         lambda: hard().to(torch.complex64),
