@@ -143,14 +143,7 @@ FAULTS = [
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
         ("content", "softmax leaks", MASKED, "functional.fused", "attention_weights", leak),
-        (
-            "content",
-            "position off",
-            CONTENT,
-            "functional.positions",
-            "feature_channels",
-            result_off,
-        ),
+        ("content", "position off", CONTENT, "layers.content_scores", "axes_mask", argument_off(0)),
         ("values", "W_out off", NARROW, "functional.reference", "combine_heads", argument_off(1)),
         ("values", "softmax leaks", NARROW, "functional.plan", "position_weights", leak),
         (

@@ -210,14 +210,14 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "functional.positions:feature_channels",
-        of_result(halved),
+        "layers.content_scores:axes_mask",
+        of_argument(0, halved),
     ),
     Fault(
         "content",
         "values in half precision",
         CONTENT,
-        "functional.fused:_one_width",
+        "functional.fused:_explicit",
         of_argument(2, halved),
     ),
     Fault(
@@ -374,8 +374,8 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "functional.positions:score_channels",
-            of_result(of_bfloat16),
+            "layers.content_scores:axes_mask",
+            of_argument(2, lambda tables: [of_bfloat16(table) for table in tables]),
         ),
         (
             "values",

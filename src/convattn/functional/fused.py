@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from convattn.functional.positions import FAST_WIDTHS
 from convattn.functional.reference import attention_weights, displacement_places
 from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
 from convattn.grid import Axis
@@ -30,7 +31,7 @@ KEPT_BYTES = 1 << 25
 class Mask(NamedTuple):
     """Scores to add to those of the content."""
 
-    # some images, some queries → scores, (images or one, heads, queries, keys)
+    # some images, some queries → scores, (images, heads, queries, keys)
     scores: Callable[[slice, slice], Tensor]
     numbers: int  # that are in memory for each head and query while they are computed
 
@@ -44,14 +45,44 @@ def displacement_mask(
     """Returns the mask s_h(δ) + q·r_δ, of which one may be missing, from tables of all displacements, flattened."""
 
     def added(images: slice, queries: slice) -> Tensor:
+        some = query[images, :, queries]
         numbers = torch.arange(query.shape[2], device=query.device)[queries]
         places = displacement_places(axes, numbers)
-        total = query.new_zeros(())
+        total = some.new_zeros(*some.shape[:3], 1)
         for table in scores:
             total = total + table[:, places]
         for table in features:
-            seen = query[images, :, queries] @ table.mT
+            seen = some @ table.mT
             total = total + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
+        return total
+
+    return Mask(added, sum(table.shape[1] for table in features))
+
+
+def axes_mask(
+    query: Float[Tensor, "images heads queries width"],
+    axes: Sequence[Axis],
+    scores: Sequence[Float[Tensor, "heads _"]],
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
+) -> Mask:
+    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing, from one table of each axis's displacements."""
+    numbers = torch.arange(query.shape[2], device=query.device)
+    along = torch.unravel_index(numbers, [len(axis.queries) for axis in axes])
+    places = [axis.index(query.device) for axis in axes]
+    windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
+
+    def added(images: slice, queries: slice) -> Tensor:
+        some = query[images, :, queries]
+        total = some.new_zeros(*some.shape[:3], 1)
+        for number, positions in enumerate(along):
+            own = total.new_zeros(())
+            if scores:
+                own = own + windows[number].index_select(1, positions[queries])
+            if features:
+                seen = some @ features[number].mT
+                index = places[number][positions[queries]]
+                own = own + seen.gather(-1, index.expand(*seen.shape[:2], -1, -1))
+            total = (total[..., None] + own[..., None, :]).flatten(-2)
         return total
 
     return Mask(added, sum(table.shape[1] for table in features))
@@ -97,14 +128,11 @@ def fused_attention(
 
 
 def _one_width(*tensors: Tensor) -> list[Tensor]:
-    """Appends zeros to queries, keys and values on a CPU, so that all have a width at which torch's kernel is fast.
-
-    It asks for one width, and takes up to 1.4 times as long if that is not a multiple of four.
-    """
+    """Appends zeros to queries, keys and values on a CPU, so that they have one width, at which its kernel is fast."""
     if tensors[0].device.type != "cpu":
         return list(tensors)
     width = max(tensor.shape[-1] for tensor in tensors)
-    width += -width % 4
+    width += -width % FAST_WIDTHS
     padded = []
     for tensor in tensors:
         missing = width - tensor.shape[-1]
@@ -157,9 +185,14 @@ def _explicit(
     dropout: float = 0.0,
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by weights of every query and key."""
-    scores = query @ key.mT
-    if mask is not None:
-        scores = scores + mask()
+    if mask is None:
+        scores = query @ key.mT
+    else:
+        scores = mask()
+        add = torch.baddbmm if needs_own_operations(query, key, scores) else Tensor.baddbmm_
+        images = scores.shape[:2]
+        scores = add(scores.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+        scores = scores.unflatten(0, images)
     weights = attention_weights(scores)
     weights = functional.dropout(weights, dropout, training=dropout > 0).to(value.dtype)
     if value.shape[1] > 1:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.fused import displacement_mask, fused_attention
+from convattn.functional.fused import axes_mask, displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
     one_hot_channels,
@@ -150,15 +150,16 @@ class ContentScores(nn.Module):
                 channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
                 query, key = channels.append(query, key)
             elif adds_score or self.uses_position:
-                by_axis = form == "one-hot"
+                by_axis = encoding.axis_additive
                 terms = self._tables(
                     axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
                 )
-                if by_axis:
+                if form == "one-hot":
                     channels = one_hot_channels(unbiased, axes, *terms)
                     query, key = channels.append(query, key)
                 else:
-                    mask = displacement_mask(unbiased, axes, *terms)
+                    make_mask = axes_mask if by_axis else displacement_mask
+                    mask = make_mask(unbiased, axes, *terms)
             return fused_attention(query, key, value.to(wide), mask, dropout)
 
     def _tables(

@@ -169,7 +169,7 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
     """
     work, encoding, content = options["work"], options["encoding"], options["content"]
     leak = 0.0 if position is None else position.leak
-    form = position_form(encoding, work.axes)
+    form = position_form(encoding, work.axes, work.device)
     if impl == "quadratic":
         form, adds_score = impl, position is None
         leak += content.rounding(encoding, work.axes, work.softmax_dtype, adds_score=adds_score)
