@@ -7,7 +7,6 @@ query or a key without a position. `allowed` is (queries, keys).
 from itertools import product
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 
 def reference(weights, queries, keys, allowed=None):
@@ -90,15 +89,6 @@ def reference_error(errors, totals, groups):
             1 - sum(errors[number] for number in kept) / sum(totals[number] for number in kept)
         )
     return reference_jackknife(others)
-
-
-def reference_coverage(shifts, kernel_size):
-    """Matches heads to taps by linear assignment, and counts taps matched within half a cell."""
-    axes = shifts.shape[1]
-    taps = np.array(list(product(np.arange(kernel_size) - (kernel_size - 1) / 2, repeat=axes)))
-    apart = np.linalg.norm(taps[:, None] - shifts[None], axis=2)
-    chosen = linear_sum_assignment((apart > 0.5).astype(float))
-    return (apart[chosen] <= 0.5).sum() / len(taps)
 
 
 def reference_convolution(x, y, held_x, held_y, grid, kernel_size):

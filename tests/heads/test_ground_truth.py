@@ -49,7 +49,6 @@ def test_every_head_of_a_converted_network_is_hard(converted):
 def test_a_converted_network_covers_all_taps_and_is_a_convolution(converted):
     for layer in converted.layers:
         measured = layer.measured
-        assert measured.tap_coverage.value == 1.0
         # 36 window entries of float32 rounding, squared, are far below this.
         assert measured.convolution_score.value > 1 - 1e-8
         assert "They hold 9 of the 9 taps of a 3 × 3 kernel" in layer.sentence
@@ -168,7 +167,6 @@ def planted():
 def test_planted_heads_are_found_and_controls_do_not_light_up():
     report = analyze(planted(), noise(12, 3, 48, 48), progress=False)
     (layer,) = report.layers
-    assert layer.measured.tap_coverage.value == 1.0
     assert [(one.word, one.tap) for one in layer.verdicts] == [("convolution", tap) for tap in TAPS]
     assert not any(one.by_construction for one in layer.verdicts)
     for head, tap in zip(layer.heads, TAPS, strict=True):

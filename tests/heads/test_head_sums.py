@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from tests.heads.reference_statistics import reference, reference_coverage, reference_jackknife
+from tests.heads.reference_statistics import reference, reference_jackknife
 from tests.heads.statistics_cases import (
     EPS,
     LAYOUTS,
@@ -20,7 +20,7 @@ from convattn.heads import analyze
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit
 from convattn.heads.layout import OUTSIDE, Layout
-from convattn.heads.measure import covered, layer_statistics
+from convattn.heads.measure import layer_statistics
 from convattn.heads.verdict import judge
 from convattn.layers import RelativeAttention2d
 
@@ -147,8 +147,7 @@ def test_hard_heads_are_exact():
     layout = LAYOUTS["keys outside"]
     delta = layout.keys[0][None] - layout.query_positions()[0][:, None]
     weights = (delta == torch.tensor([1.0, -1.0])).all(-1).float().expand(4, 1, 1, -1, -1)
-    found = layer_statistics(measured(call_of(layout, weights), 4), 1)
-    (head,) = found.heads
+    (head,) = heads_of(call_of(layout, weights), 4, 1)
     assert [estimate.value for estimate in head.shift] == [1.0, -1.0]
     assert (head.hard_share.value, head.hard_share.error, head.hard_shift) == (
         1.0,
@@ -168,7 +167,6 @@ def test_hard_heads_are_exact():
         0.0,
     )
     assert sorted(head.kernel) == [0.0] * 8 + [1.0]
-    assert found.tap_coverage.value == 1 / 9
 
 
 def test_a_hard_shift_that_hangs_on_single_images_has_an_error():
@@ -248,23 +246,6 @@ def test_layouts_without_positions_are_refused():
         UnsupportedModelError, match=r"^blocks\.0: none of its queries, or none of its keys, has"
     ):
         make_pairs(layout, "blocks.0")
-
-
-@pytest.mark.parametrize("kernel_size", [1, 3, 5])
-@pytest.mark.parametrize("axes", [1, 2])
-def test_coverage_is_that_of_linear_assignment(axes, kernel_size):
-    draw = torch.Generator().manual_seed(axes)
-    for _ in range(50):
-        shifts = (4 * torch.rand(7, axes, generator=draw, dtype=torch.float64) - 2) * torch.tensor(
-            [1.0, 0.3]
-        ).repeat(4)[:7, None]
-        assert covered(shifts, kernel_size).item() == reference_coverage(
-            shifts.numpy(), kernel_size
-        )
-
-
-def test_a_shift_half_way_between_two_taps_covers_one():
-    assert covered(torch.tensor([[0.0, 0.5]], dtype=torch.float64), 3).item() == 1 / 9
 
 
 @pytest.mark.parametrize("size", [3, 7, 20])

@@ -106,8 +106,6 @@ class LayerStatistics:
 
     images: int  # Number of images
     heads: tuple[HeadStatistics, ...] = field(repr=False)  # The heads
-    tap_coverage: Estimate  # Share of the taps that a head's mean shift matches within half a cell
-    non_locality: Estimate  # Mean over the heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
     # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
     convolution_components: int

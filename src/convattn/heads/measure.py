@@ -1,6 +1,5 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
-from itertools import product
 from math import nan, prod
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.convolution_fit import ConvolutionFit
 from convattn.heads.directions import Directions
-from convattn.heads.head_report import HeadStatistics, LayerStatistics, mean_of
+from convattn.heads.head_report import HeadStatistics, LayerStatistics
 from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, make_pairs, sum_heads
 from convattn.heads.jackknife import GROUPS, Estimate, jackknife
 from convattn.heads.kernel_fit import KernelFit, everywhere_alike
@@ -29,7 +28,7 @@ class LayerMeasure:
 
     Attributes:
         kind: Full name of its class.
-        kernel_size: Taps along each axis of the convolution, and of the kernel whose taps are counted.
+        kernel_size: Taps along each axis of the convolution.
         bytes: Memory of the weights of one image.
         pairs: Its pairs of queries and keys.
         sums: Sums over the images.
@@ -155,7 +154,6 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                 **numbers,
             )
         )
-    coverage = [covered(sample["shift"], layer.kernel_size) for sample in samples]
     explained = Estimate(nan, nan)
     components = 0
     images = (0, 0)
@@ -164,13 +162,9 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
         explained = convolution.estimate(GROUPS)
         components = convolution.components
         images = convolution.images
-    # The heads of a layer see the same images, so that their errors do not average out.
-    errors = [Estimate(head.non_locality.error, nan) for head in heads]
     return LayerStatistics(
         images=int(total.images),
         heads=tuple(heads),
-        tap_coverage=_estimate(coverage),
-        non_locality=Estimate(mean_of([head.non_locality for head in heads]), mean_of(errors)),
         convolution_score=explained,
         convolution_components=components,
         convolution_images=images,
@@ -216,19 +210,6 @@ def _head_numbers(
         "prefix_share": sums.prefix_size / (mass + sums.prefix_size),
         "kernel_share": size[:, inside].sum(dim=1) / mass,
     }
-
-
-def covered(shifts: Float64[Tensor, "heads axes"], kernel_size: int) -> Float64[Tensor, ""]:
-    """Returns the share of the taps of a kernel that a head's shift matches within half a cell, one head for each tap.
-
-    A shift counts for the tap nearest to it, half-way between two for the first, so that no head counts twice.
-    """
-    reach = (kernel_size - 1) / 2
-    steps = [step - reach for step in range(kernel_size)]
-    taps = torch.tensor([*product(steps, repeat=shifts.shape[1])], dtype=torch.float64)
-    distance, nearest = torch.cdist(taps, shifts).min(dim=0)
-    matched = nearest[distance <= 0.5].unique()
-    return torch.tensor(len(matched) / len(taps), dtype=torch.float64)
 
 
 def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:
