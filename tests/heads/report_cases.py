@@ -182,7 +182,7 @@ def layer_report(name, kind, weights, grid, prefix, radius=None):
         head_statistics(head, weights[:, head], grid, prefix, shifts)
         for head in range(weights.shape[1])
     )
-    measured = LayerStatistics(len(weights), heads, UNKNOWN, 0, (0, 0))
+    measured = LayerStatistics(len(weights), heads, UNKNOWN)
     return LayerReport(
         name=name,
         kind=kind,

@@ -100,18 +100,8 @@ def test_a_wave_is_shuffled_in_stretches():
     assert not torch.equal(made, wave)
 
 
-@pytest.mark.parametrize(("kernel_size", "components"), [(3, 6), (7, 5)])
-def test_components_are_all_channels_unless_windows_are_large(kernel_size, components):
-    """Windows of 7 × 7 leave 288 // 49 components."""
-    layer = analyze(
-        gated(0.3), noise(3, 6, 5, 6), kernel_size=kernel_size, controls=(), progress=False
-    ).layers[0]
-    assert layer.measured.convolution_components == components
-
-
 def test_four_images_give_every_number_its_error():
     layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
-    assert layer.measured.convolution_images == (2, 2)
     assert all(math.isfinite(head.position_score.error) for head in layer.heads)
 
 
@@ -163,7 +153,7 @@ def test_a_report_prints_its_answer_in_the_first_line():
 def test_what_one_image_does_not_tell_is_nan(make):
     layer = analyze(make(), noise(1, 6, 5, 6), progress=False).layers[0]
     for part in (layer.measured, *(item.measured for item in layer.controls)):
-        assert (part.images, part.convolution_images) == (1, (1, 0))
+        assert part.images == 1
         assert math.isnan(part.convolution_score.value)
         for head in part.heads:
             assert math.isnan(head.distance.error)

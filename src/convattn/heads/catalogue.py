@@ -87,7 +87,6 @@ def register_attention(
     cls: type[nn.Module],
     read: ReadLayout,
     *,
-    pattern: str = "registered",
     heads_first: bool = False,
 ) -> None:
     """Says how the attention of a class of your own is laid out, so that `watch` reads it.
@@ -98,7 +97,6 @@ def register_attention(
     Args:
         cls: The class of the attention module; subclasses are not included. Registering it again replaces its reader.
         read: Called with the `CallContext` of each call; returns the `Layout`, or raises UnsupportedModelError.
-        pattern: What `attention_layers` says of it.
         heads_first: Whether the weights have their heads before their groups, and not after.
 
     Raises:
@@ -112,7 +110,7 @@ def register_attention(
         raise ArgumentError(must_be("cls", "a subclass of nn.Module", cls))
     if not callable(read):
         raise ArgumentError(must_be_a("read", "a function from a call to a layout", read))
-    _registered[cls] = AttentionClass(pattern, read, heads_first)
+    _registered[cls] = AttentionClass("registered", read, heads_first)
 
 
 def attention_class(module: nn.Module) -> AttentionClass | None:
@@ -209,15 +207,15 @@ def layers_to_read(
     every = attention_layers(model)
     names = [layer.name for layer in every]
     kind = "attention layers"
-    wanted = patterns("layers", layers, names, kind)
+    wanted = patterns("layers", layers, names, kind) or ("*",)
     unwanted = patterns("without", without, names, kind) or ()
-    for pattern in wanted or ():
+    for pattern in wanted:
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
     modules: dict[nn.Module, str] = {}
     for layer in every:
-        named = wanted is None or matches([layer.name], wanted)
-        if layer.refused is None and named and not matches([layer.name], unwanted):
+        named = matches([layer.name], wanted) and not matches([layer.name], unwanted)
+        if named and layer.refused is None:
             modules[model.get_submodule(layer.name)] = layer.name
     return modules

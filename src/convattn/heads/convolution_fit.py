@@ -33,22 +33,11 @@ class ConvolutionFit:
         """Starts without images."""
         self.grid = grid
         self.kernel_size = kernel_size
-        self.fitted = 0  # Number of images fitted to
         self.errors: list[Float64[Tensor, " images"]] = []
         self.totals: list[Float64[Tensor, " images"]] = []
         self._basis: Float[Tensor, "channels components"] | None = None
         self._sums: dict[str, Tensor] = {}
         self._weights: tuple[Tensor, Tensor, Tensor] | None = None  # With bias and mean output
-
-    @property
-    def components(self) -> int:
-        """Principal components of the input that are seen; 0 before the first batch."""
-        return 0 if self._basis is None else self._basis.shape[1]
-
-    @property
-    def images(self) -> tuple[int, int]:
-        """Images fitted to, and images scored."""
-        return self.fitted, sum(map(len, self.errors))
 
     def fit(
         self,
@@ -71,7 +60,6 @@ class ConvolutionFit:
         }
         for name, value in added.items():
             self._sums[name] = self._sums.get(name, 0) + value.double()
-        self.fitted += len(x)
 
     def score(
         self,

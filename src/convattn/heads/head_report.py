@@ -107,9 +107,6 @@ class LayerStatistics:
     images: int  # Number of images
     heads: tuple[HeadStatistics, ...] = field(repr=False)  # The heads
     convolution_score: Estimate  # R² of the best convolution of the layer's input, on held-out images; a lower bound
-    # Principal components of the input that this convolution sees, or all channels; 0 where it was not measured
-    convolution_components: int
-    convolution_images: tuple[int, int]  # Images that it was fitted to and held out
 
     def mean(self, name: str) -> float:
         """Returns the mean of a number, such as "distance", over the heads that have one; nan if none has."""

@@ -70,23 +70,17 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
 def _snapshot(epoch: int, step: int, layer: int, rows: list[dict[str, float]]) -> HeadSnapshot:
     """Makes a snapshot of rows in the order of the heads; ValueError says what is wrong with them."""
     place = f"step {step}, layer {layer}"
-    centres = []
-    precisions = []
-    for row in rows:
-        row_col = row["precision_row_col"]
-        centres.append([row["centre_row"], row["centre_col"]])
-        precisions.append(
-            [[row["precision_row_row"], row_col], [row_col, row["precision_col_col"]]]
-        )
-    snapshot = HeadSnapshot(
-        epoch, step, layer, np.array(centres, float), np.array(precisions, float)
-    )
-    finite = np.isfinite(snapshot.centres).all() and np.isfinite(snapshot.precisions).all()
-    if min(epoch, step, layer) < 0 or not finite:
+    columns = {name: np.array([row[name] for row in rows], float) for name in HEAD_COLUMNS}
+    if min(epoch, step, layer) < 0 or not np.isfinite(list(columns.values())).all():
         raise ValueError(
             f"{place}: numbers must be finite, and steps, epochs and layers count from 0"
         )
     heads = [row["head"] for row in rows]
     if heads != list(range(len(rows))):
         raise ValueError(f"{place} must have each head once, but has {heads}")
-    return snapshot
+    centres = [columns["centre_row"], columns["centre_col"]]
+    row_col = columns["precision_row_col"]
+    precisions = np.array(
+        [[columns["precision_row_row"], row_col], [row_col, columns["precision_col_col"]]]
+    )
+    return HeadSnapshot(epoch, step, layer, np.stack(centres, 1), np.moveaxis(precisions, 2, 0))

@@ -7,7 +7,7 @@ a power of two, so that weights of 0 and 1 stay exact.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
 
@@ -131,17 +131,12 @@ class HeadSums:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "HeadSums":
         """Returns the sums with every tensor changed."""
-        changed = {}
-        for item in fields(self):
-            changed[item.name] = change(getattr(self, item.name))
-        return HeadSums(**changed)
+        return HeadSums(**{name: change(part) for name, part in vars(self).items()})
 
     def plus(self, other: "HeadSums") -> "HeadSums":
         """Adds sums of other images."""
-        total = {}
-        for item in fields(self):
-            total[item.name] = getattr(self, item.name) + getattr(other, item.name)
-        return HeadSums(**total)
+        parts = vars(other)
+        return HeadSums(**{name: part + parts[name] for name, part in vars(self).items()})
 
 
 def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:

@@ -125,25 +125,14 @@ def fit_logs(
 ) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
     """Fits ln w(δ), Σ w = 1, by maximum likelihood: each displacement gets the attention that was measured at it.
 
-    Also returns which heads have settled: nearly all but those that look beyond the border.
+    Also returns which heads have settled: nearly all but those that look beyond the border. The gradient of the
+    log-likelihood in ln w is what was measured less what w gives; its curvature is taken to be twice the diagonal,
+    which keeps steps safe. Sharing out in proportion would take n rounds to bring a weight that should be 0 down to
+    1/n.
     """
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
-    weights, settled = _in_rounds(measured, _keys_by_displacement(pairs), pairs)
-    return weights.log().log_softmax(dim=1), settled
-
-
-def _in_rounds(
-    measured: Float64[Tensor, "heads displacements"],
-    keys: Float64[Tensor, "queries displacements"],
-    pairs: Pairs,
-) -> tuple[Float64[Tensor, "heads displacements"], Bool[Tensor, " heads"]]:
-    """Returns weights, and which heads have settled.
-
-    The gradient of the log-likelihood in ln w is what was measured less what w gives; its curvature is taken to be
-    twice the diagonal, which keeps steps safe. Sharing out in proportion would take n rounds to bring a weight that
-    should be 0 down to 1/n.
-    """
+    keys = _keys_by_displacement(pairs)
     weights = measured / pairs.counts
     rounds = 0
     while True:
@@ -151,7 +140,7 @@ def _in_rounds(
         fitted = weights * (inverse @ keys)
         settled = _settled(measured, fitted)
         if rounds == _ROUNDS or bool(settled.all()):
-            return weights, settled
+            return weights.log().log_softmax(dim=1), settled
         curvature = fitted - weights.square() * (inverse.square() @ keys)
         step = (measured - fitted) / (2 * curvature.clamp_min(0) + _LEAST)
         weights = weights * step.clamp(-1, 1).exp()

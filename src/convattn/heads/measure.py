@@ -155,20 +155,9 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
             )
         )
     explained = Estimate(nan, nan)
-    components = 0
-    images = (0, 0)
-    convolution = layer.convolution
-    if convolution is not None:
-        explained = convolution.estimate(GROUPS)
-        components = convolution.components
-        images = convolution.images
-    return LayerStatistics(
-        images=int(total.images),
-        heads=tuple(heads),
-        convolution_score=explained,
-        convolution_components=components,
-        convolution_images=images,
-    )
+    if layer.convolution is not None:
+        explained = layer.convolution.estimate(GROUPS)
+    return LayerStatistics(int(total.images), tuple(heads), explained)
 
 
 def _head_numbers(

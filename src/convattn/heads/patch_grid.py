@@ -1,5 +1,6 @@
 """The grid of patches for which heads were measured: a network refuses images that it cuts into another."""
 
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import nn
@@ -11,20 +12,19 @@ from convattn.heads.families.attention_class import PatchCounter
 
 
 @final
+@dataclass(frozen=True)
 class PatchGrid:
     """Forward pre-hook of the module that cuts images into patches: refuses other rows and columns of them.
 
     An attention layer receives a sequence of tokens, whose number does not tell 2 × 8 from 4 × 4 patches.
 
     Attributes:
-        sizes: Rows and columns.
+        sizes: Rows and columns on which heads were measured.
         count: Returns rows and columns, given that module and the height and width of an image.
     """
 
-    def __init__(self, sizes: tuple[int, ...], count: PatchCounter) -> None:
-        """Takes the rows and columns on which heads were measured."""
-        self.sizes = sizes
-        self.count = count
+    sizes: tuple[int, ...]
+    count: PatchCounter
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Raises ShapeError if an image is cut into other rows and columns."""

@@ -250,11 +250,9 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
 def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
     """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     if is_own(old):
-        if old.content is None:
-            raise UnsupportedModelError(
-                "it has no content: attention_to_conv makes a convolution of it"
-            )
-        raise UnsupportedModelError("heads of this library's layers with content are not replaced")
+        raise UnsupportedModelError(
+            "heads of this library's layers are not replaced; attention_to_conv converts those without content"
+        )
     matrices = read_matrices(old)
     if matrices.heads != len(layer.heads):
         raise ArgumentError(

@@ -138,7 +138,9 @@ def test_hostile_arguments_are_refused(options, error, message):
 
 def test_sizes_that_the_window_does_not_fit_are_refused():
     layer = plain(kernel_size=3, padding=1, padding_mode="reflect")
-    with pytest.raises(ConversionError, match=r"reflect padding of 6 .* give a smaller kernel_size"):
+    with pytest.raises(
+        ConversionError, match=r"reflect padding of 6 .* give a smaller kernel_size"
+    ):
         attention_to_conv(layer, spatial=6, kernel_size=13)
     with pytest.raises(ShapeError, match="x must have at least 3"):
         attention_to_conv(plain(kernel_size=3), spatial=2)

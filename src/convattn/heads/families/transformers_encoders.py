@@ -171,13 +171,13 @@ def bert_matrices(attention: nn.Module) -> TokenAttention:
     )
 
 
-def _full_names(classes: Iterable[str]) -> list[str]:
-    """Writes out names like "vit.ViTAttention"."""
-    names = []
+def _by_full_name(classes: Iterable[str], how: AttentionClass) -> dict[str, AttentionClass]:
+    """Says the same of classes, given as "vit.ViTAttention"."""
+    catalogue = {}
     for name in classes:
         family, kind = name.split(".")
-        names.append(f"transformers.models.{family}.modeling_{family}.{kind}")
-    return names
+        catalogue[f"transformers.models.{family}.modeling_{family}.{kind}"] = how
+    return catalogue
 
 
 _VITS = (
@@ -213,26 +213,21 @@ _beit_matrices = partial(_tower_matrices, names=_VIT_NAMES, mask=_BIAS)
 _clip_matrices = partial(_tower_matrices, names=_CLIP_NAMES)
 
 TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
-    **dict.fromkeys(
-        _full_names(_VITS), AttentionClass("global", read_tower, matrices=_vit_matrices)
+    **_by_full_name(_VITS, AttentionClass("global", read_tower, matrices=_vit_matrices)),
+    **_by_full_name(_CLIPS, AttentionClass("global", read_tower, matrices=_clip_matrices)),
+    **_by_full_name(
+        ["beit.BeitAttention"], AttentionClass("global", read_tower, matrices=_beit_matrices)
     ),
-    **dict.fromkeys(
-        _full_names(_CLIPS), AttentionClass("global", read_tower, matrices=_clip_matrices)
-    ),
-    **dict.fromkeys(
-        _full_names(["beit.BeitAttention"]),
-        AttentionClass("global", read_tower, matrices=_beit_matrices),
-    ),
-    **dict.fromkeys(
-        _full_names(["bert.BertSelfAttention"]),
+    **_by_full_name(
+        ["bert.BertSelfAttention"],
         AttentionClass("sequence", read_sequence, matrices=bert_matrices),
     ),
-    **dict.fromkeys(
-        _full_names(["whisper.WhisperAttention"]),
+    **_by_full_name(
+        ["whisper.WhisperAttention"],
         AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
     ),
-    **dict.fromkeys(_full_names(_TOWERS), AttentionClass("global", read_tower)),
-    **dict.fromkeys(_full_names(_SEQUENCES), AttentionClass("sequence", read_sequence)),
+    **_by_full_name(_TOWERS, AttentionClass("global", read_tower)),
+    **_by_full_name(_SEQUENCES, AttentionClass("sequence", read_sequence)),
 }
 """Classes of attention by full name."""
 
