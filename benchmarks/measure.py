@@ -5,7 +5,7 @@ import gc
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ NO_COUNTER = "measured on CUDA and Linux only"
 """Why there is no memory where the system cannot tell."""
 
 _WARM_UPS = 1
+_CPU = torch.device("cpu")
 
 
 def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], None]:
@@ -52,7 +53,11 @@ def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], N
 
 
 def time_rounds(
-    calls: Mapping[str, Callable[[], object]], *, rounds: int, device: torch.device
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device = _CPU,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
     """Times calls in turns: in one round each runs once, and another one begins in the next.
 
@@ -60,6 +65,7 @@ def time_rounds(
         calls: Functions by name; one round more runs before, untimed.
         rounds: Number of rounds, ≥ 1.
         device: Device that is waited for.
+        clock: Tells the seconds; `time.process_time` is disturbed less by other programs.
 
     Returns:
         Seconds of each round, by name.
@@ -71,11 +77,20 @@ def time_rounds(
             first = number % max(len(names), 1)
             for name in names[first:] + names[:first]:
                 _wait(device)
-                began = time.perf_counter()
+                began = clock()
                 calls[name]()
                 _wait(device)
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return {name: tuple(times[_WARM_UPS:]) for name, times in seconds.items()}
+
+
+def ratios(seconds: Mapping[str, Sequence[float]], baseline: str) -> dict[str, list[float]]:
+    """Divides the times of each contender by those of one of them, round by round."""
+    divided = {}
+    for name, times in seconds.items():
+        pairs = zip(times, seconds[baseline], strict=True)
+        divided[name] = [own / base for own, base in pairs]
+    return divided
 
 
 def extra_memory(call: Callable[[], object], device: torch.device) -> int | None:

@@ -3,55 +3,57 @@
     python -m evidence.pages            # writes the pages that differ
     python -m evidence.pages --check    # writes nothing; exit code 1 if a page is not what its records give
 
-A template is a file of the folder templates: Markdown in which `{{ … }}` is worded by `evidence/values.py` from a
-record. Pages of one record are worded by the script that measures it. A template may have a number that looks measured
-only in a line after `{# FILE #}`, which names a file of the repository that has this number, or after
-`{# set NUMBER … #}`, which says that it was chosen, not measured.
+A template is a file of the folder templates: Markdown in which `{{ … }}` is worded from a record, by the modules of
+`WORDS` or by that of the question. A template may have a number that looks measured only in a line after `{# FILE #}`,
+which names a file of the repository that has this number, or after `{# set NUMBER … #}`, which says that it was chosen,
+not measured.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.page import suite_page
-from benchmarks.record import BenchmarkRecord
 from convattn.files import write_atomically
 from convattn.heads import verdict
 from convattn.lab import paper_table
-from evidence import results, studies, values
+from evidence import replacing, results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
 from evidence.certify import __main__ as certify
 from evidence.encodings import __main__ as encodings
-from evidence.pretrained import __main__ as pretrained
-from evidence.results import PAGES, ROOT, new_parser
+from evidence.real_weights import page as real_weights
+from evidence.results import EVIDENCE, PAGES, ROOT, new_parser
 from evidence.sharpness import __main__ as sharpness
 from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
+from evidence.speedrun import centres, operations
 from evidence.sweep import page as sweep
-from evidence.sweep.record import read
-from evidence.text_heads import page as text_heads
 from evidence.trained_networks import page as trained_networks
-from evidence.values import EVIDENCE
+from evidence.vit_heads import heads
 from evidence.vit_heads import page as vit_heads
 from evidence.vit_replaced import page as vit_replaced
 
 TEMPLATES = EVIDENCE / "templates"
 
-SCRIPTS: dict[str, ModuleType] = {
-    "attention-adapters-tables": attention_adapters,
+WORDS = (centres, heads, operations, paper_table, replacing, results, studies, verdict, values)
+"""Modules whose names templates use as they are, the last one of several."""
+
+QUESTIONS = {
+    "attention_adapters": attention_adapters,
     "certify": certify,
-    "pretrained-tables": pretrained,
+    "encodings": encodings,
+    "real_weights": real_weights,
     "sharpness": sharpness,
-    "speech-heads": speech_heads,
-    "text-heads": text_heads,
-    "trained-networks-tables": trained_networks,
-    "vit-heads": vit_heads,
-    "vit-replaced": vit_replaced,
+    "speech_heads": speech_heads,
+    "speedrun": speedrun,
+    "sweep": sweep,
+    "trained_networks": trained_networks,
+    "vit_heads": vit_heads,
+    "vit_replaced": vit_replaced,
 }
-"""Pages of one record, and the module whose `page` words it; the record lies beside the module."""
+"""Modules whose names templates use after the name of their question."""
 
 MEASURED = re.compile(
     r"\d+\.\d+|\d{1,3}(?:,\d{3})+|\d+ of \d+|\d+(?= ?(?:%|ms|s|points?|times|core hours|[GM]i?B)(?!\w))"
@@ -68,24 +70,9 @@ SHOWN_AS_TYPED = re.compile(
 """What is no prose of a template: holes, loops, code, addresses."""
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Lists every page: its file, and the text that the records give."""
-    for name, module in SCRIPTS.items():
-        record = values.record(f"{Path(str(module.__file__)).parent.name}/{_record(name)}.json")
-        yield PAGES / f"{name}.md", module.page(record)
-    for name in ("layers", "networks-speed", "sequences"):
-        suite = BenchmarkRecord.load(EVIDENCE / "speed" / f"{name}.json")
-        yield PAGES / f"{name}-tables.md", suite_page(suite)
-    yield PAGES / "networks-tables.md", sweep.page(read(EVIDENCE / "sweep" / "networks.jsonl"))
-    yield PAGES / "speedrun-tables.md", speedrun.page(EVIDENCE / "speedrun")
-    looks = values.record("encodings/encodings.json")
-    yield PAGES / "encodings-tables.md", encodings.page(EVIDENCE / "encodings" / "table", looks)
-    for file in sorted(TEMPLATES.rglob("*.md")):
-        yield page_of(file), rendered(file)
-
-
-def _record(page: str) -> str:
-    return page.removesuffix("-tables")
+def pages() -> dict[Path, str]:
+    """Returns every page: its file, and the text that the records give."""
+    return {page_of(file): rendered(file) for file in sorted(TEMPLATES.rglob("*.md"))}
 
 
 def page_of(template: Path) -> Path:
@@ -102,19 +89,12 @@ def rendered(template: Path) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for module in (
-        results,
-        paper_table,
-        sharpness,
-        speedrun,
-        studies,
-        verdict,
-        values,
-    ):
+    for module in WORDS:
         environment.globals |= vars(module)
-        environment.filters |= {name: one for name, one in vars(module).items() if callable(one)}
-    environment.globals["replaced_answer"] = vit_replaced.answer
-    environment.globals["speech_replaced_answer"] = speech_heads.answer
+        for name, one in vars(module).items():
+            if getattr(one, "__module__", None) == module.__name__:
+                environment.filters[name] = one
+    environment.globals |= {**QUESTIONS, "suite_page": suite_page}
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 
 
@@ -178,7 +158,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="list what differs and write nothing")
     only_check = parser.parse_args().check
-    given, shown = dict(pages()), committed()
+    given, shown = pages(), committed()
     for file, text in given.items():
         if not only_check and text != shown.get(file):
             write_atomically(file, text)

@@ -195,6 +195,11 @@ def _curve_of(
     return list(values), [sum(some) / len(some) for some in values.values()]
 
 
+def draws(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Counts the draws of random heads."""
+    return len({row["kind"] for row in rows if row["kind"].startswith("random")})
+
+
 def curve_table(rows: Sequence[Mapping[str, Any]], numbers: Mapping[str, str]) -> str:
     """Lists each count with every kind; random heads from the least to the most of their draws."""
     lines = []

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ from convattn.provenance import describe_hardware, describe_versions, find_revis
 ROOT = Path(__file__).parents[1]
 """The folder of the repository."""
 
+EVIDENCE = ROOT / "evidence"
+"""The folder of the questions."""
+
 PAGES = ROOT / "docs" / "results"
 """The folder of the pages of results."""
 
@@ -26,36 +28,28 @@ BUSY = "Other programs ran at the same time: single times say little, ratios mor
 _CIFAR10 = "CONVATTN_CIFAR10"
 
 
-def new_parser(description: str | None) -> argparse.ArgumentParser:
-    """Makes a parser whose help is the docstring of a script, as it is written."""
-    return argparse.ArgumentParser(
+SHARED: dict[str, dict[str, Any]] = {
+    "folder": {"type": Path, "help": "folder of what is measured on"},
+    "--work": {"type": Path, "required": True, "help": "folder of what is measured; kept"},
+    "--rounds": {"type": int, "default": 9, "help": "turns for each time"},
+    "--busy": {"action": "store_true", "help": "say that other programs ran as well"},
+}
+"""Options that several scripts have."""
+
+
+def new_parser(description: str | None, *shared: str) -> argparse.ArgumentParser:
+    """Makes a parser whose help is the docstring of a script, as it is written, with some of the shared options."""
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def add_timing(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a script that times by turns."""
-    parser.add_argument("--rounds", type=int, default=9, help="turns for each time")
-    parser.add_argument("--busy", action="store_true", help="say that other programs ran as well")
-
-
-def add_work(parser: argparse.ArgumentParser) -> None:
-    """Adds the folder of a script that goes on where it was stopped."""
-    parser.add_argument(
-        "-w", "--work", type=Path, required=True, help="folder of what is measured; kept"
-    )
+    for option in shared:
+        parser.add_argument(option, **SHARED[option])
+    return parser
 
 
 def cifar10() -> ImageDataset:
     """Loads CIFAR-10 from the folder that the variable CONVATTN_CIFAR10 names."""
     return load_cifar10(os.environ.get(_CIFAR10))
-
-
-def clocked(call: Callable[..., object], *arguments: object) -> float:
-    """Returns the seconds that a call takes."""
-    start = time.perf_counter()
-    call(*arguments)
-    return time.perf_counter() - start
 
 
 def kept(file: Path, measure: Callable[[], Any]) -> Any:
@@ -66,18 +60,18 @@ def kept(file: Path, measure: Callable[[], Any]) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def environment(module: str, *packages: str) -> dict[str, Any]:
+def environment(script: str, *packages: str) -> dict[str, Any]:
     """Describes how and where this process measures, as every record says it.
 
     Args:
-        module: The script, as ``python -m`` takes it.
+        script: The script's `__file__`, in the folder of its question.
         packages: Distributions beside torch whose versions matter.
 
     Returns:
         The command, in which an absolute path is its last part alone; hardware, versions, and the code's revision.
     """
     words = [portable_path(Path(word)) if word.startswith("/") else word for word in sys.argv[1:]]
-    command = shlex.join(["python", "-m", module, *words])
+    command = shlex.join(["python", "-m", f"evidence.{Path(script).parent.name}", *words])
     if _CIFAR10 in os.environ:
         command = f"{_CIFAR10}=FOLDER {command}"
     return {
@@ -93,6 +87,12 @@ def versions_in_words(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
 
 
-def publish(record: Path, content: Mapping[str, Any]) -> None:
-    """Writes a record; ``python -m evidence.pages`` then writes its page."""
-    write_atomically(record, json.dumps(content, indent=1) + "\n")
+def record_of(script: str) -> Path:
+    """Returns the record of a question: it lies beside the script, and has the name of their folder."""
+    folder = Path(script).parent
+    return folder / f"{folder.name.replace('_', '-')}.json"
+
+
+def publish(script: str, content: Mapping[str, Any]) -> None:
+    """Writes the record of a question; ``python -m evidence.pages`` then writes its page."""
+    write_atomically(record_of(script), json.dumps(content, indent=1) + "\n")

@@ -1,15 +1,20 @@
 """What pages of studies share: finished runs, spreads over seeds, paired differences, where the numbers come from."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from convattn.lab.study_record import difference_in_words, paired_difference
+from convattn.heads import HeadSnapshot, read_heads
+from convattn.lab.study_record import difference_in_words
 from convattn.lab.tables import markdown_table
+from evidence.results import EVIDENCE
+
+Layers = list[np.ndarray]
+"""Centres of the heads of each layer, (row, col) in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +27,38 @@ class TrainedRun:
     epochs: list[dict[str, Any]]
 
     @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.record["seed"]
+
+    @property
     def results(self) -> dict[str, float]:
         """Final numbers by name."""
         return self.record["results"]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Test accuracy after each epoch."""
+        return [epoch["test_accuracy"] for epoch in self.epochs]
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether it has a record of where its heads looked."""
+        return (self.folder / "heads.parquet").exists()
+
+    def heads(self, epochs: Iterable[int]) -> list[list[HeadSnapshot]]:
+        """Reads the heads of each layer as they were after some epochs."""
+        kept = read_heads(self.folder)
+        steps = [kept[-1].step * epoch // len(self.epochs) for epoch in epochs]
+        return [[layer for layer in kept if layer.step == step] for step in steps]
+
+    def ends(self) -> list[list[HeadSnapshot]]:
+        """Reads the heads of each layer at the start and at the end."""
+        return self.heads([0, len(self.epochs)])
+
+    def centres(self, epochs: Iterable[int]) -> list[Layers]:
+        """Reads the centres of each layer after some epochs."""
+        return [[layer.centres for layer in layers] for layers in self.heads(epochs)]
 
     def minutes_to(self, accuracy: float) -> float | None:
         """Returns the minutes of training and tests after which a test accuracy was first reached; None if never."""
@@ -36,65 +70,92 @@ class TrainedRun:
         return None
 
 
-def read_study(folder: Path) -> tuple[dict[str, Any], list[TrainedRun]]:
-    """Reads a study and its finished runs."""
-    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    return study, [_read_run(folder / run["folder"], run["label"]) for run in study["runs"]]
+@dataclass(frozen=True)
+class Study:
+    """Finished runs of a folder, by network and seed."""
+
+    runs: dict[str, dict[int, TrainedRun]]
+
+    @property
+    def all(self) -> list[TrainedRun]:
+        """All runs, by network and seed."""
+        return [run for label in self.runs for run in self.of(label)]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds that all networks have finished."""
+        return sorted(set.intersection(*map(set, self.runs.values())))
+
+    def of(self, label: str) -> list[TrainedRun]:
+        """Lists the runs of a network by seed."""
+        return [self.runs[label][seed] for seed in self.seeds]
+
+    def first(self, label: str) -> dict[str, Any]:
+        """Returns the record of the first seed."""
+        return self.of(label)[0].record
+
+    def accuracy(self, label: str, view: str = "test_accuracy") -> list[float]:
+        """Lists test accuracies by seed."""
+        return [run.results[view] for run in self.of(label)]
+
+    def less(self, label: str, baseline: str) -> list[float]:
+        """Lists differences of accuracy of the same seed, in points."""
+        return less(self.accuracy(label), self.accuracy(baseline))
+
+    def epochs(self, label: str) -> int:
+        """Returns the epochs of a network's runs."""
+        return len(self.of(label)[0].epochs)
+
+    def centres(self, label: str, epoch: int) -> list[Layers]:
+        """Returns the centres of the heads of each run after an epoch."""
+        return [run.centres([epoch])[0] for run in self.of(label)]
 
 
-def finished_runs(folder: Path) -> list[TrainedRun]:
-    """Reads the finished runs of a folder, which are named NETWORK-SEED, in the order of these names."""
-    places = sorted(file.parent for file in folder.glob("*/record.json"))
-    return [_read_run(place, place.name.rsplit("-", 1)[0]) for place in places]
+def study(folder: str | Path) -> Study:
+    """Reads the finished runs of a folder, from the folder of evidence; theirs are named NETWORK-SEED."""
+    runs: dict[str, dict[int, TrainedRun]] = {}
+    for file in sorted((EVIDENCE / folder).glob("*/record.json")):
+        run = read_run(file.parent)
+        runs.setdefault(run.label, {})[run.seed] = run
+    return Study(runs)
 
 
-def _read_run(place: Path, label: str) -> TrainedRun:
+def less(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Lists differences of two lists of fractions, in points."""
+    return [100 * (a - b) for a, b in zip(one, other, strict=True)]
+
+
+def read_run(place: Path) -> TrainedRun:
+    """Reads a finished run."""
     record = json.loads((place / "record.json").read_text(encoding="utf-8"))
     lines = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return TrainedRun(place, label, record, [json.loads(line) for line in lines])
+    return TrainedRun(
+        place, place.name.rsplit("-", 1)[0], record, [json.loads(line) for line in lines]
+    )
 
 
-def compared(runs: Sequence[TrainedRun], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Compares pairs of networks seed by seed, as far as they are there."""
-    seeds: dict[str, dict[int, float]] = {}
-    for run in runs:
-        seeds.setdefault(run.label, {})[run.record["seed"]] = run.results["test_accuracy"]
-    differences = []
+def difference_table(study: Study, pairs: Iterable[tuple[str, str]], what: str) -> str:
+    """Tabulates differences of accuracy with the same seed, in points; `what` heads the column of networks."""
+    rows = []
     for one, other in pairs:
-        if one in seeds and other in seeds:
-            pair = paired_difference(one, other, seeds[one], seeds[other])
-            differences += [] if pair is None else [asdict(pair)]
-    return differences
+        accuracies = zip(study.accuracy(one), study.accuracy(other), strict=True)
+        values = [a - b for a, b in accuracies]
+        shown = ", ".join(f"{100 * value:+.2f}" for value in values)
+        rows.append([f"`{one}`", f"`{other}`", difference_in_words(values), shown])
+    return markdown_table([what, "less", "mean", "by seed"], rows)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Words mean and standard deviation (n − 1) of fractions, in percent."""
     mean = f"{100 * float(np.mean(values)):.{digits}f}"
-    return (
-        f"{mean} %"
-        if len(values) == 1
-        else f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
-    )
+    if len(values) == 1:
+        return f"{mean} %"
+    return f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
 
 
-def difference_table(differences: Sequence[dict[str, Any]], what: str) -> str:
-    """Tabulates paired differences of accuracy, in points; `what` heads the recipes' column."""
-    rows = []
-    for item in differences:
-        shown = ", ".join(f"{100 * value:+.2f}" for value in item["values"])
-        rows.append(
-            [
-                f"`{item['label']}`",
-                f"`{item['baseline']}`",
-                difference_in_words(item["values"]),
-                shown,
-            ]
-        )
-    return markdown_table([what, "less", "mean", "by seed"], rows)
-
-
-def provenance(command: str, runs: Sequence[TrainedRun], warnings: Sequence[str] = ()) -> str:
-    """Says which command, data and machine the numbers come from."""
+def provenance(command: str, study: Study, warnings: Sequence[str] = ()) -> str:
+    """Says which command, data and machine the numbers of a study come from."""
+    runs = study.all
     first = runs[0].record
     hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
     revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))

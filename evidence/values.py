@@ -3,100 +3,26 @@
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean as mean
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from benchmarks.record import BenchmarkRecord, CaseResult, Spread
 from benchmarks.report import fit_exponent
 from convattn import load_recipe
-from convattn.heads import read_heads
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.study_record import t_interval
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
-from evidence.certify.__main__ import read_cases
-from evidence.real_weights.__main__ import BACK, PLANNED, SOFTMAX
-from evidence.sharpness.__main__ import SharpnessCurve
-from evidence.speedrun.__main__ import (
-    TRAIN_IMAGES,
-    attention_on_taps,
-    away_from_pixels,
-    by_chance,
-    drawn,
-    network_of,
-    sides_of,
-    taps_of_all,
-    taps_with_a_centre,
-)
-from evidence.sweep.record import families, read
-
-EVIDENCE = Path(__file__).parent
-
-WAYS = (PLANNED, SOFTMAX, BACK)
-"""Conversions of networks with trained weights, in the order of their columns."""
-
-Layers = list[np.ndarray]
-"""Centres of the heads of each layer, (row, col) in pixels."""
+from evidence.results import EVIDENCE, ROOT
+from evidence.speedrun.operations import TRAIN_IMAGES
+from evidence.studies import Study
 
 
 def record(file: str) -> Any:
     """Reads a JSON file, named from the folder of evidence."""
     return json.loads((EVIDENCE / file).read_text(encoding="utf-8"))
-
-
-@dataclass(frozen=True)
-class Study:
-    """Finished runs of a folder: the records by network and seed."""
-
-    folder: Path
-    runs: dict[str, dict[int, dict[str, Any]]]
-
-    @property
-    def seeds(self) -> list[int]:
-        """Seeds that all networks have finished."""
-        return sorted(set.intersection(*map(set, self.runs.values())))
-
-    def first(self, label: str) -> dict[str, Any]:
-        """Returns the record of the first seed."""
-        return self.runs[label][self.seeds[0]]
-
-    def accuracy(self, label: str, view: str = "test_accuracy") -> list[float]:
-        """Lists test accuracies by seed."""
-        return [self.runs[label][seed]["results"][view] for seed in self.seeds]
-
-    def less(self, label: str, baseline: str) -> list[float]:
-        """Lists differences of accuracy of the same seed, in points."""
-        return less(self.accuracy(label), self.accuracy(baseline))
-
-    def epochs(self, label: str) -> int:
-        """Returns the epochs of a network's runs."""
-        return int(self.first(label)["recipe"]["training"]["epochs"])
-
-    def centres(self, label: str, seed: int, epochs: Sequence[int]) -> list[Layers]:
-        """Returns the centres of a run's heads after some of its epochs."""
-        kept = read_heads(self.folder / f"{label}-{seed}")
-        steps = [kept[-1].step * epoch // self.epochs(label) for epoch in epochs]
-        return [[item.centres for item in kept if item.step == step] for step in steps]
-
-
-def study(folder: str) -> Study:
-    """Reads the records of a folder, whose runs are named NETWORK-SEED."""
-    runs: dict[str, dict[int, dict[str, Any]]] = {}
-    for file in sorted((EVIDENCE / folder).glob("*/record.json")):
-        label, seed = file.parent.name.rsplit("-", 1)
-        runs.setdefault(label, {})[int(seed)] = json.loads(file.read_text(encoding="utf-8"))
-    return Study(EVIDENCE / folder, runs)
-
-
-def less(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Lists differences of two lists of fractions, in points."""
-    return [100 * (a - b) for a, b in zip(one, other, strict=True)]
 
 
 def signed(value: float, digits: int = 2, plus: str = "") -> str:
@@ -163,32 +89,14 @@ def fixed(number: float, digits: int = 2) -> str:
     return f"{number:,.{digits}f}"
 
 
-DRAWS = 10_000
-"""Draws of centres where runs are taken together; 1,000 elsewhere."""
-
-
-def chance(
-    layers: Layers,
-    what: Callable[[Any], np.ndarray] = taps_of_all,
-    digits: tuple[int, int] = (1, 0),
-    draws: int = 1000,
-    draw: Callable[..., Layers] = drawn,
-) -> str:
-    """Words what centres by chance give: a mean, and the middle 95 %."""
-    average, low, high = by_chance(layers, what, draws, draw)
-    first, ends = digits
-    return f"{average:.{first}f} ({low:.{ends}f} to {high:.{ends}f})"
-
-
-def as_many_taps(layers: Layers, draw: Callable[[Layers, int], Layers]) -> float:
-    """Returns the share of draws with at least as many taps: a one-sided p."""
-    return float(np.mean(taps_of_all(draw(layers, DRAWS)) >= taps_of_all(layers)))
+def speed_record(name: str) -> BenchmarkRecord:
+    """Reads a record of speed."""
+    return BenchmarkRecord.load(EVIDENCE / "speed" / f"{name}.json")
 
 
 def speed(name: str) -> dict[str, CaseResult]:
     """Reads the cases of a record of speed, by name."""
-    cases = BenchmarkRecord.load(EVIDENCE / "speed" / f"{name}.json").cases
-    return {case.name: case for case in cases}
+    return {case.name: case for case in speed_record(name).cases}
 
 
 def seconds(case: CaseResult, contender: str) -> float:
@@ -239,21 +147,6 @@ def mebibytes(case: CaseResult, contender: str) -> str:
     return f"{(memory or 0) / 2**20:,.0f}"
 
 
-def moved_in(study: Study, label: str) -> list[float]:
-    """Lists the mean distance that the centres of each layer moved in each run, in pixels."""
-    distances = []
-    for seed in study.seeds:
-        start, end = study.centres(label, seed, [0, study.epochs(label)])
-        pairs = zip(start, end, strict=True)
-        distances += [float(np.linalg.norm(b - a, axis=1).mean()) for a, b in pairs]
-    return distances
-
-
-def count_by_epoch(study: Study, label: str, epochs: Sequence[int]) -> list[list[int]]:
-    """Lists the taps that have a centre in each run, after some epochs."""
-    return [at_taps(study, label, epoch) for epoch in epochs]
-
-
 def paper_gap() -> str:
     """Words the paper's accuracy of the learned encoding less that of the quadratic one, in points."""
     rows = {row.recipe: row.accuracy for row in TABLE1}
@@ -298,76 +191,6 @@ def closest(labels: Sequence[str]) -> float:
     return max(high - low for low, high in best)
 
 
-def on_taps(folder: Path) -> list[float]:
-    """Lists the share of attention on the 3 × 3 taps of each layer at the end of a speed run."""
-    kept = read_heads(folder)
-    recipe = json.loads((folder / "record.json").read_text(encoding="utf-8"))["recipe"]
-    last = [item for item in kept if item.step == kept[-1].step]
-    sides = sides_of(network_of(recipe), 32)
-    return [
-        float(attention_on_taps(item.centres, item.precisions, side).mean())
-        for item, side in zip(last, sides, strict=True)
-    ]
-
-
-def shares_on_taps(study: Study, label: str) -> list[str]:
-    """Words the share of attention on the 3 × 3 taps of each layer, in percent, for each seed."""
-    runs = [on_taps(study.folder / f"{label}-{seed}") for seed in study.seeds]
-    return [", ".join(f"{100 * share:.0f}" for share in layers) for layers in runs]
-
-
-def with_mixing(recipe: Mapping[str, Any], mixing: str) -> dict[str, Any]:
-    """Returns the recipe of a speed run with other layers."""
-    return {**recipe, "model": {**recipe["model"], "mixing": mixing}}
-
-
-def first_layers(runs: Iterable[Sequence[int]], count: int) -> list[int]:
-    """Sums the counts of the first layers of each run."""
-    return [sum(layers[:count]) for layers in runs]
-
-
-def farthest_moved(folder: Path, layer: int) -> float:
-    """Returns the largest distance that a centre of a layer moved in a run, in pixels."""
-    kept = [item for item in read_heads(folder) if item.layer == layer]
-    return float(np.linalg.norm(kept[-1].centres - kept[0].centres, axis=1).max())
-
-
-def taps_kept(study: Study, label: str) -> list[list[int]]:
-    """Lists the taps that have a centre in each layer at the end of each run."""
-    runs = [study.centres(label, seed, [study.epochs(label)])[0] for seed in study.seeds]
-    return [[int(taps_with_a_centre(layer)) for layer in layers] for layers in runs]
-
-
-def at_taps(study: Study, label: str, epoch: int) -> list[int]:
-    """Lists the taps that have a centre in each run after an epoch, in all layers together."""
-    runs = [study.centres(label, seed, [epoch])[0] for seed in study.seeds]
-    return [int(taps_of_all(layers)) for layers in runs]
-
-
-def expected_taps(study: Study, label: str, epoch: int) -> list[str]:
-    """Words the mean number of taps that have a centre by chance, of each run."""
-    runs = [study.centres(label, seed, [epoch])[0] for seed in study.seeds]
-    return [fixed(by_chance(layers, taps_of_all)[0], 1) for layers in runs]
-
-
-def away(study: Study, label: str, epoch: int) -> float:
-    """Returns the mean distance of a centre to the nearest pixel after an epoch, over runs."""
-    runs = [study.centres(label, seed, [epoch])[0] for seed in study.seeds]
-    return mean(float(away_from_pixels(layers)) for layers in runs)
-
-
-def together(study: Study, label: str) -> Layers:
-    """Lists the centres of all layers of all runs at their ends."""
-    last = [study.epochs(label)]
-    runs = [study.centres(label, seed, last)[0] for seed in study.seeds]
-    return [layer for layers in runs for layer in layers]
-
-
-def swept() -> list[dict[str, Any]]:
-    """Lists the families of the sweep."""
-    return families(read(EVIDENCE / "sweep" / "networks.jsonl"))
-
-
 def published(recipe: str) -> dict[str, str]:
     """Words the published accuracies of a recipe in percent, and its published size; – where there is none."""
     row = next(row for row in TABLE1 if row.recipe == recipe)
@@ -395,49 +218,6 @@ def paid(rows: Mapping[str, Any], padding: str) -> str:
     return fixed(100 * (row["accuracy_of_attention"] - row["accuracy"]))
 
 
-def on_each_way(task: Mapping[str, Any], network: str) -> list[Mapping[str, Any]]:
-    """Lists how a network of a task was converted, on each way."""
-    ways = {one["way"]: one["conversions"] for one in task["outcomes"]}
-    return [next(row for row in ways[way] if row["network"] == network) for way in WAYS]
-
-
-def shares(task: Mapping[str, Any], network: str) -> list[str]:
-    """Words the errors of a network on each way, in units of their budgets."""
-    return [fixed(row["error"] / row["rounding"]) for row in on_each_way(task, network)]
-
-
-def largest_share(architectures: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the largest share of its budget that the error of an attention layer takes."""
-    layers = [layer for one in architectures for layer in one["layers"]]
-    return max(layer["error"] / layer["budget"] for layer in layers)
-
-
-def families_of(families: Iterable[Mapping[str, Any]], home: str) -> dict[str, int]:
-    """Counts the families of a library: all, passed, passed with leftovers, without a convolution."""
-    own = [line for line in families if line["home"] == home]
-    passed = [line for line in own if line["outcome"] == "passed"]
-    leftovers = [
-        line for line in passed if any(path.get("left_alone") for path in line["paths"].values())
-    ]
-    return {
-        "families": len(own),
-        "passed": len(passed),
-        "leftovers": len(leftovers),
-        "without": sum(line["outcome"] == "no convolution" for line in own),
-    }
-
-
-def unrejected(families: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Lists the networks whose wrong copy was not found."""
-    controls = {
-        line["model"]: [path["control"] for path in line["paths"].values() if "control" in path]
-        for line in families
-    }
-    return [
-        name for name, own in controls.items() if not all(control["rejected"] for control in own)
-    ]
-
-
 def gained(rows: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean accuracy after conversions less that before, in points."""
     return 100 * mean(row["accuracy_after"] - row["accuracy_before"] for row in rows)
@@ -453,52 +233,6 @@ def pythons(content: Mapping[str, Any]) -> str:
     return listed(dict.fromkeys(row["python"].rpartition(".")[0] for row in content["rows"]))
 
 
-def within_budget(tasks: Iterable[Mapping[str, Any]]) -> int:
-    """Counts the networks with trained weights whose errors are within their budgets on every way."""
-    found = [
-        all(row["error"] <= row["rounding"] for row in on_each_way(task, network["name"]))
-        for task in tasks
-        for network in task["networks"]
-    ]
-    return sum(found)
-
-
-def soft_until(curves: Sequence[SharpnessCurve]) -> str:
-    """Words the sharpness below which the bound of two dimensions promises nothing."""
-    return f"{next(curve.soft_until() for curve in curves if curve.dims == 2):g}"
-
-
-def errors_within(curves: Sequence[SharpnessCurve]) -> str:
-    """Words how many errors were measured, and how many of them are within the bound and rounding."""
-    errors = sum(len(curve.measured) * curve.samples for curve in curves)
-    pairs = [
-        measured <= bound + curve.rounding
-        for curve in curves
-        for measured, bound in zip(curve.measured, curve.bound, strict=True)
-    ]
-    within = "all" if all(pairs) else f"{sum(pairs)} of {len(pairs)} largest ones"
-    return f"{errors} errors, {within} within the bound"
-
-
-def planted(content: Mapping[str, Any]) -> dict[str, int]:
-    """Counts the faults that were planted in networks, and what certificates find of them."""
-    cases = read_cases(content)
-    faults = [case for case in cases if case.fault is not None]
-    right = [case for case in cases if case.fault is None]
-    left = [case for case in faults if not case.found]
-    small = ("weight by 1e-05", "weight by 1e-06")
-    return {
-        "networks": len({case.network for case in cases}),
-        "right": sum(not case.found for case in right),
-        "all": len(faults),
-        "found": len(faults) - len(left),
-        "left": len(left),
-        "small": sum(str(case.fault).startswith(small) for case in left),
-        "unmeasured": sum(case.effect is None for case in left),
-        "loose": sum(not case.allclose[1] for case in faults),
-    }
-
-
 def published_epochs() -> int:
     """Returns the epochs of the paper's training."""
     return load_recipe("sa-quadratic").training.epochs
@@ -512,7 +246,7 @@ def hours(step: CaseResult) -> float:
 
 def least(name: str) -> str:
     """Returns the lowest version of Python, or of a package, that the project allows."""
-    project = tomllib.loads((EVIDENCE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = [project["project"]["requires-python"], *project["project"]["dependencies"]]
     line = wanted[0] if name == "python" else next(one for one in wanted if one.startswith(name))
     return line.partition(">=")[2].partition(",")[0]

@@ -10,14 +10,13 @@ Writes analysis-time.json:
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import extra_memory
+from benchmarks.measure import extra_memory, in_a_process_of_its_own, ratios, time_rounds
 from convattn import analyze
 from evidence.results import environment, new_parser, publish
 
@@ -52,39 +51,35 @@ def _set_fused(network: nn.Module, fused: bool) -> None:
             setattr(module, "fused_attn", fused)  # noqa: B010 - timm's plain attribute, which types take for a tensor
 
 
+def memory(name: str, images: int) -> int | None:
+    """Measures the memory of a contender, in a process that has loaded all code."""
+    torch.set_num_threads(1)
+    contenders(torch.randn(3, 3, SIZE, SIZE))[name]()
+    call = contenders(torch.randn(images, 3, SIZE, SIZE))[name]
+    return extra_memory(call, torch.device("cpu"))
+
+
 def measure_all(images: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Measures every contender in every round, each time in another order."""
     torch.manual_seed(0)
-    contenders(torch.randn(3, 3, SIZE, SIZE))[CONTROLS]()  # loads all code
     calls = contenders(torch.randn(images, 3, SIZE, SIZE))
-    names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    memory = dict.fromkeys(names, 0)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            began = time.process_time()
-            extra = extra_memory(calls[name], torch.device("cpu"))
-            seconds[name].append(time.process_time() - began)
-            memory[name] = max(memory[name], extra or 0)
-            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
+    seconds = time_rounds(calls, rounds=rounds, clock=time.process_time)
+    by_round = ratios(seconds, EXPLICIT)
     measured = {}
-    for name in names:
-        pairs = zip(seconds[name], seconds[EXPLICIT], strict=True)
-        ratios = [own / explicit for own, explicit in pairs]
-        measured[name] = {"seconds": seconds[name], "bytes": memory[name], "ratios": ratios}
+    for name, times in seconds.items():
+        held = in_a_process_of_its_own(memory, name, images)
+        measured[name] = {"seconds": times, "bytes": held, "ratios": by_round[name]}
     return measured
 
 
 def main() -> None:
     """Measures, and writes the record."""
-    parser = new_parser(__doc__)
+    parser = new_parser(__doc__, "--rounds")
     parser.add_argument("--images", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     record = {
-        **environment("evidence.analysis_time", "timm"),
+        **environment(__file__, "timm"),
         "network": NETWORK,
         "size": SIZE,
         "images": options.images,
@@ -92,8 +87,7 @@ def main() -> None:
         "rounds": options.rounds,
         "measured": measure_all(options.images, options.rounds),
     }
-    file = Path(__file__).with_name("analysis-time.json")
-    publish(file, record)
+    publish(__file__, record)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ budget, or the script fails. Writes attention-adapters.json:
 """
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,45 +19,7 @@ from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 from convattn.lab.tables import markdown_table
 from evidence.attention_adapters.subjects import SUBJECTS, Subject
-from evidence.results import environment, new_parser, publish, versions_in_words
-
-PAGE = """\
-# Attention weights of {total} architectures
-
-Which architectures can [`watch`](../reference/adapters.md) read, and are the weights right? Each network below has
-random weights and sees one standard normal image, text or sound of its native size (n = 1 each, seed 0). For every
-attention layer the weights are computed from what the module hands to its kernel, and weights × values is compared
-with what the module itself computed.
-
-{read} architectures with {layers} layers were read: the largest error takes {worst:.0%} of its
-[budget](../explanation/error-budget.md), and the rows of {normalised} layers sum to one ({exceptions}). {refused}
-architectures are refused, with a reason.
-
-## Read
-
-"Depth" is the number of layers built, where that is fewer than the network has. Error / budget is the largest over the
-layers. How each layout was found is in
-[attention-adapters.json](../../evidence/attention_adapters/attention-adapters.json).
-
-{table}
-
-Layers of these networks that are known and not read, with their reasons:
-
-{skipped}
-
-## Refused
-
-{refusals}
-
-## How it was measured
-
-    {command}
-
-{hardware[processor]}, {hardware[threads]} thread(s); {versions}; float32; revision {revision}; {seconds:.0f} s in all.
-
-Not covered: trained weights, half precision, other image sizes. That tokens lie where the layouts say is shown by
-tests, which move one position of small networks of every pattern and look at which queries and keys change.
-"""
+from evidence.results import environment, new_parser, publish
 
 _COLUMNS = [
     "architecture",
@@ -72,35 +32,22 @@ _COLUMNS = [
     "rows sum to 1",
 ]
 
-
-@dataclass
-class Reading:
-    """What was found in one architecture."""
-
-    name: str
-    library: str
-    input: list[int]
-    note: str
-    layers: list[dict[str, Any]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # Reason by class
-    refused: str | None = None
-
-    @property
-    def share(self) -> float:
-        """Largest share of its budget that an error takes."""
-        return max(layer["error"] / layer["budget"] for layer in self.layers)
+Reading = Mapping[str, Any]
+"""What was found in one architecture."""
 
 
-def read(subject: Subject) -> Reading:
+def read(subject: Subject) -> dict[str, Any]:
     """Builds an architecture and reads its layers."""
     torch.manual_seed(0)
     network = subject.build()
     given = subject.draw()
-    shape = list(next(iter(given.values())).shape if isinstance(given, dict) else given.shape)
-    found = Reading(subject.name, subject.library, shape, subject.note)
+    tensor = next(iter(given.values())) if isinstance(given, dict) else given
+    layers: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
+    refused = None
 
     def note(call: AttentionCall) -> None:
-        found.layers.append(
+        layers.append(
             {
                 "name": call.name,
                 "kind": call.kind,
@@ -117,64 +64,64 @@ def read(subject: Subject) -> Reading:
 
     try:
         known = attention_layers(network)
-        found.skipped = {layer.kind: layer.refused for layer in known if layer.refused is not None}
+        skipped = {layer.kind: layer.refused for layer in known if layer.refused is not None}
         watch(network, given, note)
     except (UnsupportedModelError, ArgumentError) as error:
-        found.refused, found.layers = str(error), []
-    return found
+        refused, layers = str(error), []
+    return {
+        "name": subject.name,
+        "library": subject.library,
+        "input": list(tensor.shape),
+        "note": subject.note,
+        "layers": layers,
+        "skipped": skipped,
+        "refused": refused,
+    }
 
 
-def page(record: Mapping[str, Any]) -> str:
-    """Writes the page; every number comes from the readings."""
-    readings = [Reading(**reading) for reading in record["architectures"]]
-    done = [reading for reading in readings if reading.refused is None]
-    layers: list[dict[str, Any]] = []
-    skipped: dict[str, str] = {}
-    for reading in done:
-        layers += reading.layers
-        skipped |= reading.skipped
-    plain = {layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]}
-    refusals = []
+def largest_share(readings: Iterable[Reading]) -> float:
+    """Returns the largest share of its budget that the error of a layer takes."""
+    layers = [layer for reading in readings for layer in reading["layers"]]
+    return max(layer["error"] / layer["budget"] for layer in layers)
+
+
+def not_normalised(layers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lists the classes whose rows need not sum to one."""
+    return sorted({layer["kind"].rpartition(".")[2] for layer in layers if not layer["normalised"]})
+
+
+def skipped(readings: Iterable[Reading]) -> list[tuple[str, str]]:
+    """Lists the classes that are known and not read, each with its reason."""
+    reasons: dict[str, str] = {}
     for reading in readings:
-        if reading.refused is not None:
-            reasons = _reasons(reading.refused)
-            refusals.append(f"- {reading.name} ({reading.library}): {reasons}")
-    reasons = [f"- `{kind}`: {reason}" for kind, reason in sorted(skipped.items())]
-    return PAGE.format(
-        total=len(readings),
-        read=len(done),
-        layers=len(layers),
-        worst=max(reading.share for reading in done),
-        normalised=sum(layer["normalised"] for layer in layers),
-        exceptions=f"those of {', '.join(sorted(plain))} need not" if plain else "all of them",
-        refused=len(refusals),
-        table=markdown_table(_COLUMNS, [_row(reading) for reading in done]),
-        skipped="\n".join(reasons) or "None.",
-        refusals="\n".join(refusals),
-        versions=versions_in_words(record),
-        **{name: record[name] for name in ("command", "hardware", "revision", "seconds")},
-    )
+        reasons |= reading["skipped"]
+    return sorted(reasons.items())
+
+
+def table(readings: Iterable[Reading]) -> str:
+    """Tabulates the architectures that were read."""
+    return markdown_table(_COLUMNS, map(_row, readings))
 
 
 def _row(reading: Reading) -> list[str]:
+    name, layers = reading["name"], reading["layers"]
     layouts: dict[str, None] = {}
-    for layer in reading.layers:
+    for layer in layers:
         layouts[f"{layer['pattern']} {' × '.join(map(str, layer['grid']))}"] = None
-    prefixes = sorted({layer["prefix"] for layer in reading.layers})
-    whole = all(layer["normalised"] for layer in reading.layers)
+    prefixes = sorted({layer["prefix"] for layer in layers})
     return [
-        f"{reading.name} ({reading.note})" if reading.note else reading.name,
-        reading.library,
-        " × ".join(map(str, reading.input[1:])),
-        f"{len(reading.layers)}",
+        f"{name} ({reading['note']})" if reading["note"] else name,
+        reading["library"],
+        " × ".join(map(str, reading["input"][1:])),
+        f"{len(layers)}",
         ", ".join(layouts),
         ", ".join(map(str, prefixes)),
-        f"{reading.share:.0%}",
-        "yes" if whole else "no",
+        f"{largest_share([reading]):.0%}",
+        "no" if not_normalised(layers) else "yes",
     ]
 
 
-def _reasons(refused: str) -> str:
+def reasons(refused: str) -> str:
     """Returns each reason once, with the classes and the number of layers for which it is given."""
     classes: dict[str, list[str]] = {}
     for line in refused.splitlines()[1:]:
@@ -188,22 +135,21 @@ def _reasons(refused: str) -> str:
 
 
 def main() -> None:
-    """Reads all architectures and writes record and page."""
+    """Reads all architectures and writes the record."""
     new_parser(__doc__).parse_args()
     begun, readings = time.monotonic(), []
     for subject in SUBJECTS:
         reading = read(subject)
         readings.append(reading)
-        print(f"{reading.name}: {reading.refused or len(reading.layers)}", flush=True)
-        if (reading.refused is not None) is not subject.refused:
-            raise SystemExit(f"{reading.name} was to be {'refused' if subject.refused else 'read'}")
+        print(f"{reading['name']}: {reading['refused'] or len(reading['layers'])}", flush=True)
+        if (reading["refused"] is not None) is not subject.refused:
+            raise SystemExit(f"{subject.name} was to be {'refused' if subject.refused else 'read'}")
     record = {
-        **environment("evidence.attention_adapters", "timm", "transformers", "torchvision"),
+        **environment(__file__, "timm", "transformers", "torchvision"),
         "seconds": time.monotonic() - begun,
-        "architectures": [asdict(reading) for reading in readings],
+        "architectures": readings,
     }
-    file = Path(__file__).with_name("attention-adapters.json")
-    publish(file, record)
+    publish(__file__, record)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Writes borders.json, after each network anew:
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure import ratios, time_rounds
 from convattn import freeze, load_network, network_to_conv
 from convattn.data import normalise
 from evidence.pretrained.__main__ import convertible, sources
 from evidence.results import (
-    add_timing,
     cifar10,
-    clocked,
     environment,
     new_parser,
     publish,
@@ -62,7 +62,9 @@ def borders(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any
     attention = scores(network, images)
     rows = {}
     for kind in ("exact", *PADDINGS):
-        options = {"borders": "exact"} if kind == "exact" else {"padding_mode": kind}
+        options: dict[str, Any] = (
+            {"borders": "exact"} if kind == "exact" else {"padding_mode": kind}
+        )
         convolutions, certificate = network_to_conv(network, images=images[:CERTIFIED], **options)
         if kind == "exact":
             convolutions = freeze(convolutions, images[:1])
@@ -84,8 +86,9 @@ def runtimes(
     with tempfile.TemporaryDirectory() as place, torch.no_grad():
         for kind, module in {"attention": network, "exact convolutions": exact}.items():
             file = Path(place) / f"{kind}.onnx"
-            options = {"dynamo": True, "verbose": False, "external_data": False}
-            torch.onnx.export(module, (batch,), file, **options)
+            torch.onnx.export(
+                module, (batch,), file, dynamo=True, verbose=False, external_data=False
+            )
             nodes = onnx.load(file).graph.node
             operators = sorted({f"{node.domain}::{node.op_type}" for node in nodes})
             for runtime, load in {"ONNX Runtime": onnx_runtime, "OpenVINO": openvino}.items():
@@ -96,32 +99,29 @@ def runtimes(
         results = {
             name: compared(attention, scores(run, images), labels) for name, run in runs.items()
         }
-        turns = [[clocked(run, batch) for run in runs.values()] for _ in range(rounds + 1)][1:]
-    times = dict(zip(runs, zip(*turns, strict=True), strict=True))
+        calls = {name: partial(run, batch) for name, run in runs.items()}
+        times = time_rounds(calls, rounds=rounds)
+    by_round = ratios(times, "attention, torch")
     rows = []
     for name, result in results.items():
-        ratios = [
-            own / first for own, first in zip(times[name], times["attention, torch"], strict=True)
-        ]
-        seconds = {"seconds": median(times[name]), "ratio": median(ratios)}
+        seconds = {"seconds": median(times[name]), "ratio": median(by_round[name])}
         rows.append({"run": name, **result, **seconds, **facts[name]})
     return rows
 
 
 def main() -> None:
     """Converts, measures and writes."""
-    parser = new_parser(__doc__)
+    parser = new_parser(__doc__, "--rounds", "--busy")
     parser.add_argument(
         "sources", nargs="*", help="as for load_network; default: all of this repository"
     )
     parser.add_argument("--tests", type=int, default=10_000, help="test images")
-    add_timing(parser)
     options = parser.parse_args()
     data = cifar10()
     images = normalise(data.test.images[: options.tests], data.mean, data.std)
     labels = data.test.labels[: options.tests]
     content: dict[str, Any] = {
-        **environment("evidence.borders", "onnx", "onnxruntime", "openvino"),
+        **environment(__file__, "onnx", "onnxruntime", "openvino"),
         "data": data.record.name,
         "rounds": options.rounds,
         "busy": options.busy,
@@ -136,7 +136,7 @@ def main() -> None:
         content["networks"][name] = borders(network, images, labels)
         if name in EXPORTED:
             content["runtimes"][name] = runtimes(network, images, labels, options.rounds)
-        publish(Path(__file__).with_name("borders.json"), content)
+        publish(__file__, content)
 
 
 if __name__ == "__main__":

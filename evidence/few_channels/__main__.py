@@ -7,16 +7,15 @@ tells how long the operations would take at least. Writes few-channels.json.
 
 import time
 from itertools import product
-from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.measure import make_call
+from benchmarks.measure import make_call, ratios, time_rounds
 from convattn import RelativeAttention2d
-from evidence.results import add_timing, environment, new_parser, publish
+from evidence.results import environment, new_parser, publish
 
 CHANNELS = (16, 64)
 SIZES = (64, 224)
@@ -32,15 +31,7 @@ def compare(channels: int, size: int, rounds: int, *, training: bool) -> dict[st
         "layer": make_call(layer, x, training=training),
         "conv": make_call(nn.Conv2d(channels, channels, 3, padding=1), x, training=training),
     }
-    for call in calls.values():
-        call()
-    taken = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            began = time.process_time()
-            call()
-            taken[name].append(time.process_time() - began)
-    ratios = [own / conv for own, conv in zip(taken["layer"], taken["conv"], strict=True)]
+    taken = time_rounds(calls, rounds=rounds, clock=time.process_time)
     operations = layer.plan(x.shape).flops
     convolution = 18 * channels**2 * size**2
     if training:  # means again, and their two gradients; two gradients of the heads' matrices
@@ -50,8 +41,8 @@ def compare(channels: int, size: int, rounds: int, *, training: bool) -> dict[st
         "channels": channels,
         "size": size,
         "training": training,
-        "milliseconds": {name: 1000 * quantiles(times, n=4)[1] for name, times in taken.items()},
-        "ratio": quantiles(ratios, n=4),
+        "milliseconds": {name: 1000 * median(times) for name, times in taken.items()},
+        "ratio": quantiles(ratios(taken, "conv")["layer"], n=4),
         "operations": operations,
         "operations_of_conv": convolution,
     }
@@ -59,9 +50,7 @@ def compare(channels: int, size: int, rounds: int, *, training: bool) -> dict[st
 
 def main() -> None:
     """Times every case, and writes the record."""
-    parser = new_parser(__doc__)
-    add_timing(parser)
-    options = parser.parse_args()
+    options = new_parser(__doc__, "--rounds", "--busy").parse_args()
     torch.set_num_threads(1)
     rows = []
     for channels, size, training in product(CHANNELS, SIZES, (False, True)):
@@ -71,13 +60,13 @@ def main() -> None:
     torch.bmm(left, left)
     seconds = time.process_time() - began
     content = {
-        **environment("evidence.few_channels"),
+        **environment(__file__),
         "rounds": options.rounds,
         "busy": options.busy,
         "product_rate": 2 * 2048 * left.numel() / seconds,
         "rows": rows,
     }
-    publish(Path(__file__).with_name("few-channels.json"), content)
+    publish(__file__, content)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,20 @@ In the contiguous layout a convolution that pads more than six columns on a side
 code of oneDNN. Padding the images beforehand, or channels-last, avoids it. Conversions of the layout count.
 """
 
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.measure import time_rounds
+from convattn.lab.tables import markdown_table
+from evidence.results import new_parser
+
 CHANNELS = 128
 PIXELS = 56
 KERNELS = (3, 5, 7, 9, 11, 13, 15, 21, 31)
 PADDINGS = (0, 4, 5, 6, 7)
-ROUNDS = 5
 
 
 def contiguous(x: Tensor, kernel: Tensor, padding: int) -> Tensor:
@@ -38,36 +40,30 @@ def padded_before(x: Tensor, kernel: Tensor, padding: int) -> Tensor:
     return functional.conv2d(wide, kernel, groups=CHANNELS)
 
 
-def milliseconds(call: Callable[[], Tensor]) -> float:
-    """Returns the time of the fastest of several calls."""
-    call()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return 1000 * min(times)
+WAYS = {
+    "contiguous, ms": contiguous,
+    "channels-last, ms": channels_last,
+    "padded before, ms": padded_before,
+}
 
 
+@torch.no_grad()
 def main() -> None:
-    """Prints a row for each kernel and padding."""
+    """Prints a row for each kernel and padding, with the fastest of the rounds."""
+    rounds = new_parser(__doc__, "--rounds").parse_args().rounds
     torch.set_num_threads(1)
-    print(
-        f"{torch.backends.cpu.get_cpu_capability()}, 1 thread, 1 x {CHANNELS} x {PIXELS} x {PIXELS}"
-    )
-    print("| kernel | padding | contiguous, ms | channels-last, ms | padded before, ms |")
-    print("|---|---|---|---|---|")
     x = torch.randn(1, CHANNELS, PIXELS, PIXELS)
+    rows = []
     for size in KERNELS:
         kernel = torch.randn(CHANNELS, 1, size, size)
-        same = size // 2
-        for padding in sorted({*PADDINGS, same}):
-            cells = [f"{size} x {size}", str(padding)]
-            for convolve in (contiguous, channels_last, padded_before):
-                with torch.no_grad():
-                    taken = milliseconds(lambda: convolve(x, kernel, padding))  # noqa: B023
-                cells.append(f"{taken:.2f}")
-            print("| " + " | ".join(cells) + " |")
+        for padding in sorted({*PADDINGS, size // 2}):
+            calls = {name: partial(way, x, kernel, padding) for name, way in WAYS.items()}
+            seconds = time_rounds(calls, rounds=rounds).values()
+            times = [f"{1000 * min(own):.2f}" for own in seconds]
+            rows.append([f"{size} x {size}", str(padding), *times])
+    capability = torch.backends.cpu.get_cpu_capability()
+    print(f"{capability}, 1 thread, 1 x {CHANNELS} x {PIXELS} x {PIXELS}")
+    print(markdown_table(["kernel", "padding", *WAYS], rows))
 
 
 if __name__ == "__main__":

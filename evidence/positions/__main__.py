@@ -9,15 +9,14 @@ Needs timm, and a C++ compiler for FlexAttention.
 """
 
 from itertools import product
-from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 import torch
 
-from benchmarks.measure import in_a_process_of_its_own, make_call, time_rounds
+from benchmarks.measure import in_a_process_of_its_own, make_call, ratios, time_rounds
 from evidence.positions.contenders import HEADS, ONE_HOT, PLAIN, THREE, contenders, memory
-from evidence.results import add_timing, environment, new_parser, publish
+from evidence.results import environment, new_parser, publish
 
 SIZES = ((14, 8), (28, 2), (38, 1))
 """Pixels along an axis, and images."""
@@ -34,20 +33,15 @@ def timed(width: int, threads: int, size: int, batch: int, rounds: int, *, train
     calls = {}
     for name, module in contenders(width, size, training=training).items():
         calls[name] = make_call(module.train(training), x, training=training)
-    times = time_rounds(calls, rounds=rounds, device=x.device)
-    ratios = {}
-    for name, taken in times.items():
-        by_round = [own / plain for own, plain in zip(taken, times[PLAIN], strict=True)]
-        ratios[name] = quantiles(by_round, n=4)
+    by_round = ratios(time_rounds(calls, rounds=rounds), PLAIN)
+    quartiles = {name: quantiles(values, n=4) for name, values in by_round.items()}
     setting = {"width": width, "threads": threads, "size": size, "images": batch}
-    return {**setting, "training": training, "ratios": ratios}
+    return {**setting, "training": training, "ratios": quartiles}
 
 
 def main() -> None:
     """Times and measures every case, and writes the record."""
-    parser = new_parser(__doc__)
-    add_timing(parser)
-    options = parser.parse_args()
+    options = new_parser(__doc__, "--rounds", "--busy").parse_args()
     rows = []
     cases = product((32, 64), (1, 2), SIZES, (False, True))
     for width, threads, (size, batch), training in cases:
@@ -56,13 +50,13 @@ def main() -> None:
     for name in (PLAIN, ONE_HOT, THREE):
         taken[name] = [in_a_process_of_its_own(memory, name, size) for size in WIDE]
     content = {
-        **environment("evidence.positions", "timm"),
+        **environment(__file__, "timm"),
         "rounds": options.rounds,
         "busy": options.busy,
         "rows": rows,
         "memory": {"sizes": WIDE, "bytes": taken},
     }
-    publish(Path(__file__).with_name("positions.json"), content)
+    publish(__file__, content)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ pretrained.json:
     CONVATTN_CIFAR10=FOLDER python -m evidence.pretrained
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,13 @@ from convattn import load_network, network_to_attention, network_to_conv
 from convattn.layers import RelativeAttention
 from convattn.networks.pretrained import pretrained_names
 from evidence.results import (
-    BUSY,
     ROOT,
-    add_timing,
     cifar10,
     environment,
     new_parser,
     publish,
 )
 from evidence.trained_networks.measure import BATCH, CERTIFIED, Bench
-from evidence.trained_networks.page import conversion_table
 
 KERNELS = (3, 5, 7)
 """Windows of the convolutions, beside the one that leaves each layer as many taps as it needs."""
@@ -61,38 +58,12 @@ def sources(named: Sequence[str]) -> list[str]:
     return [*(f"convattn:{name}" for name in pretrained_names()), *map(str, folders)]
 
 
-def page(content: Mapping[str, Any]) -> str:
-    """Words the results as Markdown; with another padding rows do not compare, so each has its table."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in content["rows"]:
-        groups.setdefault(row["padding"], []).append(row)
-    tables = []
-    for padding, rows in groups.items():
-        tables.append(f"Padding of the convolutions: {padding}.\n\n{conversion_table(rows)}")
-    hardware = content["hardware"]
-    text = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
-    return text.format(
-        tests=content["data"]["tests"],
-        certified=CERTIFIED,
-        table="\n\n".join(tables),
-        batch=content["batch"],
-        rounds=content["rounds"],
-        command=content["command"],
-        hardware=f"{hardware['processor']}, {hardware['threads']} thread(s)",
-        torch=content["versions"]["torch"],
-        data=content["data"]["name"],
-        revision=content["revision"],
-        busy=f"\n{BUSY}\n" if content["busy"] else "",
-    )
-
-
 def main() -> None:
     """Converts, measures and writes."""
-    parser = new_parser(__doc__)
+    parser = new_parser(__doc__, "--rounds", "--busy")
     parser.add_argument(
         "sources", nargs="*", help="as for load_network; default: all of this repository"
     )
-    add_timing(parser)
     options = parser.parse_args()
     data = cifar10()
     bench, rows = Bench(data, options.rounds), list[dict[str, Any]]()
@@ -101,15 +72,14 @@ def main() -> None:
         if convertible(network):
             rows += conversions(bench, Path(source).name, network)
     content = {
-        **environment("evidence.pretrained"),
+        **environment(__file__),
         "batch": BATCH,
         "rounds": options.rounds,
         "busy": options.busy,
         "data": {"name": data.record.name, "hashes": data.record.hashes, "tests": len(data.test)},
         "rows": rows,
     }
-    record = Path(__file__).with_name("pretrained.json")
-    publish(record, content)
+    publish(__file__, content)
 
 
 if __name__ == "__main__":

@@ -61,51 +61,6 @@ SIZES = {1: (61,), 2: (13, 11), 3: (7, 5, 6)}
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 DTYPES = (torch.float32, torch.float64)
 
-PAGE = """\
-# Sharpness and error
-
-How far is an attention layer made by `conv_to_attention` from its convolution when its heads are only so sharp? A
-quadratic head with the score −α‖δ − Δ‖² gives at most the share ε(α) = θ(e^−α)ⁿ − 1 of its attention to pixels other
-than its own, where θ(x) = 1 + 2 Σ x^(m²) and n is the number of axes. So an output is off by at most 2ε(α) times the
-largest output that an input of that size can have, plus rounding.
-
-![Measured error and bound over sharpness](sharpness.png)
-
-Each point is the largest error of {samples} convolutions, each with inputs of its own, over all outputs, measured
-against the convolution in float64. Errors are in units of max|x| · max over outputs of Σ‖W‖₁, the largest output that
-is possible; in those units the bound is 2ε(α) for every convolution.
-
-## What is seen
-
-All {total} measured errors ({sharpnesses} sharpnesses, {samples} convolutions, 1 to 3 axes, two dtypes) are within
-bound + rounding; the script fails otherwise. There are three regimes:
-
-1. **Soft**: the bound is 1 or more and promises nothing; attention is a blur.
-2. **Exponential decay**: error and bound fall with e^−α (in 2-D, ε ≈ 4e^−α). The largest error is {least:.0%} to
-   {most:.0%} of the bound, which allows for the worst signs of input and weights.
-3. **Floor**: the bound is below what rounding alone does to a sum in that dtype. The error no longer falls; sharper
-   heads gain nothing but one-hot weights.
-
-{regimes}
-
-The borders are the first of the measured sharpnesses at which it is so. Errors, each the largest over the
-convolutions; the last column is in units of the convolution's own largest output:
-
-{errors}
-
-## How it was measured
-
-    {command}
-
-Convolutions 3 wide, from {channels[0]} to {channels[1]} channels as PyTorch initialises them, zero padding of 1, seeds
-0 to {last_seed}. Each gets two standard normal inputs, of sizes {sizes} pixels. Rounding is the
-[error budget](../explanation/error-budget.md), with windows times weights as the second road in the same dtype.
-{hardware[processor]}, {hardware[threads]} thread(s), torch {versions[torch]}, revision {revision}. All numbers are in
-[sharpness.json](../../evidence/sharpness/sharpness.json).
-
-Not covered: trained weights, other kernel widths, strides, dilations and padding modes, float16 and bfloat16.
-"""
-
 
 @dataclass(frozen=True)
 class SharpnessCurve(Record):
@@ -287,27 +242,30 @@ def read_curves(content: Mapping[str, Any]) -> list[SharpnessCurve]:
     return [SharpnessCurve.from_json(json.dumps(curve)) for curve in content["curves"]]
 
 
-def page(content: Mapping[str, Any]) -> str:
-    """Words the result; every number comes from the curves."""
-    curves = read_curves(content)
-    decay = []
+def decay(curves: Sequence[SharpnessCurve]) -> list[float]:
+    """Lists errors as shares of the bound, where it is below 1 and far above rounding."""
+    shares = []
     for curve in curves:
         for error, bound in zip(curve.measured, curve.bound, strict=True):
             if curve.rounding * 100 < bound < 1:
-                decay.append(error / bound)
-    return PAGE.format(
-        samples=SAMPLES,
-        last_seed=SAMPLES - 1,
-        total=len(curves) * SAMPLES * len(SHARPNESS),
-        sharpnesses=len(SHARPNESS),
-        least=min(decay),
-        most=max(decay),
-        regimes=regimes(curves),
-        errors=table(curves),
-        channels=CHANNELS,
-        sizes=", ".join(" × ".join(map(str, sizes)) for sizes in SIZES.values()),
-        **content,
-    )
+                shares.append(error / bound)
+    return shares
+
+
+def soft_until(curves: Sequence[SharpnessCurve]) -> str:
+    """Words the sharpness below which the bound of two dimensions promises nothing."""
+    return f"{next(curve.soft_until() for curve in curves if curve.dims == 2):g}"
+
+
+def errors_within(curves: Sequence[SharpnessCurve]) -> str:
+    """Words how many errors were measured, and how many of the largest are within the bound and rounding."""
+    errors, pairs = 0, []
+    for curve in curves:
+        errors += len(curve.measured) * curve.samples
+        for measured, bound in zip(curve.measured, curve.bound, strict=True):
+            pairs.append(measured <= bound + curve.rounding)
+    within = "all" if all(pairs) else f"{sum(pairs)} of {len(pairs)} largest ones"
+    return f"{errors} errors, {within} within the bound"
 
 
 def main() -> None:
@@ -315,13 +273,9 @@ def main() -> None:
     new_parser(__doc__).parse_args()
     with torch.inference_mode():
         curves = [measure(dims, dtype) for dims in SIZES for dtype in DTYPES]
-    content = {
-        **environment("evidence.sharpness"),
-        "curves": [json.loads(curve.to_json()) for curve in curves],
-    }
     sharpness_regimes(PAGES / "sharpness.png", curves)
-    record = Path(__file__).with_name("sharpness.json")
-    publish(record, content)
+    rows = [json.loads(curve.to_json()) for curve in curves]
+    publish(__file__, {**environment(__file__), "curves": rows})
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from convattn import analyze
-from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
+from convattn.heads.head_report import HeadReport
 from convattn.lab.report_figures import head_grid
 from evidence.packaged_weights import load_whisper
 from evidence.replacing import cosine, curve, draw_curve, mean_maps, over_images
-from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
+from evidence.results import PAGES, environment, kept, new_parser, publish
 from evidence.speech_heads.digits import (
     Clip,
     clips,
@@ -28,7 +28,7 @@ from evidence.speech_heads.digits import (
     mistakes,
     transcribe,
 )
-from evidence.vit_heads.heads import heads_of, in_control, kept_report
+from evidence.vit_heads.heads import described, kept_report
 
 ENCODER = "model.encoder"
 POSITIONS = 1500
@@ -39,7 +39,6 @@ TITLES = {
     "tokens": "share of tokens as before",
     "right": "share of digits right",
 }
-FILE = Path(__file__).with_name("speech-heads.json")
 
 
 def measured(folder: Path, work: Path, count: int) -> HeadReport:
@@ -97,50 +96,37 @@ def measure(
 ) -> dict[str, Any]:
     """Measures the heads, replaces them, and recognises digits."""
     report = measured(folder, work, count)
-    found = {
-        "measured_on": report.images,
-        "control_images": report.control_images,
+    network, tokenizer = load_whisper(work)
+    encoder = network.get_submodule(ENCODER)
+    maps = mean_maps(encoder, [clip.features[None] for clip in clips(folder, range(6), 6)])
+    spoken = clips(folder, (6, 7), tests, most=DIGITS)
+    effect = effect_on(network, tokenizer, spoken)
+    return {
+        **described(report),
         "tests": tests,
-        "headline": report.headline(),
-        "untrained": in_control(report, UNTRAINED),
-        "shuffled": in_control(report, SHUFFLED),
-        "heads": heads_of(report),
-        "curve": [],
+        "said": sum(len(clip.digits) for clip in spoken),
+        "before": effect(encoder),
+        "curve": curve(encoder, report, maps, effect, counts),
     }
-    if tests:
-        network, tokenizer = load_whisper(work)
-        encoder = network.get_submodule(ENCODER)
-        maps = mean_maps(encoder, [clip.features[None] for clip in clips(folder, range(6), 6)])
-        spoken = clips(folder, (6, 7), tests, most=DIGITS)
-        effect = effect_on(network, tokenizer, spoken)
-        found["said"] = sum(len(clip.digits) for clip in spoken)
-        found["before"] = effect(encoder)
-        found["curve"] = curve(encoder, report, maps, effect, counts)
-    return found
 
 
 def main() -> None:
     """Measures and writes."""
-    parser = new_parser(__doc__)
-    parser.add_argument("folder", type=Path)
+    parser = new_parser(__doc__, "folder", "--work")
     parser.add_argument("--count", type=int, default=24, help="clips to measure")
-    parser.add_argument(
-        "--tests", type=int, default=24, help="clips to recognise, 0 replaces no head"
-    )
+    parser.add_argument("--tests", type=int, default=24, help="clips to recognise")
     parser.add_argument("--heads", type=int, nargs="+", default=COUNTS, help="heads to replace")
-    add_work(parser)
     options = parser.parse_args()
-    found = kept(
-        options.work / "speech-heads.json",
-        lambda: {
-            **environment("evidence.speech_heads", "transformers"),
-            **measure(options.folder, options.work, options.count, options.tests, options.heads),
-        },
-    )
-    publish(FILE, found)
-    head_grid([PAGES / "speech-heads.png"], measured(options.folder, options.work, options.count))
-    if found["curve"]:
-        draw_curve(PAGES / "speech-replaced.png", found["curve"], TITLES)
+    folder, work, count = options.folder, options.work, options.count
+
+    def measure_all() -> dict[str, Any]:
+        found = measure(folder, work, count, options.tests, options.heads)
+        return {**environment(__file__, "transformers"), **found}
+
+    found = kept(work / "speech-heads.json", measure_all)
+    publish(__file__, found)
+    head_grid([PAGES / "speech-heads.png"], measured(folder, work, count))
+    draw_curve(PAGES / "speech-replaced.png", found["curve"], TITLES)
 
 
 if __name__ == "__main__":

@@ -7,72 +7,77 @@ with versions and hardware; families that have a line already are passed over, s
 stopped. Writes networks.jsonl.
 """
 
-import argparse
+import json
+import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from convattn.provenance import describe_hardware, describe_versions, find_revision
+from evidence.results import environment, new_parser
 from evidence.sweep.homes import HOMES, home
-from evidence.sweep.process import import_once, in_its_own_process
+from evidence.sweep.page import RECORD, families, read
 from evidence.sweep.randomise import HOW
-from evidence.sweep.record import append, families, read
-
-RECORD = Path(__file__).with_name("networks.jsonl")
 
 
 def main() -> None:
     """Runs what is missing of the sweep."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--homes", nargs="*", choices=list(HOMES), default=list(HOMES), help="all by default"
-    )
+    parser = new_parser(__doc__)
+    parser.add_argument("--homes", nargs="*", choices=list(HOMES), default=list(HOMES))
     parser.add_argument("--families", nargs="*", help="names of families; all by default")
-    parser.add_argument(
-        "--seconds", type=float, default=900.0, help="time that one network may take"
-    )
+    parser.add_argument("--seconds", type=float, default=900.0, help="time of one network at most")
     options = parser.parse_args()
     done = {(line["home"], line["family"]) for line in families(read(RECORD))}
-    every = ((place, family) for place in options.homes for family in home(place).families())
-    wanted = [one for one in every if options.families is None or one[1] in options.families]
-    missing = [one for one in wanted if one not in done]
+    missing = []
+    for place in options.homes:
+        for family in home(place).families():
+            wanted = options.families is None or family in options.families
+            if wanted and (place, family) not in done:
+                missing.append((place, family))
     if missing:
-        append(RECORD, start(options.homes))
-        import_once(options.homes)
+        append(start(options.homes))
     for place, family in missing:
         line = in_its_own_process(place, family, options.seconds)
-        append(RECORD, line)
-        sys.stderr.write(
-            f"{place} {family}: {line['outcome']} {line.get('model', '')} {line.get('reason', '')}\n"
-        )
+        append(line)
+        print(place, family, line["outcome"], line.get("model"), line.get("reason"), flush=True)
 
 
-def start(homes: list[str]) -> dict[str, Any]:
-    """Describes a start of the sweep.
+def append(line: dict[str, Any]) -> None:
+    """Adds a line to the record."""
+    with RECORD.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def start(homes: Sequence[str]) -> dict[str, Any]:
+    """Describes a start of the sweep."""
+    packages: list[str] = []
+    for place in homes:
+        packages += home(place).packages
+    started = datetime.now(UTC).strftime("%Y-%m-%d")
+    return {"started": started, **environment(__file__, *packages), "networks": HOW}
+
+
+def in_its_own_process(place: str, family: str, seconds: float) -> dict[str, Any]:
+    """Converts a family's network in a child process, so that one that fails or takes too long costs no other.
 
     Args:
-        homes: Names of the homes.
+        place: Name of the home.
+        family: Name of the family.
+        seconds: Time that it may take.
 
     Returns:
-        Its line.
+        Its line, in any case.
     """
-    command = ["python -m evidence.sweep"]
-    hardware = describe_hardware(torch.device("cpu"))
-    return {
-        "started": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(command if homes == list(HOMES) else [*command, "--homes", *homes]),
-        "versions": describe_versions(
-            ("torch", *(name for place in homes for name in home(place).packages))
-        ),
-        "hardware": {key: hardware[key] for key in ("device", "processor", "threads")},
-        "revision": find_revision(),
-        "networks": HOW,
-    }
+    line = {"home": place, "family": family}
+    command = [sys.executable, "-m", "evidence.sweep.convert", place, family]
+    try:
+        done = subprocess.run(command, timeout=seconds, capture_output=True, text=True, check=False)
+    except subprocess.TimeoutExpired:
+        return {**line, "outcome": "too slow", "reason": f"over {seconds:g} seconds"}
+    if done.returncode:
+        reason = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {**line, "outcome": "crashed", "reason": reason}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

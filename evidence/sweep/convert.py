@@ -1,5 +1,7 @@
-"""Converting one network on both paths, in a process of its own."""
+"""Converts one network on both paths, in a process of its own: python -m evidence.sweep.convert HOME FAMILY."""
 
+import json
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -37,11 +39,8 @@ def convert_family(place: str, family: str) -> dict[str, Any]:
     randomise(built)
     parameters = sum(parameter.numel() for parameter in built.network.parameters())
     paths = {way: _convert(built, way) for way in home(place).ways}
-    worst = next(
-        word
-        for word in ("refused", "failed", "passed")
-        if word in {p["outcome"] for p in paths.values()}
-    )
+    outcomes = [path["outcome"] for path in paths.values()]
+    worst = max(outcomes, key=("passed", "failed", "refused").index)
     return {
         **line,
         "model": subject.name,
@@ -93,3 +92,7 @@ def _convert(built: Built, way: str) -> dict[str, Any]:
     if way == "auto":
         result["control"] = turn_one_weight(built, made, certificate)
     return result
+
+
+if __name__ == "__main__":
+    print(json.dumps(convert_family(*sys.argv[1:])))

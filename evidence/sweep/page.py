@@ -1,59 +1,17 @@
-"""The sweep's page, made of its record alone."""
+"""The sweep's tables, made of its record alone: a line of JSON for each start of the sweep, and one for each family."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from convattn.lab.tables import markdown_table
 from evidence.results import versions_in_words
-from evidence.sweep.record import families
 
-PAGE = """\
-# Whole networks: one of each family
+RECORD = Path(__file__).with_name("networks.jsonl")
 
-Does `network_to_attention` make the same function of a network, whatever network it is? One network of each family
-of {homes} was converted ("others" are chosen networks of other libraries, "libraries" many networks of libraries for
-pictures, medical volumes and sound, small and on small inputs), with random weights, in evaluation mode: as planned
-(`impl="auto"`, where hard heads run as a convolution), and, but for "libraries", as softmax attention axis by axis in
-every layer (`impl="separable"`). Those of "libraries" then come back with `network_to_conv`. Each is compared with what
-it was made from, in float64.
-
-{counts}
-
-- **passed**: every layer and the network as a whole are within the [error budget](../explanation/error-budget.md), and
-  on the separable path every layer that the image reached ran as separable softmax attention.
-- **with leftovers**: of those passed, the networks in which a convolution stays as it is. The certificate names it and
-  says why; the rest of the network is converted.
-- **failed** and **crashed** are wrong results. **refused** networks raise an error that says why, and nothing is made.
-
-Of each network that was converted as planned a copy has been made wrong on purpose, by changing the sign of the largest
-weight of one layer amid it: {rejected} of {controls} copies are beyond the budget.{unmoved} {top1}
-{returned}{vague}
-## Networks
-
-Error ÷ budget is the largest difference to float64 over all outputs, in units of what rounding explains; above 1 a
-network fails. Budget ÷ largest is that budget in units of the largest output. Seconds are of conversion and certificate
-together, on a machine that did other things as well.
-
-{table}
-{reasons}
-## How it was measured
-
-{starts}
-
-Each family was measured at the revision of its own command, and not again after later changes. The same command goes
-on where it was stopped, and passes over families that have a line; to measure a family anew, take its line out of
-[networks.jsonl](../../evidence/sweep/networks.jsonl), which holds all numbers. This page is
-made of that file by the same command.
-
-Of each family of timm the architecture with the fewest parameters was taken that holds a convolution. n = 1 input per
-network.
-
-Not covered: trained weights, training mode, other inputs and image sizes, devices other than the CPU, dtypes other than
-float32.
-"""
-
-_VAGUE = 0.01
+VAGUE = 0.01
 """Budget, as a share of the largest output, from which on the outputs show little."""
 
 _WRONG = ("failed", "crashed", "too slow")
@@ -61,113 +19,98 @@ _WRONG = ("failed", "crashed", "too slow")
 _FEW = 12
 """Most networks of one start that are named there."""
 
-
-def page(lines: Sequence[dict[str, Any]]) -> str:
-    """Words a record, in Markdown; every number comes from its lines."""
-    networks = families(lines)
-    homes = list(dict.fromkeys(line["home"] for line in networks))
-    controls, unmoved = [], []
-    for line in networks:
-        own = [path["control"] for path in _paths(line) if "control" in path]
-        controls += own
-        if not all(control["rejected"] for control in own):
-            unmoved.append(line["model"])
-    rest = (
-        f" Not so in {_listed(unmoved)}, where that weight moves the outputs by nothing, or by less than rounding may."
-        if unmoved
-        else ""
-    )
-    return PAGE.format(
-        homes=_listed(homes),
-        counts=_counts(networks, homes),
-        rejected=sum(control["rejected"] for control in controls),
-        controls=len(controls),
-        unmoved=rest,
-        returned=_returned(networks),
-        vague=_vague(networks),
-        top1=_top1(networks),
-        table=_table(networks),
-        reasons=_reasons(networks),
-        starts=_starts(lines),
-    )
+Line = dict[str, Any]
 
 
-def _paths(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lists what all ways of a network gave; nothing where none was tried."""
-    return list(line.get("paths", {}).values())
+def read(record: Path) -> list[Line]:
+    """Reads the lines of a record, which may be missing."""
+    if not record.exists():
+        return []
+    return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
 
 
-def _vague(networks: Sequence[dict[str, Any]]) -> str:
+def families(lines: Sequence[Line]) -> list[Line]:
+    """Keeps the lines of families, which are not of a start."""
+    return [line for line in lines if "family" in line]
+
+
+def swept() -> list[Line]:
+    """Lists the families of the record."""
+    return families(read(RECORD))
+
+
+def paths(networks: Sequence[Line]) -> list[Line]:
+    """Lists what all ways of all networks gave; nothing where none was tried."""
+    return [path for line in networks for path in line.get("paths", {}).values()]
+
+
+def controls(networks: Sequence[Line]) -> list[Line]:
+    """Lists the wrong copies of networks."""
+    return [path["control"] for path in paths(networks) if "control" in path]
+
+
+def unrejected(networks: Sequence[Line]) -> list[str]:
+    """Lists the networks whose wrong copy was not found."""
+
+    def found(line: Line) -> bool:
+        return all(control["rejected"] for control in controls([line]))
+
+    return [line["model"] for line in networks if not found(line)]
+
+
+def vague(networks: Sequence[Line]) -> list[str]:
     """Names the networks that magnify rounding so much that their outputs show little."""
     names = []
     for line in networks:
         path = line.get("paths", {}).get("auto", {})
         share = path["rounding"] / path["largest"] if path.get("largest") else 0
-        if share > _VAGUE:
+        if share > VAGUE:
             names.append(f"{line['model']} ({share:.2g})")
-    if not names:
-        return ""
-    return (
-        "\nWith these weights some networks magnify rounding from layer to layer, in their own float32 as much as"
-        f" in the converted one, until the budget is over {_VAGUE:.0%} of the largest output: {_listed(names)}. There"
-        " the outputs prove little, and the layers' own checks carry the result.\n"
-    )
+    return names
 
 
-def _listed(words: Sequence[str]) -> str:
-    first = ", ".join(words[:-1])
-    return f"{first} and {words[-1]}" if first else words[-1]
-
-
-def _left(line: dict[str, Any]) -> list[str]:
+def left(line: Line) -> list[str]:
     """Lists what a network still holds of convolutions, on any path."""
     names: dict[str, None] = {}
-    for path in _paths(line):
+    for path in paths([line]):
         names |= dict.fromkeys(path.get("left_alone", []))
     return list(names)
 
 
-def _counts(networks: Sequence[dict[str, Any]], homes: Sequence[str]) -> str:
-    """Counts outcomes by home."""
-    groups = {home: [line for line in networks if line["home"] == home] for home in homes}
-    if len(homes) > 1:
-        groups["all"] = list(networks)
-    rows = []
-    for home, lines in groups.items():
-        outcomes = Counter(line["outcome"] for line in lines)
-        leftovers = sum(line["outcome"] == "passed" and bool(_left(line)) for line in lines)
-        without = outcomes["no convolution"]
-        numbers = [len(lines), outcomes["passed"], leftovers, outcomes["refused"]]
-        numbers += [*(outcomes[word] for word in _WRONG), without]
-        share = outcomes["refused"] / max(1, len(lines) - without)
-        rows.append([home, *map(str, numbers), f"{share:.1%}"])
-    heads = ["families", "passed", "with leftovers", "refused", *_WRONG, "without a convolution"]
-    return markdown_table(["home", *heads, "refused of those with one"], rows)
+def tally(networks: Sequence[Line], home: str) -> dict[str, int]:
+    """Counts the outcomes of a home, or of all."""
+    lines = [line for line in networks if home in (line["home"], "all")]
+    outcomes = Counter(line["outcome"] for line in lines)
+    leftovers = sum(line["outcome"] == "passed" and bool(left(line)) for line in lines)
+    return {
+        "families": len(lines),
+        "passed": outcomes["passed"],
+        "with leftovers": leftovers,
+        "refused": outcomes["refused"],
+        **{word: outcomes[word] for word in _WRONG},
+        "without a convolution": outcomes["no convolution"],
+    }
 
 
-def _top1(networks: Sequence[dict[str, Any]]) -> str:
-    """Words how often the prediction changed."""
-    total = changed = 0
-    for line in networks:
-        for path in _paths(line):
-            if path.get("top1_total"):
-                total += path["top1_total"]
-                changed += path["top1_changed"]
-    return f"The largest score moved in {changed} of {total} predictions of converted networks."
+def counts(networks: Sequence[Line]) -> str:
+    """Tabulates outcomes by home."""
+    rows, heads = [], list[str]()
+    for home in [*dict.fromkeys(line["home"] for line in networks), "all"]:
+        row = tally(networks, home)
+        heads = ["home", *row, "refused of those with one"]
+        share = row["refused"] / max(1, row["families"] - row["without a convolution"])
+        rows.append([home, *map(str, row.values()), f"{share:.1%}"])
+    return markdown_table(heads, rows)
 
 
-def _returned(networks: Sequence[dict[str, Any]]) -> str:
-    """Counts the networks that came back with the weights that they had."""
-    ways = [line.get("paths", {}).get("back", {}) for line in networks]
-    back = [way["same_weights"] for way in ways if "same_weights" in way]
-    if not back:
-        return ""
-    others = "; in the others some weight is computed, or another module's, and its present value came back"
-    rest = "" if all(back) else others
-    return f"\nOf {len(back)} networks converted back, {sum(back)} have all their weights as they were{rest}.\n"
+def top1(ways: Sequence[Line]) -> tuple[int, int]:
+    """Counts how often a prediction changed, and predictions."""
+    told = [path for path in ways if path.get("top1_total")]
+    changed = sum(path["top1_changed"] for path in told)
+    return changed, sum(path["top1_total"] for path in told)
 
 
-def _table(networks: Sequence[dict[str, Any]]) -> str:
+def table(networks: Sequence[Line]) -> str:
     """Tabulates networks, one row each."""
     heads = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
     heads += ["error ÷ budget, separable", "planned", "back", "budget ÷ largest"]
@@ -175,7 +118,7 @@ def _table(networks: Sequence[dict[str, Any]]) -> str:
     return markdown_table(heads, map(_row, networks))
 
 
-def _row(line: dict[str, Any]) -> list[str]:
+def _row(line: Line) -> list[str]:
     """Words one network; what was not measured is a dash."""
     paths = line.get("paths", {})
     ways = [paths.get(way, {}) for way in ("separable", "auto", "back")]
@@ -191,47 +134,38 @@ def _row(line: dict[str, Any]) -> list[str]:
     largest = one.get("largest") if one else None
     cells.append(f"{one['rounding'] / largest:.0e}" if one and largest else "–")
     cells += [path.get("seconds", "–") for path in ways]
-    return list(map(str, [*cells, len(_left(line)) or "", line["outcome"]]))
+    return list(map(str, [*cells, len(left(line)) or "", line["outcome"]]))
 
 
-def _share(path: dict[str, Any]) -> str:
+def _share(path: Line) -> str:
     return f"{path['measured_error'] / path['rounding']:.2f}" if path.get("rounding") else "–"
 
 
-def _reasons(networks: Sequence[dict[str, Any]]) -> str:
+def sections(networks: Sequence[Line]) -> dict[str, list[str]]:
     """Lists what did not pass, what is special, what was left alone, and what else the certificates say."""
-    failed, remarks, left = list[str](), list[str](), list[str]()
+    titles = ("Not passed", "Remarks", "Left alone")
+    listed: dict[str, list[str]] = {title: [] for title in titles}
     notes: dict[str, dict[str, None]] = {}
     for line in networks:
         name = line.get("model", "–")
         if line["outcome"] not in ("passed", "no convolution"):
-            reasons = [line.get("reason"), *(path.get("reason") for path in _paths(line))]
+            reasons = [line.get("reason"), *(path.get("reason") for path in paths([line]))]
             reason = next(filter(None, reasons), "see the record")
             words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
-            failed.append(f"{words}. {' '.join(reason.split())}")
+            listed["Not passed"].append(f"{words}. {' '.join(reason.split())}")
         if line.get("remark"):
-            remarks.append(f"{name}: {line['remark']}")
-        if _left(line):
-            left.append(f"{name}: {'; '.join(_left(line))}")
-        for path in _paths(line):
+            listed["Remarks"].append(f"{name}: {line['remark']}")
+        if left(line):
+            listed["Left alone"].append(f"{name}: {'; '.join(left(line))}")
+        for path in paths([line]):
             for note in (*path.get("notes", []), *path.get("not_covered", [])[2:]):
                 notes.setdefault(note, {})[name] = None
-    text = ""
-    sections = {
-        "Not passed": failed,
-        "Remarks": remarks,
-        "Left alone": left,
-        "What the certificates say beside": [
-            f"{note}: {', '.join(names)}" for note, names in notes.items()
-        ],
-    }
-    for title, items in sections.items():
-        if items:
-            text += f"\n## {title}\n\n" + "".join(f"- {item}\n" for item in items)
-    return text
+    beside = [f"{note}: {', '.join(names)}" for note, names in notes.items()]
+    listed["What the certificates say beside"] = beside
+    return {title: items for title, items in listed.items() if items}
 
 
-def _starts(lines: Sequence[dict[str, Any]]) -> str:
+def starts(lines: Sequence[Line]) -> str:
     """Words how the sweep was started, each setting once."""
     settings: dict[tuple[str, str], list[str]] = {}  # Families by command and setting
     current: list[str] = []

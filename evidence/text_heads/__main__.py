@@ -17,19 +17,18 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from convattn import analyze
-from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
+from convattn.heads.head_report import HeadReport
 from convattn.lab.report_figures import head_grid
 from evidence.packaged_weights import load_minilm
 from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps
-from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
-from evidence.vit_heads.heads import heads_of, in_control
+from evidence.results import PAGES, environment, kept, new_parser, publish
+from evidence.vit_heads.heads import described
 
 LENGTH = 32
 """Tokens of a text."""
 
 COUNTS = (1, 2, 4, 8, 18, 36, 72)
 TITLES = {"sentence": "cosine of sentences to before", "same_neighbour": "same nearest neighbour"}
-FILE = Path(__file__).with_name("text-heads.json")
 
 
 def paragraphs() -> list[str]:
@@ -90,14 +89,9 @@ def measure(work: Path, count: int, tests: int) -> dict[str, Any]:
     report.save(work / "text.json")
     maps = mean_maps(network, ids[:count].split(50))
     return {
-        "measured_on": count,
-        "control_images": report.control_images,
+        **described(report),
         "tests": len(ids) - count,
         "length": LENGTH,
-        "headline": report.headline(),
-        "untrained": in_control(report, UNTRAINED),
-        "shuffled": in_control(report, SHUFFLED),
-        "heads": heads_of(report),
         "order": by_score(report),
         "curve": curve(network, report, maps, effect_on(network, ids[count:]), COUNTS),
     }
@@ -105,20 +99,19 @@ def measure(work: Path, count: int, tests: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    parser = new_parser(__doc__)
+    parser = new_parser(__doc__, "--work")
     parser.add_argument("--count", type=int, default=200, help="texts to measure")
     parser.add_argument("--tests", type=int, default=300, help="texts to embed")
-    add_work(parser)
     options = parser.parse_args()
-    found = kept(
-        options.work / "text-heads.json",
-        lambda: {
-            **environment("evidence.text_heads", "transformers"),
-            **measure(options.work, options.count, options.tests),
-        },
-    )
-    publish(FILE, found)
-    head_grid([PAGES / "text-heads.png"], HeadReport.load(options.work / "text.json"))
+    work = options.work
+
+    def measure_all() -> dict[str, Any]:
+        found = measure(work, options.count, options.tests)
+        return {**environment(__file__, "transformers"), **found}
+
+    found = kept(work / "text-heads.json", measure_all)
+    publish(__file__, found)
+    head_grid([PAGES / "text-heads.png"], HeadReport.load(work / "text.json"))
     draw_curve(PAGES / "text-replaced.png", found["curve"], TITLES)
 
 

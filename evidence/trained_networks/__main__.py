@@ -15,8 +15,6 @@ from typing import Any
 
 from convattn.provenance import RunRecord, find_revision
 from evidence.results import (
-    add_timing,
-    add_work,
     cifar10,
     environment,
     kept,
@@ -60,12 +58,8 @@ def described(runs: Path, name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Converts, measures and writes."""
-    parser = new_parser(__doc__)
-    parser.add_argument(
-        "-r", "--runs", type=Path, required=True, help="folder of the runs' folders"
-    )
-    add_work(parser)
-    add_timing(parser)
+    parser = new_parser(__doc__, "--work", "--rounds", "--busy")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs' folders")
     options = parser.parse_args()
     runs, data, revision = options.runs, cifar10(), find_revision()
     bench = Bench(data, options.rounds)
@@ -87,7 +81,7 @@ def main() -> None:
         learned.append(asdict(fine_tuned(bench, runs, seed)))
         names += [f"{name}-{seed}" for name in TUNED[1:]]
     content = {
-        **environment("evidence.trained_networks"),
+        **environment(__file__),
         "batch": BATCH,
         "busy": options.busy,
         "data": {"name": data.record.name, "hashes": data.record.hashes, "tests": len(data.test)},
@@ -95,8 +89,7 @@ def main() -> None:
         **rows,
         "fine_tuned": learned,
     }
-    record = Path(__file__).with_name("trained-networks.json")
-    publish(record, content)
+    publish(__file__, content)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,13 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from benchmarks.measure import ratios, time_rounds
 from convattn import load_network, network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import ImageDataset, normalise
 from convattn.lab.run_setup import quadratic_encodings
 from convattn.layers import RelativeAttention
 from convattn.provenance import RunRecord
-from evidence.results import clocked
 
 KERNELS = (5, 11)
 """Kernels for attention that has learned as attention."""
@@ -52,16 +53,13 @@ class Bench:
     def times(self, before: nn.Module, after: nn.Module) -> dict[str, float]:
         """Times both networks by turns on one batch: medians in seconds, and the median of the ratios."""
         batch = self.images[:BATCH]
-        first, second = [], []
+        calls = {"before": partial(before, batch), "after": partial(after, batch)}
         with torch.no_grad():
-            for _ in range(self.rounds + 1):
-                first.append(clocked(before, batch))
-                second.append(clocked(after, batch))
-        ratios = [new / old for old, new in zip(first[1:], second[1:], strict=True)]
+            seconds = time_rounds(calls, rounds=self.rounds)
         return {
-            "seconds_before": median(first[1:]),
-            "seconds_after": median(second[1:]),
-            "ratio": median(ratios),
+            "seconds_before": median(seconds["before"]),
+            "seconds_after": median(seconds["after"]),
+            "ratio": median(ratios(seconds, "before")["after"]),
             "rounds": self.rounds,
         }
 

@@ -1,19 +1,9 @@
-"""The page of results, every number from what was measured."""
+"""What the pages of converted networks say of their records."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from convattn.lab.tables import markdown_table
-from evidence.results import BUSY
-from evidence.trained_networks.measure import CERTIFIED
-
-_TUNED = """\
-## Learning on after conversion
-
-`resnet18-to-attention` makes attention of the five convolutions of the last stage, with a sharpness of 5 and content
-behind closed gates, and learns on; `resnet18-longer` starts from the same network, learns on as long with the same
-settings, and stays as it is."""
 
 _COLUMNS = (
     "run",
@@ -28,32 +18,6 @@ _COLUMNS = (
     "after",
     "ratio",
 )
-
-
-def page(content: Mapping[str, Any]) -> str:
-    """Words the results as Markdown."""
-    first, second = content["resnet18"], content["sa-quadratic"]
-    rows = [*first, *second]
-    hardware = content["hardware"]
-    text = Path(__file__).with_name("page.txt").read_text(encoding="utf-8")
-    return text.format(
-        tests=content["data"]["tests"],
-        certified=CERTIFIED,
-        convolutional=conversion_table(first),
-        returned=_returned(first),
-        attentional=conversion_table(second),
-        over_seeds=_over_seeds(second),
-        fine_tuned=_fine_tuned(content["fine_tuned"]),
-        command=content["command"],
-        runs="\n".join(_run(run) for run in content["runs"]),
-        data=content["data"]["name"],
-        hardware=f"{hardware['processor']}, {hardware['threads']} thread(s)",
-        torch=content["versions"]["torch"],
-        revision=", ".join(dict.fromkeys(f"`{row['revision']}`" for row in rows)),
-        rounds=" or ".join(map(str, sorted({row["rounds"] for row in rows}))),
-        batch=content["batch"],
-        busy=f"{BUSY}\n" if content["busy"] else "",
-    )
 
 
 def conversion_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -78,7 +42,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _returned(rows: Sequence[Mapping[str, Any]]) -> str:
+def returned(rows: Sequence[Mapping[str, Any]]) -> str:
     """Says whether weights came back."""
     each = [row for row in rows if row["weights_returned"] is not None]
     came = ", ".join(
@@ -87,7 +51,7 @@ def _returned(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"After the way there and back every tensor of the network is what it was, bit for bit: {came}."
 
 
-def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> str:
+def over_seeds(rows: Sequence[Mapping[str, Any]]) -> str:
     """Says over the seeds what each conversion costs."""
     lines = []
     for conversion in dict.fromkeys(row["conversion"] for row in rows):
@@ -99,16 +63,13 @@ def _over_seeds(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(header, lines)
 
 
-def _run(run: Mapping[str, Any]) -> str:
-    """Words one run."""
-    told = f"{run['accuracy']:.2%} after {run['seconds']:,.0f} s, revision `{run['revision']}`"
-    return f"- `{run['run']}`: `{run['command']}`: {told}"
+def revisions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lists the revisions at which rows were measured."""
+    return ", ".join(dict.fromkeys(f"`{row['revision']}`" for row in rows))
 
 
-def _fine_tuned(runs: Sequence[Mapping[str, Any]]) -> str:
+def fine_tuned(runs: Sequence[Mapping[str, Any]]) -> str:
     """Words the comparison of learning on as attention and as convolutions."""
-    if not runs:
-        return ""
     header = [
         "seed",
         "epochs",
@@ -127,8 +88,8 @@ def _fine_tuned(runs: Sequence[Mapping[str, Any]]) -> str:
         difference = f"{100 * (run['fine_tuned'] - run['control']):+.2f}"
         rows.append([f"{run['seed']}", epochs, *accuracies, difference])
     numbers = ": one run does not say which is better." if len(runs) == 1 else "."
-    words = [" ".join(map(_moved, runs)), f"n = {len(runs)}{numbers}", ""]
-    return "\n\n".join([_TUNED, markdown_table(header, rows), *words])
+    words = [" ".join(map(_moved, runs)), f"n = {len(runs)}{numbers}"]
+    return "\n\n".join([markdown_table(header, rows), *words])
 
 
 def _moved(run: Mapping[str, Any]) -> str:

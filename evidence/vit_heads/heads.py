@@ -1,6 +1,7 @@
 """What a record says of each head of a report."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def kept_report(
     return report
 
 
+def described(report: HeadReport) -> dict[str, Any]:
+    """Returns what every record says of a report."""
+    return {
+        "measured_on": report.images,
+        "control_images": report.control_images,
+        "headline": report.headline(),
+        "untrained": in_control(report, UNTRAINED),
+        "shuffled": in_control(report, SHUFFLED),
+        "heads": heads_of(report),
+    }
+
+
 def heads_of(report: HeadReport) -> list[dict[str, Any]]:
     """Returns the word and the numbers of every head, as measured and in the controls; errors stand second."""
     rows = []
@@ -66,10 +79,12 @@ def heads_of(report: HeadReport) -> list[dict[str, Any]]:
     return rows
 
 
-def heads_table(heads: list[Mapping[str, Any]]) -> str:
-    """Lists the heads of a sequence with their word, numbers and controls."""
+def heads_table(heads: Sequence[Mapping[str, Any]], least: float = -math.inf) -> str:
+    """Lists the heads of a sequence, from a position score on, with their word, numbers and controls."""
     rows = []
     for head in heads:
+        if head["position_score"][0] < least:
+            continue
         cells = [f"{head['layer']}.{head['head']}", head["verdict"], f"{head['shift'][0]:+g}"]
         for name in ("hard_share", "position_score"):
             value, error = head[name]

@@ -18,8 +18,8 @@ from convattn.heads.reading import watch
 from convattn.lab.figures import figure_files
 from evidence.packaged_weights import load_vit
 from evidence.photographs import prepared
-from evidence.results import PAGES, add_work, new_parser
-from evidence.vit_heads.__main__ import FILE, PATCH
+from evidence.results import PAGES, new_parser, record_of
+from evidence.vit_heads.__main__ import PATCH
 
 SIZE = 224
 QUERY = (8, 8)
@@ -28,7 +28,7 @@ QUERY = (8, 8)
 
 def neighbours() -> list[dict[str, Any]]:
     """Lists the heads of the record that are neighbours."""
-    content = json.loads(FILE.read_text(encoding="utf-8"))
+    content = json.loads(record_of(__file__).read_text(encoding="utf-8"))
     return [head for head in content["sizes"][0]["heads"] if head["word"] == "neighbour"]
 
 
@@ -48,9 +48,7 @@ def maps(picture: Tensor, network: torch.nn.Module) -> list[np.ndarray]:
 
 def main() -> None:
     """Draws."""
-    parser = new_parser(__doc__)
-    add_work(parser)
-    work = parser.parse_args().work
+    work = new_parser(__doc__, "--work").parse_args().work
     datasets = optional_module("sklearn.datasets", "scikit-learn", "train").datasets
     image = optional_module("PIL.Image", "pillow", "pictures").Image
     picture = image.fromarray(datasets.load_sample_image("flower.jpg"))

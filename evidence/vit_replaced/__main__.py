@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from evidence.packaged_weights import load_vit
 from evidence.photographs import photographs
 from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps
-from evidence.results import PAGES, add_work, environment, kept, new_parser, publish
+from evidence.results import PAGES, environment, kept, new_parser, publish
 from evidence.vit_heads.__main__ import measured
 from evidence.vit_replaced.costs import BATCH, ROUNDS, costs
 from evidence.vit_replaced.page import NUMBERS
 
 COUNTS = (4, 8, 18, 36, 72)
 MEASURED, AVERAGED, TESTS, SIZE = 100, 20, 20, 224
-FILE = Path(__file__).with_name("vit-replaced.json")
 
 
 @torch.inference_mode()
@@ -67,18 +66,14 @@ def measure(folder: Path, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and writes."""
-    parser = new_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    add_work(parser)
-    options = parser.parse_args()
-    found = kept(
-        options.work / "vit-replaced.json",
-        lambda: {
-            **environment("evidence.vit_replaced", "transformers", "onnx"),
-            **measure(options.folder, options.work),
-        },
-    )
-    publish(FILE, found)
+    options = new_parser(__doc__, "folder", "--work").parse_args()
+
+    def measure_all() -> dict[str, Any]:
+        found = measure(options.folder, options.work)
+        return {**environment(__file__, "transformers", "onnx"), **found}
+
+    found = kept(options.work / "vit-replaced.json", measure_all)
+    publish(__file__, found)
     titles = {name: f"cosine of {words} to before" for name, words in NUMBERS.items()}
     draw_curve(PAGES / "vit-replaced.png", found["curve"], titles)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import extra_memory, in_a_process_of_its_own, time_rounds
+from benchmarks.measure import extra_memory, in_a_process_of_its_own, ratios, time_rounds
 from convattn import replace_convolutional_heads
 from convattn.heads.head_report import HeadReport
 from evidence.replacing import by_score, one_tap
@@ -15,7 +15,6 @@ from evidence.replacing import by_score, one_tap
 COUNTS = (0, 8, 18, 36, 72)
 KINDS = ("convolution", "one tap")
 BATCH, ROUNDS = 8, 15
-_CPU = torch.device("cpu")
 
 
 def replaced(network: nn.Module, report: HeadReport, count: int, kind: str) -> nn.Module:
@@ -28,14 +27,13 @@ def replaced(network: nn.Module, report: HeadReport, count: int, kind: str) -> n
 
 
 @torch.inference_mode()
-def memory(network: nn.Module, report: HeadReport, images: Tensor, count: int, kind: str) -> int:
+def memory(
+    network: nn.Module, report: HeadReport, images: Tensor, count: int, kind: str
+) -> int | None:
     """Returns the largest memory of a call beyond what the network holds, in bytes; for a process of its own."""
     changed = replaced(network, report, count, kind)
     changed(images[:1])
-    held = extra_memory(partial(changed, images), _CPU)
-    if held is None:
-        raise NotImplementedError("memory is measured on Linux alone")
-    return held
+    return extra_memory(partial(changed, images), torch.device("cpu"))
 
 
 @torch.inference_mode()
@@ -46,18 +44,18 @@ def costs(network: nn.Module, report: HeadReport, images: Tensor) -> list[dict[s
         cases += [(count, kind) for kind in KINDS]
     networks = {case: replaced(network, report, *case) for case in cases}
     calls = {str(case): partial(changed, images) for case, changed in networks.items()}
-    seconds = time_rounds(calls, rounds=ROUNDS, device=_CPU)
-    first = seconds[str(cases[0])]
+    seconds = time_rounds(calls, rounds=ROUNDS)
+    by_round = ratios(seconds, str(cases[0]))
     rows = []
     for case, changed in networks.items():
         own = seconds[str(case)]
-        ratios = [before / after for before, after in zip(first, own, strict=True)]
+        faster = [1 / ratio for ratio in by_round[str(case)]]
         rows.append(
             {
                 "replaced": case[0],
                 "kind": case[1],
                 "seconds": median(own),
-                "times_as_fast": [min(ratios), median(ratios), max(ratios)],
+                "times_as_fast": [min(faster), median(faster), max(faster)],
                 "memory": in_a_process_of_its_own(memory, network, report, images, *case),
                 "parameters": sum(weight.numel() for weight in changed.parameters()),
             }

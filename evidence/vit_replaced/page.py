@@ -1,70 +1,11 @@
-"""The page of a ViT whose heads run as convolutions, every number from the record."""
+"""What the page of a ViT whose heads run as convolutions says of its record."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convattn.lab.tables import markdown_table
-from evidence.replacing import curve_table
-from evidence.results import versions_in_words
 
 NUMBERS = {"class": "class token", "patches": "patches"}
-
-_PAGE = """\
-# A trained ViT with heads as convolutions
-
-![What features keep over the heads replaced](vit-replaced.png)
-
-**{answer}**
-
-Heads of [the ViT](vit-heads.md) are replaced without training, those with the highest position score first: by a
-convolution with the head's mean kernel, by one tap at its largest displacement, or by its mean map over photographs.
-As a control, as many heads drawn at random become convolutions ({draws} draws, least to most). The numbers are the
-mean cosine to the features before, of the class token and of the patches, on {tests} photographs that no kernel was
-measured on; ± is the standard error over photographs.
-
-{table}
-
-The mean map keeps what depends on the place in the picture as well, and no displacement has to hold at every place.
-
-## Time and memory
-
-{costs}
-
-"Times as fast" is the median of the ratios to the network as it is, by turns in one process (least to most of {rounds}
-rounds, {batch} photographs each): other programs came and went, so the rounds are far apart. Memory is the peak of one
-call beyond the weights, once for each network in a process of its own; it follows no order. A kernel that is small
-beside the picture runs as a depthwise convolution; a mean kernel that reaches over the whole picture runs as a product
-with the weights of all pairs of patches. Heads that are left attend in torch's fused kernel, as all do before.
-
-## How it was measured
-
-    {command}
-
-Kernels are means over {measured} photographs, mean maps over {averaged}, at {size} × {size} pixels.
-{hardware[processor]}, {hardware[threads]} thread(s), beside other programs. {versions}. Revision {revision}. Record:
-[vit-replaced.json](../../evidence/vit_replaced/vit-replaced.json).
-
-Not covered: a task (the package has no classes), training on afterwards, other networks.
-"""
-
-
-def page(content: Mapping[str, Any]) -> str:
-    """Words the results."""
-    rows = content["curve"]
-    return _PAGE.format(
-        answer=answer(rows),
-        draws=len({row["kind"] for row in rows if row["kind"].startswith("random")}),
-        table=curve_table(rows, NUMBERS),
-        costs=_costs(content["costs"]),
-        versions=versions_in_words(content),
-        **{
-            name: content[name]
-            for name in ("tests", "command", "averaged", "size", "rounds", "batch")
-        },
-        measured=content["measured_on"],
-        hardware=content["hardware"],
-        revision=content["revision"],
-    )
 
 
 def answer(rows: list[Mapping[str, Any]], count: int = 8) -> str:
@@ -83,7 +24,8 @@ def answer(rows: list[Mapping[str, Any]], count: int = 8) -> str:
     )
 
 
-def _costs(rows: Sequence[Mapping[str, Any]]) -> str:
+def costs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Tabulates time and memory."""
     lines = []
     for row in rows:
         low, middle, high = row["times_as_fast"]

@@ -2,7 +2,6 @@
 
 import copy
 import random
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,9 +12,12 @@ from evidence.certify.__main__ import (
     FAULTS,
     Case,
     agree,
+    fault_table,
     filled,
-    page,
+    largest_missed,
+    planted,
     random_cnn,
+    right_table,
 )
 
 
@@ -25,10 +27,10 @@ def case():
     return filled(random_cnn(random.Random(3))), torch.randn(2, 3, 24, 24)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_changes_the_layer_that_it_names_and_no_other(case, fault):
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_changes_the_layer_that_it_names_and_no_other(case, kind):
     damaged = copy.deepcopy(case[0])
-    layer = FAULTS[fault](damaged, random.Random(7))
+    layer = FAULTS[kind](damaged, random.Random(7))
     before, after = case[0].state_dict(), damaged.state_dict()
     changed = {
         name.rpartition(".")[0] for name in before if not torch.equal(before[name], after[name])
@@ -65,29 +67,24 @@ def test_tolerances_are_those_of_allclose():
     assert agree(ones, ones * 1.000019) == (True, True)
 
 
-def planted(verdict, effect, first="a"):
+def fault(verdict, effect, first="a"):
     return Case(
         "net", "folded", "dropped bias", "a", verdict, first, 1e-6, 1e-6, 2.0, effect, (True, False)
     )
 
 
-def test_the_page_counts_what_was_found_hidden_and_missed():
+def test_what_was_found_hidden_and_missed_is_counted():
     right = Case("net", "folded", None, None, "exact", None, 1e-7, 1e-6, 2.0, None, (True, True))
     cases = [
         right,
-        planted("close", 1e-4),
-        planted("close", 1e-4, "b"),
-        planted("exact", 1e-8),
-        planted("exact", 5e-7),
+        fault("close", 1e-4),
+        fault("close", 1e-4, "b"),
+        fault("exact", 1e-8),
+        fault("exact", 5e-7),
     ]
-    setting = {
-        "command": "x",
-        "hardware": {"processor": "p", "threads": "1"},
-        "versions": dict.fromkeys(("torch", "onnxruntime", "openvino"), "2"),
-    }
-    rows = [asdict(case) for case in cases]
-    text = page({**setting, "revision": "r", "seconds": 3.0, "cases": rows})
-    assert "| dropped bias | 4 | 2 | 1 | 1 | 1 | 0 | 4 |" in text
-    assert "| folded | 1 | 0 | 0 | 0 |" in text
-    assert "Of 4 faults 2 were found, and 1 of 1 right conversions are exact." in text
-    assert "What was missed changes the outputs by at most 0.5 of what rounding explains." in text
+    assert "| dropped bias | 4 | 2 | 1 | 1 | 1 | 0 | 4 |" in fault_table(cases)
+    assert "| folded | 1 | 0 | 0 | 0 |" in right_table(cases)
+    counts = planted(cases)
+    assert (counts["all"], counts["found"]) == (4, 2)
+    assert counts["right"] == counts["conversions"] == 1
+    assert largest_missed(cases) == 0.5

@@ -15,7 +15,7 @@ LABEL = re.compile(r"^\| *([^|\n]*[^|\s]) *\|", re.MULTILINE)
 @pytest.fixture(scope="module")
 def given():
     """Every page as the records give it."""
-    return dict(pages.pages())
+    return pages.pages()
 
 
 def test_every_page_is_what_its_records_give(given):
@@ -101,11 +101,12 @@ def test_what_looks_measured_needs_a_record(template, found):
     assert pages.untied(template) == found
 
 
-def test_a_table_of_conversions_has_one_padding():
+def test_a_table_of_conversions_has_one_padding(given):
     content = values.record("pretrained/pretrained.json")
     paddings = {(row["run"], row["conversion"]): row["padding"] for row in content["rows"]}
     assert set(paddings.values()) == {"zeros", "replicate"}
-    for table in pages.pretrained.page(content).split("Padding of the convolutions: ")[1:]:
+    page = given[PAGES / "pretrained-tables.md"]
+    for table in page.split("Padding of the convolutions: ")[1:]:
         name, _, rows = table.partition(".\n\n")
         cells = [line.split(" | ") for line in rows.split("\n\n")[0].splitlines()[2:]]
         assert cells

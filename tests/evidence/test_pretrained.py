@@ -4,8 +4,8 @@ import torch
 from convattn.data import load_digits
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet, ConvNet
-from evidence.pretrained.__main__ import KERNELS, conversions, convertible, page
-from evidence.trained_networks.measure import BATCH, Bench
+from evidence.pretrained.__main__ import KERNELS, conversions, convertible
+from evidence.trained_networks.measure import Bench
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +30,3 @@ def test_only_attention_by_position_is_converted():
     assert convertible(AttentionNet("quadratic", **sizes))
     assert not convertible(AttentionNet("learned_axial", content=True, **sizes))
     assert not convertible(ConvNet(**sizes))
-
-
-def test_the_page_states_what_was_measured(rows):
-    content = {
-        "command": "python -m evidence.pretrained",
-        "hardware": {"processor": "a processor", "threads": 1},
-        "versions": {"torch": "2.0"},
-        "revision": "abc",
-        "batch": BATCH,
-        "rounds": 1,
-        "busy": True,
-        "data": {"name": "digits", "tests": 360},
-        "rows": rows,
-    }
-    text = page(content)
-    assert "\n\n\n" not in text
-    assert "all 360 test images" in text
-    assert "Other programs ran" in text
-    assert f"{rows[0]['accuracy_after']:.2%}" in text

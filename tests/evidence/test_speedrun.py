@@ -8,13 +8,13 @@ from scipy.stats import norm
 from convattn.encodings import Quadratic
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention2d
-from evidence.speedrun.__main__ import (
+from evidence.speedrun.centres import (
     attention_on_taps,
     away_from_pixels,
     by_chance,
-    petaflops,
     taps_of_all,
 )
+from evidence.speedrun.operations import petaflops
 
 
 def test_share_on_the_taps_is_that_of_the_layer():

@@ -10,11 +10,10 @@ from torch import nn
 from convattn import network_to_attention
 from evidence.sweep import __main__ as sweep
 from evidence.sweep import convert
+from evidence.sweep.__main__ import in_its_own_process
 from evidence.sweep.control import turn_one_weight
-from evidence.sweep.page import page
-from evidence.sweep.process import in_its_own_process
+from evidence.sweep.page import controls, counts, families, read, sections
 from evidence.sweep.randomise import randomise
-from evidence.sweep.record import append, read
 from evidence.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
 
 
@@ -62,10 +61,6 @@ def in_this_process(home, family, seconds):
     return convert.convert_family(home, family)
 
 
-def nothing(homes):
-    assert homes == ["here"]
-
-
 def as_planned(network, *, impl, images):
     assert impl in ("auto", "separable")
     return network_to_attention(network, images=images)
@@ -76,7 +71,6 @@ def here(monkeypatch):
     for module in (convert, sweep):
         monkeypatch.setattr(module, "home", {"here": HOME}.get)
     monkeypatch.setattr(sweep, "HOMES", {"here": "not imported"})
-    monkeypatch.setattr(sweep, "import_once", nothing)
     monkeypatch.setattr(sweep, "in_its_own_process", in_this_process)
 
 
@@ -130,9 +124,7 @@ def test_a_layer_on_another_path_than_requested_fails(here, monkeypatch):
 
 
 def test_a_stopped_sweep_goes_on(record):
-    append(record, {"home": "here", "family": "small", "outcome": "passed", "model": "kept"})
-    with record.open("a") as file:
-        file.write('{"home": "here", "fam')
+    sweep.append({"home": "here", "family": "small", "outcome": "passed", "model": "kept"})
     sweep.main()
     lines = read(record)
     names = [line.get("family", "start") for line in lines]
@@ -143,12 +135,13 @@ def test_a_stopped_sweep_goes_on(record):
     assert read(record) == lines
 
 
-def test_a_page_counts_and_lists(record):
+def test_tables_count_and_list(record):
     sweep.main()
-    text = page(read(record))
-    assert "| here | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 1 | 50.0% |" in text
-    assert "1 of 1 copies" in text
-    assert "- here by input, by input-1: refused. cannot convert 1 module of " in text
+    networks = families(read(record))
+    assert "| here | 3 | 1 | 0 | 1 | 0 | 0 | 0 | 1 | 50.0% |" in counts(networks)
+    assert [control["rejected"] for control in controls(networks)] == [True]
+    (refused,) = sections(networks)["Not passed"]
+    assert refused.startswith("here by input, by input-1: refused. cannot convert 1 module of ")
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""What a training run of the speed run computes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from convattn.encodings import Shift
+from convattn.lab.speed_net import SpeedNet
+from convattn.layers import RelativeAttention
+
+SIDE, TRAIN_IMAGES = 32, 50_000
+_PASSES = 3
+"""A step takes the operations of a forward pass three times: forward, gradients of the pixels, gradients of weights."""
+
+
+def petaflops(recipe: Mapping[str, Any], *, every_pair: bool = False) -> float:
+    """Counts the operations of a training run in 10¹⁵, with means along one axis after the other or over every pair."""
+    network = network_of(recipe)
+    count = network.flops(SIDE)
+    forward = count.total
+    if not every_pair:
+        forward += means_along_axes(network) - count.mixing
+    return _PASSES * forward * TRAIN_IMAGES * recipe["training"]["epochs"] / 1e15
+
+
+def means_along_axes(network: SpeedNet) -> int:
+    """Counts the operations of the means of soft heads, along one axis after the other where they are separable."""
+    layers = []
+    for stage in network.stages:
+        layers += [stage.first, stage.second]
+    operations = 0
+    for layer, side in zip(layers, sides_of(network), strict=True):
+        if isinstance(layer, RelativeAttention) and not isinstance(layer.encoding, Shift):
+            products = 2 * side**3 if layer.content is None else side**4
+            operations += 2 * products * layer.num_heads * layer.in_channels
+    return operations
+
+
+def with_mixing(recipe: Mapping[str, Any], mixing: str) -> dict[str, Any]:
+    """Returns the recipe of a speed run with other layers."""
+    return {**recipe, "model": {**recipe["model"], "mixing": mixing}}
+
+
+def network_of(recipe: Mapping[str, Any]) -> SpeedNet:
+    """Builds the network of a recipe; records from before the stem had a choice have patches of 2 x 2."""
+    model = recipe["model"]
+    return SpeedNet(model["mixing"], widths=model["widths"], patch=model.get("patch", 2))
+
+
+def sides_of(network: SpeedNet) -> list[int]:
+    """Lists the rows of the image that each mixing layer is given."""
+    sides, side = [], SIDE - network.stem.patch + 1
+    for _ in network.stages:
+        sides += [side, side // 2]
+        side //= 2
+    return sides
