@@ -25,6 +25,17 @@ class Case(NamedTuple):
     normalised: bool = True
 
 
+def patches(build, side, prefix=0, *, layer="blocks.0.attn", grid=(5, 7)):
+    """A network whose layer sees all patches of an image, of some pixels a side, after prefix tokens."""
+    size = (3, side * grid[0], side * grid[1])
+    return Case(build, size, layer, "global", grid, prefix)
+
+
+def windows(build, size, block, pattern, grid, *, part="attn"):
+    """A network one of whose blocks is given a grid of tokens and attends in parts of it."""
+    return Case(build, size, f"{block}.{part}", pattern, grid, moved=block)
+
+
 def timm_model(name, **options):
     def build():
         torch.manual_seed(0)
@@ -70,83 +81,30 @@ def pooled_queries():
 
 SWIN = "layers.0.blocks.1"
 
+STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1)}
+NARROW = {"depth": 1, "img_size": (80, 112), "embed_dim": 24, "num_heads": 3}
+
 TIMM = {
-    "no prefix": Case(
-        tiny_vit_of_timm(class_token=False, global_pool="avg"),
-        (3, 20, 28),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
+    "no prefix": patches(tiny_vit_of_timm(class_token=False, global_pool="avg"), 4),
+    "class token": patches(tiny_vit_of_timm(), 4, 1),
+    "q and k normalised": patches(tiny_vit_of_timm(qk_norm=True), 4, 1),
+    "distilled": patches(
+        timm_model("deit_tiny_distilled_patch16_224", depth=1, img_size=(80, 112)), 16, 2
     ),
-    "class token": Case(tiny_vit_of_timm(), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 1),
-    "q and k normalised": Case(
-        tiny_vit_of_timm(qk_norm=True), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 1
+    "registers": patches(tiny_vit_of_timm(reg_tokens=4), 4, 5),
+    "other size": patches(tiny_vit_of_timm(dynamic_img_size=True), 4, 1, grid=(7, 3)),
+    "relative bias": patches(timm_model("beit_base_patch16_224", **NARROW), 16, 1),
+    "relative positions": patches(timm_model("vit_relpos_small_patch16_224", **NARROW), 16),
+    "rotary": patches(timm_model("eva02_tiny_patch14_224", depth=1, img_size=(70, 98)), 14, 1),
+    "rotary, registers": patches(
+        timm_model("vit_small_patch16_dinov3", **NARROW | {"embed_dim": 48}), 16, 5
     ),
-    "distilled": Case(
-        timm_model("deit_tiny_distilled_patch16_224", depth=1, img_size=(80, 112)),
-        (3, 80, 112),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-        2,
+    "gated positional": patches(
+        pure_content("convit_tiny", depth=1, img_size=80, local_up_to_layer=1), 16, grid=(5, 5)
     ),
-    "registers": Case(
-        tiny_vit_of_timm(reg_tokens=4), (3, 20, 28), "blocks.0.attn", "global", (5, 7), 5
-    ),
-    "other size": Case(
-        tiny_vit_of_timm(dynamic_img_size=True), (3, 28, 12), "blocks.0.attn", "global", (7, 3), 1
-    ),
-    "relative bias": Case(
-        timm_model("beit_base_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3),
-        (3, 80, 112),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-        1,
-    ),
-    "relative positions": Case(
-        timm_model(
-            "vit_relpos_small_patch16_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3
-        ),
-        (3, 80, 112),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-    ),
-    "rotary": Case(
-        timm_model("eva02_tiny_patch14_224", depth=1, img_size=(70, 98)),
-        (3, 70, 98),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-        1,
-    ),
-    "rotary, registers": Case(
-        timm_model(
-            "vit_small_patch16_dinov3", depth=1, img_size=(80, 112), embed_dim=48, num_heads=3
-        ),
-        (3, 80, 112),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-        5,
-    ),
-    "gated positional": Case(
-        pure_content("convit_tiny", depth=1, img_size=80, local_up_to_layer=1),
-        (3, 80, 80),
-        "blocks.0.attn",
-        "global",
-        (5, 5),
-    ),
-    "talking heads": Case(
-        pure_content("cait_xxs24_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3),
-        (3, 80, 112),
-        "blocks.0.attn",
-        "global",
-        (5, 7),
-    ),
+    "talking heads": patches(pure_content("cait_xxs24_224", **NARROW), 16),
     "class attention": Case(
-        timm_model("cait_xxs24_224", depth=1, img_size=(80, 112), embed_dim=24, num_heads=3),
+        timm_model("cait_xxs24_224", **NARROW),
         (3, 80, 112),
         "blocks_token_only.0.attn",
         "class token",
@@ -163,68 +121,50 @@ TIMM = {
         1,
         moved="pos_drop",
     ),
-    "windows": Case(
+    "windows": windows(
         swin("swin_tiny_patch4_window7_224", (8, 12), 4),
         (3, 32, 48),
-        "layers.0.blocks.0.attn",
+        "layers.0.blocks.0",
         "windows",
         (8, 12),
-        moved="layers.0.blocks.0",
     ),
-    "shifted windows": Case(
+    "shifted windows": windows(
         swin("swin_tiny_patch4_window7_224", (8, 12), 4),
         (3, 32, 48),
-        f"{SWIN}.attn",
+        SWIN,
         "shifted windows",
         (8, 12),
-        moved=SWIN,
     ),
-    "shifted windows, padded": Case(
+    "shifted windows, padded": windows(
         swin("swin_tiny_patch4_window7_224", (7, 10), 4),
         (3, 28, 40),
-        f"{SWIN}.attn",
+        SWIN,
         "shifted windows",
         (7, 10),
-        moved=SWIN,
     ),
-    "shifted along one axis": Case(
+    "shifted along one axis": windows(
         swin("swin_tiny_patch4_window7_224", (4, 12), 4),
         (3, 16, 48),
-        f"{SWIN}.attn",
+        SWIN,
         "shifted windows",
         (4, 12),
-        moved=SWIN,
     ),
-    "cosine windows": Case(
-        swin("swinv2_tiny_window8_256", (8, 12), 4),
-        (3, 32, 48),
-        f"{SWIN}.attn",
-        "shifted windows",
-        (8, 12),
-        moved=SWIN,
+    "cosine windows": windows(
+        swin("swinv2_tiny_window8_256", (8, 12), 4), (3, 32, 48), SWIN, "shifted windows", (8, 12)
     ),
-    "cosine windows, cr": Case(
+    "cosine windows, cr": windows(
         swin("swinv2_cr_tiny_224", (8, 12), 4),
         (3, 32, 48),
-        "stages.0.blocks.1.attn",
+        "stages.0.blocks.1",
         "shifted windows",
         (8, 12),
-        moved="stages.0.blocks.1",
     ),
-    "padded windows": Case(
-        timm_model(
-            "samvit_base_patch16_224",
-            depth=1,
-            img_size=(80, 112),
-            embed_dim=24,
-            num_heads=3,
-            window_size=3,
-        ),
+    "padded windows": windows(
+        timm_model("samvit_base_patch16_224", **NARROW, window_size=3),
         (3, 80, 112),
-        "blocks.0.attn",
+        "blocks.0",
         "windows",
         (5, 7),
-        moved="blocks.0",
     ),
     "local groups": Case(
         timm_model("twins_svt_small", depths=(2, 1, 1, 1), img_size=32),
@@ -243,9 +183,7 @@ TIMM = {
         moved="blocks.0.1.attn",
     ),
     "reduced keys": Case(
-        timm_model(
-            "pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)
-        ),
+        timm_model("pvt_v2_b0", **STAGES),
         (3, 64, 96),
         "stages.0.blocks.0.attn",
         "reduced keys",
@@ -253,9 +191,7 @@ TIMM = {
         moved="stages.0.blocks.0.attn",
     ),
     "pooled keys": Case(
-        timm_model(
-            "pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_heads=(1, 1, 1, 1)
-        ),
+        timm_model("pvt_v2_b2_li", **STAGES),
         (3, 56, 84),
         "stages.0.blocks.0.attn",
         "reduced keys",
@@ -271,31 +207,29 @@ TIMM = {
         moved="stages.1.blocks.0.attn",
         exact=False,
     ),
-    "sparse grid": Case(
+    "sparse grid": windows(
         timm_model("maxvit_pico_rw_256", img_size=64),
         (3, 64, 64),
-        "stages.0.blocks.0.attn_grid.attn",
+        "stages.0.blocks.0.attn_grid",
         "grid",
         (16, 16),
-        moved="stages.0.blocks.0.attn_grid",
     ),
-    "partition windows": Case(
+    "partition windows": windows(
         timm_model("maxvit_pico_rw_256", img_size=64),
         (3, 64, 64),
-        "stages.0.blocks.0.attn_block.attn",
+        "stages.0.blocks.0.attn_block",
         "windows",
         (16, 16),
-        moved="stages.0.blocks.0.attn_block",
     ),
-    "both partitions at once": Case(
+    "both partitions at once": windows(
         timm_model(
             "maxvit_tiny_pm_256", img_size=64, depths=(1, 1, 1, 1), embed_dim=(64, 64, 64, 64)
         ),
         (3, 64, 64),
-        "stages.0.blocks.0.attn.attn_grid",
+        "stages.0.blocks.0.attn",
         "grid",
         (16, 16),
-        moved="stages.0.blocks.0.attn",
+        part="attn_grid",
     ),
     "heads before blocks": Case(
         timm_model("nest_tiny", img_size=64),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.heads.attention_cases import TIMM, Case
+from tests.heads.attention_cases import TIMM, Case, patches, windows
 
 from convattn.layers import RelativeAttention1d, RelativeAttention2d
 from convattn.models import AttentionNet
@@ -67,91 +67,65 @@ TOWER = {
 IMAGE = {"image_size": (20, 28), "patch_size": 4}
 SQUARE = {"image_size": 20, "patch_size": 4}
 TEXT = {"vocab_size": 97, **TOWER}
+LAYER = "layers.0.attention"
 OTHERS = {
-    "transformers ViT": Case(
-        transformers_model("ViT", **TOWER, **IMAGE),
-        (3, 20, 28),
-        "layers.0.attention",
-        "global",
-        (5, 7),
-        1,
-    ),
-    "transformers DeiT": Case(
-        transformers_model("DeiT", **TOWER, **IMAGE),
-        (3, 20, 28),
-        "layers.0.attention",
-        "global",
-        (5, 7),
-        2,
-    ),
-    "transformers BEiT": Case(
-        transformers_model("Beit", **TOWER, **IMAGE),
-        (3, 20, 28),
-        "layers.0.attention",
-        "global",
-        (5, 7),
-        1,
-    ),
-    "DINOv2": Case(
+    "transformers ViT": patches(transformers_model("ViT", **TOWER, **IMAGE), 4, 1, layer=LAYER),
+    "transformers DeiT": patches(transformers_model("DeiT", **TOWER, **IMAGE), 4, 2, layer=LAYER),
+    "transformers BEiT": patches(transformers_model("Beit", **TOWER, **IMAGE), 4, 1, layer=LAYER),
+    "DINOv2": patches(
         transformers_model("Dinov2", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layer.0.attention",
-        "global",
-        (5, 5),
+        4,
         1,
+        layer="encoder.layer.0.attention",
+        grid=(5, 5),
     ),
-    "DINOv2 with registers": Case(
+    "DINOv2 with registers": patches(
         transformers_model("Dinov2WithRegisters", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layer.0.attention",
-        "global",
-        (5, 5),
+        4,
         5,
+        layer="encoder.layer.0.attention",
+        grid=(5, 5),
     ),
-    "DINOv3": Case(
+    "DINOv3": patches(
         transformers_model(
-            "DINOv3ViT", **{**TOWER, "hidden_size": 24}, **SQUARE, num_register_tokens=4
+            "DINOv3ViT", **TOWER | {"hidden_size": 24}, **SQUARE, num_register_tokens=4
         ),
-        (3, 20, 28),
-        "model.layer.0.attention",
-        "global",
-        (5, 7),
+        4,
         5,
+        layer="model.layer.0.attention",
     ),
-    "CLIP": Case(
+    "CLIP": patches(
         transformers_model("CLIPVision", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layers.0.self_attn",
-        "global",
-        (5, 5),
+        4,
         1,
+        layer="encoder.layers.0.self_attn",
+        grid=(5, 5),
     ),
-    "SigLIP": Case(
+    "SigLIP": patches(
         transformers_model("SiglipVision", **TOWER, **SQUARE),
-        (3, 20, 20),
-        "encoder.layers.0.self_attn",
-        "global",
-        (5, 5),
+        4,
+        layer="encoder.layers.0.self_attn",
+        grid=(5, 5),
     ),
-    "transformers Swin": Case(
+    "transformers Swin": windows(
         transformers_model(
             "Swin", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4
         ),
         (3, 28, 40),
-        "encoder.layers.0.blocks.1.attention",
+        "encoder.layers.0.blocks.1",
         "shifted windows",
         (7, 10),
-        moved="encoder.layers.0.blocks.1",
+        part="attention",
     ),
-    "transformers Swin v2": Case(
+    "transformers Swin v2": windows(
         transformers_model(
             "Swinv2", embed_dim=12, depths=[2], num_heads=[2], image_size=(28, 40), window_size=4
         ),
         (3, 28, 40),
-        "encoder.layers.0.blocks.1.attention.self",
+        "encoder.layers.0.blocks.1",
         "shifted windows",
         (7, 10),
-        moved="encoder.layers.0.blocks.1",
+        part="attention.self",
     ),
     "transformers PVT": Case(
         transformers_model(
@@ -190,7 +164,7 @@ OTHERS = {
         2,
         moved="layers.0",
     ),
-    "torchvision ViT": Case(
+    "torchvision ViT": patches(
         torchvision_model(
             "VisionTransformer",
             image_size=20,
@@ -200,27 +174,24 @@ OTHERS = {
             hidden_dim=12,
             mlp_dim=16,
         ),
-        (3, 20, 20),
-        "encoder.layers.encoder_layer_0.self_attention",
-        "global",
-        (5, 5),
+        4,
         1,
+        layer="encoder.layers.encoder_layer_0.self_attention",
+        grid=(5, 5),
     ),
-    "torchvision Swin": Case(
+    "torchvision Swin": windows(
         torchvision_swin(1, 4),
         (3, 28, 40),
-        "features.1.1.attn",
+        "features.1.1",
         "shifted windows",
         (7, 10),
-        moved="features.1.1",
     ),
-    "torchvision Swin v2": Case(
+    "torchvision Swin v2": windows(
         torchvision_swin(2, 4),
         (3, 28, 40),
-        "features.1.1.attn",
+        "features.1.1",
         "shifted windows",
         (7, 10),
-        moved="features.1.1",
     ),
     "torchvision MaxViT": Case(
         torchvision_model(

@@ -5,7 +5,7 @@ import math
 import pytest
 import timm
 import torch
-from tests.heads.attention_cases import TIMM, Case, timm_model
+from tests.heads.attention_cases import STAGES, TIMM, Case, timm_model
 from tests.heads.attention_other_cases import ALL, CASES, SLOW
 from torch import nn
 
@@ -169,7 +169,6 @@ def test_a_wrong_layout_is_noticed():
     assert not torch.equal(queries, torch.arange(math.prod(case.grid))[:, None, None] == wrong)
 
 
-STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 8, 8), "num_heads": (1, 1, 1, 1)}
 READ = {
     **{name: ALL[name] for name in SLOW},
     "heads before blocks, after a convolution": TIMM["heads before blocks"]._replace(
