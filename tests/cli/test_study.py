@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from tests.cli.command import run
 from tests.lab.study_fake import FakeTrain
 
 from convattn import load_network
-from convattn.lab.study_engines import LocalEngine, RayEngine
 from convattn.lab.study_record import StudyRecord
 from convattn.provenance import RunRecord
 
@@ -50,8 +48,8 @@ def test_study_trains_and_is_kept(capsys):
 @pytest.fixture
 def untrained(monkeypatch):
     """Puts programs that end at once in place of training; one fails."""
-    engine = partial(LocalEngine, command=FakeTrain(failing=("digits-quadratic-1",)))
-    monkeypatch.setattr("convattn.lab.study_engines.LocalEngine", engine)
+    fake = FakeTrain(failing=("digits-quadratic-1",))
+    monkeypatch.setattr("convattn.lab.study_workers.train_command", fake)
 
 
 def test_variants_are_compared(untrained, capsys):
@@ -92,8 +90,7 @@ def test_failing_runs_are_named_with_their_last_line(untrained, capsys):
             "--grid model.heads=2 --grid model.heads=3",
             "--grid must be given once for each key, with all of its values",
         ),
-        ("--address auto", "--address needs --engine ray"),
-        ("--workers 0", "workers must be at least 1, but is 0"),
+        ("--workers 0", "must be at least 1, but is 0"),
         ("--baseline resnet", "unknown baseline 'resnet'"),
     ],
 )
@@ -103,20 +100,12 @@ def test_mistakes_are_told_before_anything_runs(capsys, words, message):
     assert not Path("study").exists()
 
 
-def test_the_engine_has_what_was_given_and_reports_on_standard_error(monkeypatch, capsys):
-    engines = []
-
-    def note(*_, engine, **__):
-        engines.append(engine)
-        engine.tell("started")
+def test_workers_and_threads_are_handed_on_and_lines_go_to_standard_error(monkeypatch, capsys):
+    def note(*_, tell, workers, threads, **__):
+        tell(f"{workers} workers, {threads} threads")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("convattn.lab.study", note)
-    words = "study convnet --workers 3 --threads 5"
-    assert run(words) == 130
-    assert run(f"{words} --engine ray --address auto") == 130
-    local, ray = engines
-    assert (type(local), type(ray), ray.address) == (LocalEngine, RayEngine, "auto")
-    assert [(engine.workers, engine.threads) for engine in engines] == [(3, 5), (3, 5)]
+    assert run("study convnet --workers 3 --threads 5") == 130
     out, err = capsys.readouterr()
-    assert (out, err.count("started\n")) == ("", 2)
+    assert (out, err.splitlines()[0]) == ("", "3 workers, 5 threads")

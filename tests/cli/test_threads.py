@@ -10,8 +10,6 @@ import torch
 from convattn.cli.threads import one_thread
 from convattn.lab import load_recipe
 from convattn.lab.run_process import threads_given
-from convattn.lab.study_engines import LocalEngine
-from convattn.lab.study_plan import PlannedRun
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -48,17 +46,6 @@ def test_small_work_takes_one_thread_and_gives_the_others_back():
         assert torch.get_num_threads() == 3
 
 
-def planned(scale, tmp_path):
-    return PlannedRun(
-        "sa-quadratic",
-        "sa-quadratic",
-        scale,
-        {},
-        load_recipe("sa-quadratic", scale=scale),
-        tmp_path,
-    )
-
-
 def test_only_tiny_images_are_small_work():
     assert [
         load_recipe("sa-quadratic", scale=scale).is_small for scale in ("tiny", "small", "paper")
@@ -67,15 +54,6 @@ def test_only_tiny_images_are_small_work():
         False,
         False,
     ]
-
-
-def test_study_gives_runs_their_threads(monkeypatch, tmp_path):
-    monkeypatch.setattr("convattn.lab.study_engines._cores", lambda: 8)
-    tiny, small = planned("tiny", tmp_path), planned("small", tmp_path)
-    assert [LocalEngine()._threads(run, workers=2) for run in (tiny, small)] == [1, 4]
-    assert [LocalEngine(threads=5)._threads(run, workers=2) for run in (tiny, small)] == [5, 5]
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert [LocalEngine()._threads(run, workers=2) for run in (tiny, small)] == [1, 1]
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "passive"), ("active", "active")])

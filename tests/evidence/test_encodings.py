@@ -1,6 +1,7 @@
 """The tables of the encodings, from a study of tiny networks."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from convattn.data import load_digits, normalise
 from convattn.encodings import Quadratic
 from convattn.lab import study as train_study
 from convattn.lab import train
-from convattn.lab.study_engines import Engine
 from convattn.layers import RelativeAttention2d
 from evidence.encodings import __main__ as encodings
 from evidence.encodings.__main__ import accuracies, deciding, drawn, measure, moved
@@ -27,18 +27,15 @@ TINY = {
 IMAGES = 5
 
 
-class Here(Engine):
-    """Trains in this process."""
-
-    def run(self, runs):
-        for run in runs:
-            train(run.recipe, output=run.folder, data=few_digits(), progress=False)
-            yield run
+def train_here(runs, **_):
+    for run in runs:
+        train(run.recipe, output=run.folder, data=few_digits(), progress=False)
+        yield run
 
 
 def trained(place, recipes, seeds):
-    settings = {"scale": "tiny", "engine": Here(), "overrides": TINY}
-    train_study(recipes, output=place, seeds=seeds, **settings)
+    with patch("convattn.lab.studies.carry_out", train_here):
+        train_study(recipes, output=place, seeds=seeds, scale="tiny", overrides=TINY)
     return study(place)
 
 

@@ -7,33 +7,36 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from tests.lab.study_fake import FakeTrain
 
 from convattn.errors import ArgumentError, CheckpointError, DataError
 from convattn.files import sole_use
-from convattn.lab import study
-from convattn.lab import study_engines as engines
-from convattn.lab.study_engines import LocalEngine, _slots, sigterm_raises
+from convattn.lab import study, study_workers
 from convattn.lab.study_plan import last_line, plan_runs
 from convattn.lab.study_record import StudyRecord, difference_in_words, t_interval
+from convattn.lab.study_workers import _devices, _share_of_cores, sigterm_raises
 from convattn.provenance import RunRecord
 
 RECIPE = "digits-quadratic"
 
 
-def engine(**options):
-    workers, told = options.pop("workers", 2), []
-    return LocalEngine(
-        workers=workers, threads=1, command=FakeTrain(**options), tell=told.append
-    ), told
-
-
-def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), **options):
-    names = ("epochs", "seconds", "failing", "revisions", "hashes", "workers")
-    made, told = engine(**{name: options.pop(name) for name in names if name in options})
-    return study(recipes, output=folder, seeds=seeds, engine=made, **options), told
+def run(folder, *, recipes=(RECIPE,), seeds=(0, 1), workers=2, threads=1, **options):
+    names = ("epochs", "seconds", "failing", "revisions", "hashes")
+    fake, told = FakeTrain(**{name: options.pop(name) for name in names if name in options}), []
+    with patch("convattn.lab.study_workers.train_command", fake):
+        record = study(
+            recipes,
+            output=folder,
+            seeds=seeds,
+            workers=workers,
+            threads=threads,
+            tell=told.append,
+            **options,
+        )
+    return record, told
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -188,10 +191,9 @@ def test_runs_of_different_data_are_not_compared(tmp_path):
     with pytest.raises(DataError, match=expected):
         run(tmp_path, hashes={f"{RECIPE}-1": "9"})
     assert not (tmp_path / "study.json").exists()
-    made, told = engine()
-    with pytest.raises(DataError, match=expected):  # before anything more is trained
-        study([RECIPE], output=tmp_path, seeds=(0, 1, 2), engine=made)
-    assert told == []
+    with pytest.raises(DataError, match=expected):
+        run(tmp_path, seeds=(0, 1, 2))
+    assert not (tmp_path / f"{RECIPE}-2").exists()  # nothing more is trained
     with pytest.raises(
         DataError,
         match=r"different data cannot be compared \(digits-quadratic: digits, convnet: cifar10\)",
@@ -210,9 +212,7 @@ def test_other_revisions_and_dirty_code_are_warned_of(tmp_path):
 
 def test_other_threads_are_warned_of(tmp_path):
     run(tmp_path, seeds=(0,))
-    record = study(
-        [RECIPE], output=tmp_path, seeds=(0, 1), engine=LocalEngine(threads=3, command=FakeTrain())
-    )
+    record, _ = run(tmp_path, threads=3)
     assert RunRecord.load(tmp_path / f"{RECIPE}-1" / "record.json").hardware["threads"] == "3"
     assert record.warnings == ("the runs have different numbers of threads: 1, 3",)
 
@@ -233,19 +233,19 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["workers", "threads"])
-def test_engine_refuses_less_than_one(name):
-    with pytest.raises(ArgumentError, match=f"^{name} must be at least 1, but is 0$"):
-        LocalEngine(**{name: 0})
+def test_less_than_one_is_refused(tmp_path, name):
+    with pytest.raises(ArgumentError, match=f"^{name} must be an integer of at least 1, but is 0$"):
+        run(tmp_path, **{name: 0})
 
 
 def test_workers_take_cuda_devices_in_turn(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["4", "6", "4"]
+    assert [device["CUDA_VISIBLE_DEVICES"] for device in _devices(3)] == ["4", "6", "4"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in _slots(3)] == ["0", "1", "0"]
+    assert [device["CUDA_VISIBLE_DEVICES"] for device in _devices(3)] == ["0", "1", "0"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert _slots(2) == [{}, {}]
+    assert _devices(2) == [{}, {}]
 
 
 @pytest.mark.parametrize(
@@ -265,14 +265,12 @@ def test_workers_share_the_cores_that_the_process_may_use(
         sched_getaffinity=lambda _: set(range(7)),
         cpu_count=lambda: 13 if platform == "darwin" else None,
     )
-    monkeypatch.setattr(engines, "os", cores)
-    monkeypatch.setattr(engines, "sys", SimpleNamespace(platform=platform))
-    monkeypatch.setattr(engines, "threads_given", lambda: None)
+    monkeypatch.setattr(study_workers, "os", cores)
+    monkeypatch.setattr(study_workers, "sys", SimpleNamespace(platform=platform))
     (large,) = plan_runs(["sa-quadratic"], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
     (small,) = plan_runs([RECIPE], tmp_path, seeds=(0,), scale=None, overrides={}, grid={})
-    assert LocalEngine()._threads(large, workers) == threads
-    assert LocalEngine()._threads(small, workers) == 1
-    assert LocalEngine(threads=5)._threads(large, workers) == 5
+    assert _share_of_cores(large, workers) == threads
+    assert _share_of_cores(small, workers) == 1
 
 
 def test_sigterm_is_left_alone_outside_the_main_thread():
@@ -288,13 +286,6 @@ def test_sigterm_is_left_alone_outside_the_main_thread():
     assert seen == [before]
     with sigterm_raises():
         assert signal.getsignal(signal.SIGTERM) is not before
-
-
-def test_exit_that_no_signal_asked_for_keeps_its_code():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match=r"^3$"), sigterm_raises():
-        raise SystemExit(3)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_last_line_of_a_log_is_that_with_words(tmp_path):

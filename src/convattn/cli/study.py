@@ -1,14 +1,14 @@
 """`convattn study`: recipes over seeds, compared."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from convattn.cli.output import (
+    Count,
     OutputOrDefault,
     Settings,
-    WholeNumber,
     key_values,
     print_record,
     say,
@@ -26,10 +26,8 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     grid: tuple[str, ...] = (),
     baseline: str | None = None,
     output: OutputOrDefault = None,
-    workers: WholeNumber | None = None,
-    threads: WholeNumber | None = None,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
+    workers: Count = 1,
+    threads: Count | None = None,
     json: bool = False,
 ) -> int:
     """Train recipes with several seeds, and compare them.
@@ -47,31 +45,21 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
         baseline: Recipe or variant with which the others are compared. Default: the first.
-        output: Folder of the study. Default: study. With --engine ray every node must see it under the same path.
-        workers: Runs at a time. Default: 1; with --engine ray as many as the cluster has room for.
+        output: Folder of the study. Default: study.
+        workers: Runs at a time.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
             the cores divided by the workers.
-        engine: local for processes on this machine, ray for a Ray cluster.
-        address: Address of the Ray cluster, or auto for the one that runs here; without it one is started for the
-            study.
         json: Print the study's record as JSON.
 
     Returns:
         0, or 1 if a run failed.
     """
-    if address is not None and engine != "ray":
-        raise ArgumentError("--address needs --engine ray")
     seed_numbers = _read_seeds(seeds)
     changes = key_values(overrides, "--set")
     variants = _read_grid(grid)
     folder = Path("study") if output is None else output
     from convattn.lab import study as run_study
-    from convattn.lab.study_engines import LocalEngine, RayEngine
 
-    if engine == "ray":
-        runner = RayEngine(workers=workers, threads=threads, tell=say, address=address)
-    else:
-        runner = LocalEngine(workers=workers, threads=threads, tell=say)
     try:
         record = run_study(
             recipes,
@@ -81,7 +69,9 @@ def study(  # noqa: PLR0913  (each is an option of the command)
             overrides=changes,
             grid=variants,
             baseline=baseline,
-            engine=runner,
+            workers=workers,
+            threads=threads,
+            tell=say,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(

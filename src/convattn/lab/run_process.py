@@ -1,7 +1,4 @@
-"""Carries out one training run as a process: starts it, or continues it from its last checkpoint.
-
-This file imports only Python's own modules, so that a worker of a cluster loads neither torch nor the trainer.
-"""
+"""One training run as a process: how it starts, and how it is stopped."""
 
 import os
 import shlex
@@ -9,24 +6,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _POLL = 0.1
-
-
-@dataclass(frozen=True)
-class RunCommand:
-    """What starts or continues a run."""
-
-    folder: Path  # Folder of the run
-    log: Path  # File for everything that the run prints
-    start: Sequence[str]  # Command that starts it
-    resume: Sequence[str]  # Command that continues it from its last checkpoint
-    place: Path  # Folder in which the command runs
-    environment: Mapping[str, str]  # Variables that are added to the environment
 
 
 def threads_given() -> int | None:
@@ -56,34 +40,42 @@ def has_checkpoint(folder: Path) -> bool:
     return place.is_dir() and any(not item.name.startswith(".") for item in place.iterdir())
 
 
-def start_run(run: RunCommand) -> subprocess.Popen[bytes]:
+def start_run(
+    folder: Path, log: Path, command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Starts a run in a session of its own, so that Ctrl-C at the terminal does not reach it.
 
-    A run with a checkpoint is continued. The folder of a run that stopped before its first checkpoint is renamed and
-    kept, because such a run cannot be continued. If the command cannot be started, this raises OSError.
+    The folder of a run that stopped before its first checkpoint is renamed and kept, because such a run cannot be
+    continued. If the command cannot be started, this raises OSError.
+
+    Args:
+        folder: Folder of the run.
+        log: File to which everything that the run prints is added.
+        command: The command that starts or continues it.
+        environment: Variables that are added to the environment.
+
+    Returns:
+        The process.
     """
-    command = run.resume
-    if not has_checkpoint(run.folder):
-        command = run.start
-        _set_aside(run.folder)
-    with run.log.open("ab", buffering=0) as log:
-        log.write(f"$ {shlex.join(command)}\n".encode())
+    if not has_checkpoint(folder):
+        _set_aside(folder)
+    with log.open("ab", buffering=0) as file:
+        file.write(f"$ {shlex.join(command)}\n".encode())
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=run.place,
-            env={**os.environ, **run.environment},
+            stdout=file,
+            stderr=file,
+            env={**os.environ, **environment},
             start_new_session=True,
         )
 
 
-def note_signal(run: RunCommand, process: subprocess.Popen[bytes]) -> None:
+def note_signal(log: Path, process: subprocess.Popen[bytes]) -> None:
     """Writes to the log which signal has ended a process; nothing if it has exited."""
     if process.returncode < 0:
-        with run.log.open("ab") as log:
-            log.write(f"ended by {signal.Signals(-process.returncode).name}\n".encode())
+        with log.open("ab") as file:
+            file.write(f"ended by {signal.Signals(-process.returncode).name}\n".encode())
 
 
 def stop_runs(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -95,23 +87,6 @@ def stop_runs(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         end = time.monotonic() + _GRACE
         while time.monotonic() < end and any(process.poll() is None for process in living):
             time.sleep(_POLL)
-
-
-def carry_out(run: RunCommand) -> int:
-    """Carries out a run to its end in a worker of a cluster, and returns its exit code.
-
-    If the worker is told to stop, the run is stopped first.
-    """
-    if is_finished(run.folder):
-        return 0
-    process = start_run(run)
-    try:
-        while process.poll() is None:
-            time.sleep(_POLL)
-    finally:
-        stop_runs([process])
-    note_signal(run, process)
-    return process.returncode
 
 
 def _set_aside(folder: Path) -> None:

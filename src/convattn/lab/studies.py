@@ -2,14 +2,14 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from convattn.errors import ArgumentError, UnknownNameError
 from convattn.files import sole_use, write_atomically
+from convattn.grid import whole_number
 from convattn.lab.run_process import is_finished
-from convattn.lab.study_engines import Engine, LocalEngine
 from convattn.lab.study_plan import (
     PlannedRun,
     find_state,
@@ -26,10 +26,11 @@ from convattn.lab.study_record import (
     percent,
     require_same_data,
 )
+from convattn.lab.study_workers import carry_out
 from convattn.lab.tables import markdown_table
 
 
-def study(
+def study(  # noqa: PLR0913 - the options of the command
     recipes: Sequence[str | os.PathLike[str]],
     *,
     output: str | os.PathLike[str],
@@ -38,7 +39,9 @@ def study(
     overrides: Mapping[str, str] | None = None,
     grid: Mapping[str, Sequence[str]] | None = None,
     baseline: str | None = None,
-    engine: Engine | None = None,
+    workers: int = 1,
+    threads: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> StudyRecord:
     """Runs every recipe, in every variant, with every seed, and compares them.
 
@@ -55,21 +58,26 @@ def study(
         grid: Several values by dotted key; every combination of them makes a variant ``NAME[KEY=VALUE]`` of every
             recipe.
         baseline: Recipe or variant with which the others are compared; by default the first.
-        engine: Carries out the runs; by default as local processes, one at a time.
+        workers: Runs at a time, at least 1.
+        threads: Threads of each run, at least 1; None takes ``OMP_NUM_THREADS`` or, if that is not set, one for tiny
+            images, and for others the cores divided by the workers.
+        tell: Called with a line of text when a run starts or ends.
 
     Returns:
         The record, as in ``study.json``.
 
     Raises:
-        ArgumentError: There are no recipes or seeds, or two runs would be the same.
+        ArgumentError: There are no recipes or seeds, two runs would be the same, or workers or threads are below 1.
         CheckpointError: The folder holds something else, or another study is using it; or a run's folder holds a run of
             another recipe.
         DataError: Runs saw different data.
-        MissingDependencyError: The engine's package is not installed.
         RecipeError: A recipe is wrong.
         UnknownNameError: There is no such recipe, or no such baseline.
     """
-    overrides, grid, engine = overrides or {}, grid or {}, engine or LocalEngine()
+    whole_number("workers", workers)
+    if threads is not None:
+        whole_number("threads", threads)
+    overrides, grid = overrides or {}, grid or {}
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
     reference = _find_baseline(baseline, runs)
     words = [
@@ -88,15 +96,18 @@ def study(
     require_own(place, runs)
     place.mkdir(parents=True, exist_ok=True)
     with sole_use(place):
-        _carry_out(runs, engine)
+        unfinished = _unfinished(runs, tell)
+        with closing(carry_out(unfinished, workers=workers, threads=threads, tell=tell)) as ended:
+            for run in ended:
+                tell(f"{run.name}: {_outcome(run)}")
         record = compare(runs, reference, shlex.join(words))
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
     return record
 
 
-def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
-    """Checks every folder, then runs what is not finished."""
+def _unfinished(runs: Sequence[PlannedRun], tell: Callable[[str], None]) -> list[PlannedRun]:
+    """Checks every folder, and returns the runs that are not finished."""
     finished, unfinished, lines = {}, [], []
     for run in runs:
         state = find_state(run)
@@ -109,12 +120,8 @@ def _carry_out(runs: Sequence[PlannedRun], engine: Engine) -> None:
             lines.append(f"{run.name}: to be continued from its last checkpoint")
     require_same_data(finished)
     for line in lines:
-        engine.tell(line)
-    if not unfinished:
-        return
-    with closing(engine.run(unfinished)) as ended:
-        for run in ended:
-            engine.tell(f"{run.name}: {_outcome(run)}")
+        tell(line)
+    return unfinished
 
 
 def _outcome(run: PlannedRun) -> str:
