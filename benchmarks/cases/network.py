@@ -14,7 +14,7 @@ from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
 from convattn.convert import freeze, network_to_attention
-from convattn.convert.surgery import copy_module
+from convattn.convert.runs import copy_network
 from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention
 
@@ -69,7 +69,7 @@ class NetworkCase(Case):
 
         @cache
         def references() -> tuple[Mapping[str, Tensor], list[Mapping[str, Tensor]]]:
-            exact = copy_module(original).double()
+            exact = copy_network(original).double()
             return {"output": _infer(exact, one.double())}, [
                 {"output": _infer(original, x)} for x in roads(one)
             ]

@@ -292,7 +292,7 @@ MISTAKES = {
     "convert vit_tinny": "did you mean timm:vit_tiny",
     "convert cifar10-small": "did you mean convattn:cifar10-small or",
     "convert hf:owner/model": "hf:owner/model is converted in Python: only load_network",
-    f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: include and exclude leave out",
+    f"{DRAWN} --exclude *": r"no convolution to convert in ResNet: .* left out by exclude",
     f"{DRAWN} --include x*": "include must be a pattern that matches convolutions",
     "convert layer --limit 3": "--limit is for a network, and layer holds a single layer",
     "convert layer --tolerance nan": "--tolerance must be a share in .0, 1., but is nan",

@@ -219,7 +219,9 @@ def test_wrong_arguments_are_named(without_type_checks):
         match=r"images must be a tensor, .*a tuple of arguments or a mapping of them, but is",
     ):
         freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), None)
-    with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
+    with pytest.raises(
+        ArgumentError, match=r"images must fit the network, but on the images given it raised"
+    ):
         freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 4, 5, 7))
 
 

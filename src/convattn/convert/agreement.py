@@ -19,18 +19,17 @@ from torch.utils._pytree import tree_map_only
 from convattn.budget import rounded_differently
 from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
 from convattn.convert.comparison import compare_layers, compare_networks
-from convattn.convert.runtimes import Load, Options, open_file
-from convattn.convert.surgery import (
+from convattn.convert.runs import (
     Arguments,
     Images,
     copy_network,
-    dtypes_in_words,
-    full_name,
     layer_outputs,
     output_of,
     parts,
     read_arguments,
 )
+from convattn.convert.runtimes import Load, Options, open_file
+from convattn.convert.surgery import dtypes_in_words, full_name
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
 from convattn.wording import counted

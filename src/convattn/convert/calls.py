@@ -5,10 +5,9 @@ itself goes to a layer, which takes the image alone. Nothing is read from the mo
 harm; a call that comes in another order than when the network was converted is an error.
 """
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -16,18 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
-from convattn.convert.surgery import full_name, parts_of_attention
+from convattn.convert.runs import Arguments, parts_of_attention, run_copy
+from convattn.convert.surgery import full_name
 from convattn.convert.taps import (
     CONVOLUTIONS,
+    SEED,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
 )
 from convattn.errors import ConversionError
-from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
@@ -44,7 +42,7 @@ _OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _TRANSPOSED_OPTIONS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
 """Further arguments of these functions in their order, with their defaults."""
 
-_OPERATIONS = re.compile(r"::_?(\w+_)?(deform_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
+_OPERATIONS = re.compile(r"(\w*_)?conv(olution|_transpose|_tbc|[123]d|_depthwise)")
 """Names of all operations that are convolutions."""
 
 
@@ -80,12 +78,6 @@ class Call:
         ours.pop("output_padding", None)
         theirs.pop("output_padding", None)
         return (self.kind, self.shape, ours) == (other.kind, other.shape, theirs)
-
-    def ending_anywhere(self) -> "Call":
-        """Returns a transposed call with the longest end, of which shorter ones are a part."""
-        along = zip(self.options["stride"], self.options["dilation"], strict=True)
-        longest = tuple(max(pair) - 1 for pair in along)
-        return replace(self, options={**self.options, "output_padding": longest})
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
         """Makes the module, on the tensors of the call."""
@@ -269,40 +261,6 @@ class _ByLayers(TorchFunctionMode):
 # --- Seen while a network runs ----------------------------------------------------------------------------------------
 
 
-class _Running:
-    """Knows which modules of a network run, the innermost last."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.network = network
-        self.stack: list[tuple[str, nn.Module]] = []
-        self._handles: list[RemovableHandle] = []
-
-    def begin(self) -> None:
-        inner = parts_of_attention(self.network)
-        for name, module in self.network.named_modules():
-            if module in inner:
-                continue
-            enter = partial(self._enter, name)
-            before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-            after = module.register_forward_hook(self._leave, always_call=True)
-            self._handles += [before, after]
-
-    def end(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
-        """Is called with each module that begins."""
-
-    def _enter(self, name: str, module: nn.Module, positional: Any, named: Any) -> None:
-        self.stack.append((name, module))
-        self.entered(module, positional, named)
-
-    def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self.stack and self.stack[-1][1] is module:
-            self.stack.pop()
-
-
 @dataclass
 class SeenCall:
     """A call, with what it was called with."""
@@ -311,139 +269,83 @@ class SeenCall:
     weight: Tensor
     bias: Tensor | None
 
+    def is_like(self, other: "SeenCall") -> bool:
+        """Tells whether another call, of a copy of the module, is of the same convolution with the same numbers."""
+        pairs = [
+            (self.call.weight, self.weight, other.weight),
+            (self.call.bias, self.bias, other.bias),
+        ]
+        for place, one, two in pairs:
+            is_own = place is not None and isinstance(one, nn.Parameter)
+            if one is not two and not is_own and not torch.equal(one, two):
+                return False
+        return self.call.fits(other.call)
 
-class Recorder(TorchFunctionMode, _Running):
+
+class Recorder(TorchFunctionMode):
     """Notes the convolutions that modules call as functions, in each of their runs.
 
     Attributes:
-        runs: Of each module, the calls of each of its runs.
+        runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
+        others: The operation that is a convolution, but none of torch's functions, by the name of the module.
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        """Prepares to watch a network."""
-        TorchFunctionMode.__init__(self)
-        _Running.__init__(self, network)
-        self.runs: dict[nn.Module, list[list[SeenCall]]] = {}
-        self.sized: set[nn.Module] = set()
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
+        super().__init__()
+        self.runs: dict[str, list[list[SeenCall]]] = {}
+        self.sized: set[str] = set()
+        self.others: dict[str, str] = {}
+        self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
-    def __enter__(self) -> "Recorder":
-        self.begin()
-        return super().__enter__()
+    def watch(self, network: nn.Module) -> nn.Module:
+        """Sets hooks in a network, and returns it."""
+        inner = parts_of_attention(network)
+        for name, module in network.named_modules():
+            if module not in inner:
+                begin = partial(self._begin, name)
+                module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+                module.register_forward_hook(self._end, always_call=True)
+        return network
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.end()
+    def _begin(self, name: str, module: nn.Module, positional: Any, named: Any) -> None:
+        self._stack.append((name, module))
+        self.runs.setdefault(name, []).append([])
+        is_sized = len(positional) > 1 or named.get("output_size")
+        if is_sized and type(module) in TRANSPOSED_CONVOLUTIONS.values():
+            self.sized.add(name)
 
-    def become(
-        self, modules: Mapping[nn.Module, nn.Module], parameters: Mapping[Any, nn.Parameter]
-    ) -> None:
-        """Takes a copy's modules and parameters for those of the network that was copied."""
-        self.runs = {modules[module]: runs for module, runs in self.runs.items()}
-        self.sized = {modules[module] for module in self.sized}
-        for runs in self.runs.values():
-            for seen in itertools.chain(*runs):
-                seen.weight = parameters.get(seen.weight, seen.weight)
-                seen.bias = None if seen.bias is None else parameters.get(seen.bias, seen.bias)
-
-    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
-        """Begins a run of a module."""
-        self.runs.setdefault(module, []).append([])
-        if type(module) in TRANSPOSED_CONVOLUTIONS.values() and (
-            len(positional) > 1 or named.get("output_size")
-        ):
-            self.sized.add(module)
+    def _end(self, module: nn.Module, *_: Any) -> None:
+        if self._stack and self._stack[-1][1] is module:
+            self._stack.pop()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        module = self.stack[-1][1] if self.stack else None
-        if func in _FUNCTIONS and module is not None and not isinstance(module, HasKernel):
-            call, _, weight, bias = _read(func, args, kwargs or {}, module)
-            self.runs[module][-1].append(SeenCall(call, weight, bias))
+        name, module = self._stack[-1] if self._stack else ("", None)
+        if module is not None and not isinstance(module, HasKernel):
+            operation = getattr(func, "__name__", "")
+            if func in _FUNCTIONS:
+                call, _, weight, bias = _read(func, args, kwargs or {}, module)
+                self.runs[name][-1].append(SeenCall(call, weight, bias))
+            elif _OPERATIONS.match(operation):
+                self.others.setdefault(name, operation)
         return func(*args, **(kwargs or {}))
 
 
-class Watch(TorchDispatchMode, _Running):
-    """Notes the path of each attention layer of a network, and operations that are convolutions beside them.
-
-    Attributes:
-        paths: The path of each layer on the first images that reached it.
-        calls: The convolution that a module called as a function, by the module's name.
-    """
-
-    def __init__(self, network: nn.Module, left: Sequence[str]) -> None:
-        """Prepares to watch; calls inside the modules `left`, given by name, are not reported."""
-        TorchDispatchMode.__init__(self)
-        _Running.__init__(self, network)
-        self._left = set(left)
-        self.paths: dict[nn.Module, str] = {}
-        self.calls: dict[str, str] = {}
-
-    def __enter__(self) -> "Watch":
-        self.begin()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.end()
-
-    def entered(self, module: nn.Module, positional: Any, named: Any) -> None:
-        """Notes the path of a layer."""
-        if not isinstance(module, RelativeAttention) or module in self.paths:
-            return
-        x = module.batch_of(*positional, **named)
-        if not isinstance(x, Tensor) or x.ndim != module.dims + 2:
-            return  # the layer itself refuses such an argument
-        self.paths[module] = module.plan(x.shape, x.dtype).path
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        operation = str(func._schema.name)
-        if _OPERATIONS.search(operation) and not self._is_known():
-            name = self.stack[-1][0] if self.stack else ""
-            self.calls.setdefault(name, operation)
-        return func(*args, **(kwargs or {}))
-
-    def _is_known(self) -> bool:
-        """Tells whether an attention layer runs, or a module that was left alone."""
-        names = {name for name, _ in self.stack}
-        attends = any(isinstance(module, RelativeAttention) for _, module in self.stack)
-        return attends or not names.isdisjoint(self._left)
+def record_calls(model: nn.Module, arguments: Arguments) -> list[Recorder]:
+    """Runs copies of a network in evaluation mode on an image, and on two with other numbers; notes their calls."""
+    recorders = []
+    other = arguments.batches(2)[0].changed(_by_a_tenth)
+    for images in (arguments.batches(1)[0], other):
+        with Recorder() as recorder:
+            run_copy(model, [images], recorder.watch)
+        recorders.append(recorder)
+    return recorders
 
 
-def find_calls(network: nn.Module, run: Callable[[nn.Module], object]) -> Recorder:
-    """Runs a network, and returns the calls of its modules."""
-    recorder = Recorder(network)
-    with recorder:
-        run(network)
-    return recorder
-
-
-def why_not_found(module: nn.Module, recorders: Sequence[Recorder]) -> str | None:
-    """Returns why the convolutions that a module calls cannot be given to layers; None if they can.
-
-    `recorders` saw the network run on an image, and again on two with other numbers.
-    """
-    runs = [run for recorder in recorders for run in recorder.runs.get(module, [])]
-    if not any(runs):
-        return "the images reach no convolution in it"
-    first = runs[0]
-    for run in runs[1:]:
-        if len(run) != len(first) or not all(
-            one.call.fits(other.call) for one, other in zip(first, run, strict=True)
-        ):
-            return "the convolutions that it calls depend on the input"
-        for one, other in zip(first, run, strict=True):
-            pairs = [(one.weight, other.weight), (one.bias, other.bias)]
-            if not all(a is b or torch.equal(a, b) for a, b in pairs):
-                return "the convolutions that it calls depend on the input"
-    if all(one.call.weight for one in first):
-        return None
-    for part in module.modules():
-        convolves = isinstance(part, AnyConvolution | HasKernel)
-        if part is not module and (convolves or any(recorders[0].runs.get(part, []))):
-            why = "it calls a convolution with a computed weight, and holds others"
-            return f"{why}; move the call into a module of its own"
-    return None
+def _by_a_tenth(x: Tensor) -> Tensor:
+    """Changes each number by up to a tenth, at random."""
+    generator = torch.Generator().manual_seed(SEED)
+    return x * (1 + torch.rand(x.shape, generator=generator).to(x) / 10)

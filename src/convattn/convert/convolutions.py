@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,17 +12,14 @@ from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weig
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from convattn.convert.calls import Call, Recorder, find_calls, why_not_found
+from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
+from convattn.convert.runs import Arguments, copy_network
 from convattn.convert.surgery import (
-    Arguments,
-    copy_module,
-    copy_network,
     full_name,
     is_own_hook,
     matches,
     names_by_module,
-    output_of,
     patterns,
     replaced_methods,
 )
@@ -35,9 +31,10 @@ from convattn.convert.taps import (
     AnyConvolution,
     why_unsupported,
 )
-from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_fit
+from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
-from convattn.wording import ITSELF, counted, some
+from convattn.layers.relative import HasKernel
+from convattn.wording import ITSELF, counted
 
 _REFUSED: dict[str, str] = {
     "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
@@ -111,55 +108,51 @@ def find_convolutions(
         why_refused(module) and not _why_left_out(names, included, excluded)
         for module, names in every.items()
     )
-    recorders = _record(model, arguments) if may_run else []
+    recorders = record_calls(model, arguments) if may_run else []
     named = {}
     for module, names in every.items():
-        calls = any(any(recorder.runs.get(module, [])) for recorder in recorders)
+        calls = any(any(recorder.runs.get(names[0], [])) for recorder in recorders)
         if calls or isinstance(module, _ConvNd) or why_refused(module):
             named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
     convolutions: list[NetworkConvolution] = []
     refused = []
     for module in selected:
-        names = named[module]
+        name = every[module][0]
+        kind = type(module).__name__
         try:
-            convolutions += _read(module, names, recorders)
+            convolutions += _read(module, every, recorders)
         except UnsupportedModelError as error:
-            ran = any(module in recorder.runs for recorder in recorders)
+            ran = any(name in recorder.runs for recorder in recorders)
             if why_refused(module) or (isinstance(module, _ConvNd) and ran):
-                refused.append(f"  {names[0] or ITSELF} ({type(module).__name__}): {error}")
+                refused.append(f"  {name or ITSELF} ({kind}): {error}")
             else:
-                left.append(LeftAlone(names[0], type(module).__name__, str(error)))
+                left.append(LeftAlone(name, kind, str(error)))
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
             " `exclude`, or replace them:\n" + "\n".join(refused)
         )
+    left += _other_operations(model, recorders, left)
     if not convolutions:
         none = f"there is no convolution to convert in {type(model).__name__}"
         raise ConversionError(f"{none}: {_why_none(model, left)}")
     return convolutions, left
 
 
-def _record(model: nn.Module, arguments: Arguments) -> list[Recorder]:
-    """Runs a network in evaluation mode on an image, and on two with other numbers; notes its calls.
-
-    The modules of the copies that run are given back as those of the network.
-    """
-    recorders = []
-    for images in (arguments.batches(1)[0], arguments.batches(2)[0].altered()):
-        copied = copy_network(model).eval()
-        modules = dict(model.named_modules(remove_duplicate=False))
-        originals = {part: modules[name] for name, part in copied.named_modules()}
-        own = dict(model.named_parameters(remove_duplicate=False))
-        parameters = {part: own[name] for name, part in copied.named_parameters()}
-        try:
-            recorder = find_calls(copied, partial(output_of, arguments=images))
-        except Exception as error:  # a foreign network may fail in any way
-            raise ArgumentError(must_fit(arguments.words, error)) from error
-        recorder.become(originals, parameters)
-        recorders.append(recorder)
-    return recorders
+def _other_operations(
+    model: nn.Module, recorders: Sequence[Recorder], left: Sequence[LeftAlone]
+) -> list[LeftAlone]:
+    """Returns the modules that call operations which are convolutions, but none of torch's functions."""
+    outside = tuple(f"{item.name}." for item in left)
+    others = []
+    for recorder in recorders[:1]:
+        for name, operation in recorder.others.items():
+            if not f"{name}.".startswith(outside):
+                kind = type(model.get_submodule(name)).__name__
+                reason = f"it calls {operation} as a function, which is not converted"
+                others.append(LeftAlone(name, kind, reason))
+    return others
 
 
 def select_modules(
@@ -194,7 +187,7 @@ def _why_left_out(
 def _why_none(model: nn.Module, left: Sequence[LeftAlone]) -> str:
     """Returns why a network has no convolution to convert."""
     if left:
-        return f"include and exclude leave out all of them ({some([item.name for item in left])})"
+        return "; ".join(LeftAlone.in_words(left))
     attention = sum(isinstance(module, RelativeAttention) for module in model.modules())
     if attention:
         are = "is" if attention == 1 else "are"
@@ -223,59 +216,97 @@ def why_refused(module: nn.Module) -> str | None:
 
 
 def _read(
-    module: nn.Module, names: Sequence[str], recorders: Sequence[Recorder]
+    module: nn.Module, every: Mapping[nn.Module, list[str]], recorders: Sequence[Recorder]
 ) -> list[NetworkConvolution]:
-    """Reads a module as plain convolutions; if it may compute something else, UnsupportedModelError says why."""
+    """Reads a module as plain convolutions; if it may compute something else, UnsupportedModelError says why.
+
+    `every` holds the names of all modules of the network.
+    """
     reason = why_refused(module)
     if reason is not None:
         raise UnsupportedModelError(reason)
+    names = every[module]
+    is_sized = any(names[0] in recorder.sized for recorder in recorders)
     plain = None
-    if isinstance(module, _ConvNd) and not any(module in seen.sized for seen in recorders):
+    if isinstance(module, _ConvNd) and not is_sized:
         plain = _read_plain(module, names)
-    convolutions = [plain] if plain else _read_calls(module, names, recorders)
+    if plain is not None:
+        convolutions = [plain]
+    else:
+        reason = _why_not_found(module, every, recorders)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
+        convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
     hooks = tuple(_hook_notes(module))
     return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
 
 
+def _why_not_found(
+    module: nn.Module, every: Mapping[nn.Module, list[str]], recorders: Sequence[Recorder]
+) -> str | None:
+    """Returns why the convolutions that a module calls cannot be given to layers; None if they can.
+
+    `recorders` saw the network run on an image, and again on two with other numbers.
+    """
+    name = every[module][0]
+    runs = [run for recorder in recorders for run in recorder.runs.get(name, [])]
+    if not any(runs):
+        return "the images reach no convolution in it"
+    first = runs[0]
+    for run in runs[1:]:
+        alike = len(run) == len(first)
+        if not alike or not all(seen.is_like(one) for seen, one in zip(run, first, strict=True)):
+            return "the convolutions that it calls depend on the input"
+    if all(seen.call.weight for seen in first):
+        return None
+    for part in module.modules():
+        convolves = isinstance(part, AnyConvolution | HasKernel)
+        if part is not module and (convolves or any(recorders[0].runs.get(every[part][0], []))):
+            why = "it calls a convolution with a computed weight, and holds others"
+            return f"{why}; move the call into a module of its own"
+    return None
+
+
 def _read_calls(
-    module: nn.Module, names: Sequence[str], recorders: Sequence[Recorder]
+    module: nn.Module, names: Sequence[str], run: Sequence[SeenCall], is_sized: bool
 ) -> list[NetworkConvolution]:
-    """Reads the convolutions that a module calls as functions."""
-    reason = why_not_found(module, recorders)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
-    run = recorders[0].runs[module][0]
+    """Reads the convolutions that a module calls as functions in a run; `is_sized` if it was told its output's size."""
     convolutions = []
     for number, seen in enumerate(run):
-        call = seen.call
-        if any(module in recorder.sized for recorder in recorders):
-            call = call.ending_anywhere()
-        _require_plain("weight", seen.weight)
-        conv = call.build(seen.weight, seen.bias)
+        call = _ending_anywhere(seen.call) if is_sized else seen.call
+        weight = getattr(module, call.weight) if call.weight else seen.weight
+        bias = getattr(module, call.bias) if call.bias else seen.bias
+        _require_plain("weight", weight)
+        conv = call.build(weight, bias)
+        notes = ()
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
+            notes = (
+                "its weight is computed; the present value was converted, and learns by itself",
+            )
         conv.train(module.training)
         reason = why_unsupported(conv)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        notes = []
-        if call.weight is None:
-            notes.append(
-                "its weight is computed; the present value was converted, and learns by itself"
-            )
-        weight = module._parameters.get(call.weight or "")
         convolutions.append(
             NetworkConvolution(
                 names=tuple(names),
                 conv=conv,
-                weight=weight,
+                weight=module._parameters.get(call.weight or ""),
                 bias_is_own=not call.has_bias or call.bias is not None,
-                notes=tuple(notes),
+                notes=notes,
                 call=call,
                 number=number,
             )
         )
     return convolutions
+
+
+def _ending_anywhere(call: Call) -> Call:
+    """Returns a transposed call with the longest end, of which shorter ones are a part."""
+    along = zip(call.options["stride"], call.options["dilation"], strict=True)
+    longest = tuple(max(pair) - 1 for pair in along)
+    return replace(call, options={**call.options, "output_padding": longest})
 
 
 def _hook_notes(module: nn.Module) -> list[str]:
@@ -337,7 +368,7 @@ def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Mo
         return {}, module
     computed: dict[str, str] = {}
     with torch.enable_grad():  # else a computed weight would come back as one that does not learn
-        working = copy_module(module).eval()  # a spectral norm in training would take another step
+        working = copy_network(module).eval()  # a spectral norm in training would take another step
         if parametrize.is_parametrized(working):
             # not removed: that would change the class, which copies share
             for name, steps in working.parametrizations.items():  # type: ignore[union-attr, operator]

@@ -6,15 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.surgery import (
-    Images,
-    copy_network,
-    first_change,
-    graft,
-    input_shapes,
-    names_by_module,
-    read_arguments,
-)
+from convattn.convert.runs import Images, copy_network, input_shapes, read_arguments
+from convattn.convert.surgery import first_change, graft, names_by_module
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention

@@ -6,11 +6,14 @@ one kind, in honest runs, bounds what it explains at the element; the kind that 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from convattn.wording import some
 
 _FARTHEST = 6.0
 """Standard deviations of rounding that count as rounding: one of a billion elements is farther off."""
@@ -26,6 +29,18 @@ _SAME_BRIGHTNESS = 1e3
 
 _SATURATED = 1 / 2
 """Share of the largest number of a dtype from which an output stands for infinity."""
+
+_MOST = 1 / 4
+"""Power of eps. If rounding may change an output by more than this share of its sample's values, little is shown."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""Types of values that are compared as they print."""
+
+_MISSING = NotImplemented
+"""Stands for no part."""
+
+Parts = dict[str, Any]
+"""All parts of an output by place, like "['boxes'][0]"."""
 
 
 class Difference(NamedTuple):
@@ -205,3 +220,165 @@ def _most(sizes: Tensor, pooled: tuple[int, ...]) -> Tensor:
     if not sizes.numel():
         return sizes.sum(pooled, keepdim=True)
     return sizes.amax(pooled, keepdim=True)
+
+
+# --- Outputs of two networks ------------------------------------------------------------------------------------------
+
+
+def compare_outputs(
+    results: Sequence[Tensor],
+    high: Sequence[Tensor],
+    convolved: Sequence[Tensor] | None,
+    of_source: Sequence[Sequence[Tensor]],
+    of_convolutions: Sequence[Sequence[Tensor]],
+    steps: Sequence[float],
+    notes: list[str],
+) -> tuple[list[Difference], list[Tensor]]:
+    """Compares every output with the reference, and that with the network of convolutions in float64.
+
+    Args:
+        results: The outputs to judge.
+        high: The reference, the source in float64.
+        convolved: The network of convolutions in float64, or None.
+        of_source: Runs of the source. They show how far `convolved` may be from the reference.
+        of_convolutions: Runs of the network of convolutions.
+        steps: The eps of each output.
+        notes: What is not covered; what is found is added.
+
+    Returns:
+        Two differences for each output, and the error of each element that rounding explains.
+    """
+    if not high:
+        return [Difference(0.0, 0.0, 0.0)], []
+    if shapes_of(results) != shapes_of(high):
+        notes.append(
+            f"the network as a whole: the shapes of its outputs are {shapes_of(results)}, of the source"
+            f" {shapes_of(high)}"
+        )
+        return [Difference(math.inf, 0.0, math.nan)], []
+    judged = []
+    allowances = []
+    for i, (result, exact, step) in enumerate(zip(results, high, steps, strict=True)):
+        roundings = Roundings(exact)
+        for run in of_source:
+            roundings.add(run[i])
+        agrees = True
+        exact_convolved = exact
+        if convolved is not None:
+            exact_convolved = convolved[i]
+            apart, _ = differences(exact_convolved, exact, roundings.allowed(step))
+            agrees = apart.share <= 1
+        for run in of_convolutions:
+            roundings.add(run[i], exact_convolved)
+        allowed = roundings.allowed(step)
+        both = differences(result, exact, allowed)
+        judged += [one._replace(same=one.same and agrees) for one in both]
+        if not all(torch.isfinite(x).all() for x in (allowed, exact[~saturated(exact)])):
+            notes.append("the network as a whole: its outputs are not finite")
+        allowances.append(allowed)
+    return judged, allowances
+
+
+def vary(high: Sequence[Tensor], runs: Sequence[Sequence[Tensor]], steps: Sequence[float]) -> bool:
+    """Tells whether runs differ by so much more than rounding that outputs show little."""
+    for i, (exact, step) in enumerate(zip(high, steps, strict=True)):
+        roundings = Roundings(exact.double())
+        for run in runs:
+            roundings.add(run[i])
+        if (roundings.allowed(step) > step**_MOST * sample_scales(exact)).any():
+            return True
+    return False
+
+
+def shapes_of(outputs: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Returns the shape of each output."""
+    return [tuple(x.shape) for x in outputs]
+
+
+class Predictions(NamedTuple):
+    """The largest score of each row, where the first output is one row of scores per image."""
+
+    top1_total: int
+    top1_changed: int  # How many differ from those of the source
+    top1_ties: int  # How many of these differ where rounding can swap the two scores
+
+
+def count_predictions(
+    plain: Sequence[Tensor],
+    results: Sequence[Tensor],
+    allowances: Sequence[Tensor],
+) -> Predictions | None:
+    """Counts predictions, those that changed and ties, if the first output is scores.
+
+    A tie is a prediction that changed between two scores of the source that rounding can swap.
+    """
+    if not plain or not allowances:
+        return None
+    scores = plain[0]
+    new_scores = results[0]
+    if scores.ndim != 2 or scores.shape[1] < 2 or new_scores.shape != scores.shape:
+        return None
+    before = scores.argmax(1, keepdim=True)
+    after = new_scores.argmax(1, keepdim=True)
+    changed = before != after
+    gap = (scores.gather(1, before) - scores.gather(1, after)).double()
+    swapped = allowances[0].gather(1, before) + allowances[0].gather(1, after)
+    ties = changed & (gap <= swapped)
+    return Predictions(
+        top1_total=len(before),
+        top1_changed=int(changed.sum()),
+        top1_ties=int(ties.sum()),
+    )
+
+
+# --- Other parts of outputs -------------------------------------------------------------------------------------------
+
+
+def compare_parts(
+    plain: Sequence[Parts], results: Sequence[Parts], again: Sequence[Sequence[Parts]]
+) -> tuple[list[str], list[str]]:
+    """Compares what two networks return on each batch; returns what differs, and in words what was not compared.
+
+    `again` are runs of the first network that differ from `plain` by rounding. Twice as many elements as differ there
+    may differ in the second network: a label where two scores are nearly alike depends on the last digit.
+    """
+    differing: dict[str, None] = {}
+    uncompared: dict[str, dict[str, None]] = {}
+    for batch, (one, two) in enumerate(zip(plain, results, strict=True)):
+        for place in {**one, **two}:
+            name = f"the output{place}"
+            apart = _elements_apart(one, two, place)
+            moved = [_elements_apart(one, run[batch], place) for run in again]
+            by_rounding = max(count or 0 for count in moved)
+            if apart is None or None in moved:
+                reason = f"a part of type {type(one[place]).__name__} is not compared"
+                uncompared.setdefault(reason, {})[name] = None
+            elif by_rounding:
+                reason = "rounding, random numbers or kept state change it, too"
+                uncompared.setdefault(reason, {})[name] = None
+            if (apart or 0) > 2 * by_rounding:
+                differing[name] = None
+    reasons = [f"{some(list(names))}: {reason}" for reason, names in uncompared.items()]
+    return list(differing), reasons
+
+
+def _elements_apart(one: Parts, two: Parts, place: str) -> int | None:
+    """Counts the elements in which a part differs; None if it cannot be compared."""
+    first = one.get(place, _MISSING)
+    second = two.get(place, _MISSING)
+    if first is second:
+        return 0
+    if type(first) is not type(second):
+        return 1
+    if isinstance(first, _PLAIN):
+        return int(repr(first) != repr(second))  # repr: nan is nan, and -0.0 is not 0.0
+    if not _is_comparable(first) or not _is_comparable(second):
+        return None
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return max(1, first.numel(), second.numel())
+    return int((first != second).sum())
+
+
+def _is_comparable(part: Any) -> bool:
+    is_plain = isinstance(part, Tensor) and part.layout is torch.strided
+    return is_plain and not part.is_quantized and not part.is_meta

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.calls import AttendedCalls, Call, Watch, attended, original_place
+from convattn.convert.calls import AttendedCalls, Call, attended, original_place
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -26,19 +26,21 @@ from convattn.convert.convolutions import (
 )
 from convattn.convert.hard_heads import fixed_heads, unit_steps
 from convattn.convert.promise import weight_of
-from convattn.convert.surgery import (
+from convattn.convert.runs import (
     Arguments,
     Images,
-    copy_module,
     copy_network,
+    input_shapes,
+    keep_random_state,
+    read_arguments,
+    watch_paths,
+)
+from convattn.convert.surgery import (
     dtypes_in_words,
     find_empty,
     full_name,
     graft,
-    input_shapes,
-    keep_random_state,
     names_by_module,
-    read_arguments,
 )
 from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import conv_to_attention
@@ -121,21 +123,15 @@ def network_to_attention(
         result, certificates = with_attention(
             model, convolutions, sharpness=sharpness, content=content, impl=impl
         )
-        copied = copy_module(result).eval()
-        watch = Watch(copied, [item.name for item in left])
-        comparison = compare_networks(
-            model, copied, arguments, convolutions, to_conv=False, watch=watch
-        )
+        copied = copy_network(result).eval()
+        paths = watch_paths(copied)
+        comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
-        path = watch.paths.get(_attention_at(copied, convolution))
+        path = paths.get(_attention_at(copied, convolution))
         notes = [*convolution.notes, *_lost_ties(model, result, convolution.names)]
         call = 0 if convolution.call is None else convolution.number + 1
         layers.append(_in_network(certificate, convolution.names, path, notes, call))
-    for name, operation in watch.calls.items():
-        kind = type(copied.get_submodule(name)).__name__
-        reason = f"it calls {operation} as a function, which is not converted"
-        left.append(LeftAlone(name, kind, reason))
     not_covered = [
         "training mode, where it differs from evaluation mode",
         "inputs that take another branch of the network",
@@ -170,7 +166,6 @@ def with_attention(
     for convolution in convolutions:
         old = result.get_submodule(convolution.name)
         layer, certificate = conv_to_attention(convolution.conv, **options)
-        _let_learn(layer, convolution.conv)
         call = convolution.call
         bias = old._parameters.get("bias" if call is None else call.bias or "")
         if convolution.bias_is_own:
@@ -181,8 +176,6 @@ def with_attention(
             if call is not None and own.shape == convolution.weight.shape:
                 own = old.get_parameter(call.weight or "")
             layer.values.weight = weights.setdefault(key, own)
-        if layer.bias is not None and convolution.conv.bias is not None:
-            layer.bias.requires_grad_(convolution.conv.bias.requires_grad)
         layer.train(old.training)
         if call is None:
             replaced[old] = layer
@@ -190,16 +183,6 @@ def with_attention(
             calling.setdefault(old, []).append((call, layer))
         certificates.append(certificate)
     return graft(result, {**replaced, **attended(calling)}), certificates
-
-
-def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
-    """Lets the parts of a layer learn if the kernel of its convolution does."""
-    learns = conv.weight.requires_grad
-    layer.values.requires_grad_(learns)
-    layer.encoding.requires_grad_(learns)
-    if layer.gate is not None and layer.content is not None:
-        layer.gate.requires_grad_(learns)
-        layer.content.requires_grad_(learns)
 
 
 def _attention_at(network: nn.Module, convolution: NetworkConvolution) -> nn.Module:
@@ -407,7 +390,7 @@ def _compare_put_convolutions(
     arguments: Arguments,
 ) -> NetworkComparison:
     """Compares a network with the one in which convolutions replace its attention."""
-    copied = copy_module(result).eval()
+    copied = copy_network(result).eval()
     of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
     plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
     return compare_networks(model, copied, arguments, plain, to_conv=True)

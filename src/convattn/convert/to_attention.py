@@ -8,7 +8,7 @@ from torch import nn
 
 from convattn.convert.certificate import Certificate
 from convattn.convert.promise import Promise, attention_leak, attention_rounding, certify_layer
-from convattn.convert.surgery import keep_random_state
+from convattn.convert.runs import keep_random_state
 from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness
@@ -42,7 +42,8 @@ def conv_to_attention(
         impl: How the layer computes; "separable" computes the softmax even of hard heads.
 
     Returns:
-        The layer, with the convolution's dtype, device and mode (encodings in at least float32), and the certificate.
+        The layer, with the convolution's dtype (encodings in at least float32), device, mode and `requires_grad`, and
+        the certificate.
 
     Raises:
         UnsupportedModelError: The module is of another class, or its weights are not finite real numbers. A
@@ -61,8 +62,16 @@ def conv_to_attention(
         layer = _make_layer(taps, _encoding(taps, sharpness), content, impl)
         # A new one, because the layer's dtype may be too narrow for centres
         layer.encoding = _encoding(taps, sharpness)
+    _let_learn(layer, conv)
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))
+
+
+def _let_learn(layer: RelativeAttention, conv: AnyConvolution) -> None:
+    """Lets the parts of a layer learn if those of its convolution do."""
+    layer.requires_grad_(conv.weight.requires_grad)
+    if layer.bias is not None and conv.bias is not None:
+        layer.bias.requires_grad_(conv.bias.requires_grad)
 
 
 def certify_attention(

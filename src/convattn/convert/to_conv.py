@@ -33,7 +33,8 @@ from convattn.convert.promise import (
     softmax_copy,
     weight_of,
 )
-from convattn.convert.surgery import first_change, keep_random_state
+from convattn.convert.runs import keep_random_state
+from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
     ATTENTION_LAYERS,
     CONVOLUTIONS,

@@ -15,14 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from convattn.budget import roundings
-from convattn.convert.surgery import (
-    Arguments,
-    find_empty,
-    full_name,
-    keep_random_state,
-    names_by_module,
-    read_arguments,
-)
+from convattn.convert.runs import Arguments, keep_random_state, read_arguments
+from convattn.convert.surgery import find_empty, full_name, names_by_module
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys

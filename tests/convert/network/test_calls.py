@@ -286,7 +286,7 @@ def test_an_operation_that_no_function_of_torch_calls_is_left_alone_and_named():
     network, x = nn.Sequential(Direct(3, 3, 3)).eval(), images(2, 3, 7, 9)
     _, certificate = converted(network, x)
     (left,) = certificate.left_alone
-    assert left.reason == "it calls aten::convolution as a function, which is not converted"
+    assert left.reason == "it calls convolution as a function, which is not converted"
 
 
 class PerImage(nn.Module):

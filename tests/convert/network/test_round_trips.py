@@ -12,7 +12,7 @@ from torch import nn
 from convattn import certify, network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
 from convattn.convert.convolutions import NetworkConvolution
-from convattn.convert.surgery import Arguments
+from convattn.convert.runs import Arguments
 from convattn.networks import create_network
 
 SMALL = [

@@ -280,11 +280,11 @@ def test_the_network_itself_may_be_a_convolution():
 
 def test_a_network_whose_convolutions_are_all_left_out():
     network, x = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(5))), images(1, 3, 7, 9)
-    message = "in Sequential: include and exclude leave out all of them (0, 1, 2 and 2 more)"
+    message = "in Sequential: 0, 1, 2 and 2 more (Conv2d): left out by exclude"
     with pytest.raises(ConversionError, match=re.escape(message)):
         network_to_attention(network, exclude="*", images=x)
     with pytest.raises(
-        ConversionError, match=r"in Conv2d: .* leave out all of them \(the network itself\)"
+        ConversionError, match=r"in Conv2d: the network itself \(Conv2d\): left out by exclude"
     ):
         network_to_attention(network[0], exclude="*", images=x)
 

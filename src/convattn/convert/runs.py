@@ -1,0 +1,384 @@
+"""Networks run on copies of themselves and of their arguments, and leave no trace."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from convattn.budget import LEAST_ROUNDINGS, rounded_differently
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
+from convattn.functional.torch_modes import without_autocast
+from convattn.layers import RelativeAttention
+
+Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
+"""What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
+
+_SEED = 0
+_SIZE = (3, 224, 224)
+"""Seed and size of an image that is drawn where none is given."""
+
+ROUNDINGS = LEAST_ROUNDINGS - 1
+"""Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
+
+_FLOATING = ...
+"""Stands for a floating-point number among the other parts of an output."""
+
+
+def copy_network(model: nn.Module) -> nn.Module:
+    """Copies any network, even if hooks left tensors in it that belong to an autograd graph.
+
+    The copy shares nothing with it. Raises UnsupportedModelError if copying fails.
+    """
+    memo: dict[int, Any] = {}
+    for part in model.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # a foreign module may fail in any way
+        raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+
+
+def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
+    """Restores torch's random state on leaving, on the CPU and on the network's devices."""
+    devices = {
+        parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
+    }
+    return torch.random.fork_rng(devices=sorted(devices))
+
+
+# --- Arguments and outputs --------------------------------------------------------------------------------------------
+
+
+def parts(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields each part of nested tuples, lists, mappings and dataclasses with its place, like "['boxes'][0].label"."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from parts(item, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from parts(item, f"{place}[{index}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from parts(getattr(value, field.name), f"{place}.{field.name}")
+    else:
+        yield place, value
+
+
+def _is_floating(value: Any) -> bool:
+    """Tells whether a value is a floating-point or complex tensor, or a finite floating-point or complex number."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() or value.is_complex()
+    return isinstance(value, float | complex) and math.isfinite(abs(value))
+
+
+def _as_real(value: Any) -> Tensor:
+    """Returns a floating-point or complex tensor or number as a dense real tensor; a number becomes float64."""
+    if not isinstance(value, Tensor):
+        dtype = torch.complex128 if isinstance(value, complex) else torch.float64
+        value = torch.tensor(value, dtype=dtype)
+    tensor = value.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class Arguments(NamedTuple):
+    """What a network is called with."""
+
+    positional: tuple[Any, ...]  # Positional arguments
+    named: Mapping[str, Any]  # Named ones
+    words: str  # A description of them
+
+    def tensors(self) -> list[Tensor]:
+        """Returns the floating-point and complex tensors."""
+        held = [part for _, part in parts((self.positional, self.named))]
+        return [part for part in held if isinstance(part, Tensor) and _is_floating(part)]
+
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Returns their shapes."""
+        return tuple(tuple(tensor.shape) for tensor in self.tensors())
+
+    def copied(self, dtype: torch.dtype | None = None) -> "Arguments":
+        """Copies all tensors, floating-point ones to `dtype` if given, because networks may change their arguments."""
+
+        def copied(x: Tensor) -> Tensor:
+            is_cast = dtype is not None and x.is_floating_point()
+            return x.detach().clone().to(dtype if is_cast else x.dtype)
+
+        return self._mapped(copied)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Arguments":
+        """Changes the numbers of the floating-point tensors."""
+
+        def changed(x: Tensor) -> Tensor:
+            is_plain = x.is_floating_point() and x.layout is torch.strided
+            return change(x) if is_plain else x
+
+        return self._mapped(changed)
+
+    def rounded_differently(self, seed: int) -> "Arguments":
+        """Changes last digits at random, as if they had been rounded differently."""
+        return self.changed(partial(rounded_differently, seed=seed))
+
+    def batches(self, size: int) -> list["Arguments"]:
+        """Splits a single tensor of images into batches of at most `size`; other arguments stay together."""
+        if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
+            return [self]
+        images = self.positional[0]
+        if not images.ndim or images.layout is not torch.strided:
+            return [self]
+        return [self._replace(positional=(part,)) for part in images.split(size)]
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Arguments":
+        positional, named = tree_map_only(Tensor, change, (self.positional, dict(self.named)))
+        return Arguments(positional, named, self.words)
+
+
+def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
+    """Reads the arguments that a network is to run on: one, a tuple or a mapping; draws an image for None.
+
+    Raises ArgumentError for other types, empty tensors and tensors without values.
+    """
+    if images is None:
+        drawn = draw_image(model)
+        words = f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}"
+        return Arguments((drawn,), {}, words)
+    if isinstance(images, Mapping):
+        arguments = Arguments((), images, "the arguments given")
+    elif isinstance(images, tuple):
+        arguments = Arguments(images, {}, "the images given")
+    elif isinstance(images, Tensor | list):
+        arguments = Arguments((images,), {}, "the images given")
+    else:
+        expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
+        raise ArgumentError(must_be_a("images", expectation, images))
+    held = arguments.tensors()
+    if any(tensor.is_meta for tensor in held):
+        raise ArgumentError("images must be tensors with values, but one is on the meta device")
+    if any(bool(_as_real(tensor).isnan().any()) for tensor in held):
+        raise ArgumentError("images must hold no NaN, but some do")
+    if held and not any(tensor.numel() for tensor in held):
+        raise ArgumentError(must_be("images", "a batch of at least one", arguments.shapes()))
+    return arguments
+
+
+def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Draws one standard normal image in the network's dtype; `shape` leaves out the batch.
+
+    None takes the size in `network.default_cfg`, or else 3 x 224 x 224. A size that cannot be drawn raises
+    ArgumentError.
+    """
+    size = shape
+    config = getattr(network, "default_cfg", None)
+    if size is None and isinstance(config, Mapping):
+        size = config.get("input_size")
+    size = size or _SIZE
+    like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    generator = torch.Generator().manual_seed(_SEED)
+    try:
+        drawn = torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu")
+    except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
+        expectation = "the shape of an image that fits into memory"
+        raise ArgumentError(must_be("shape", expectation, tuple(size))) from None
+    return drawn.to(like)
+
+
+# --- Runs -------------------------------------------------------------------------------------------------------------
+
+
+def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None) -> Any:
+    """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
+
+    Returns its output. The run may change the network's state.
+    """
+    with ExitStack() as settings:
+        settings.enter_context(keep_random_state(network))
+        settings.enter_context(torch.no_grad())
+        devices = {parameter.device for parameter in network.parameters()}
+        for device in {torch.device("cpu"), *devices}:
+            settings.enter_context(without_autocast(device))
+        torch.manual_seed(_SEED)
+        arguments = arguments.copied(dtype)
+        return network(*arguments.positional, **arguments.named)
+
+
+class Run(NamedTuple):
+    """What a network returned."""
+
+    numbers: list[Tensor]  # Floating-point outputs, over all batches
+    others: list[dict[str, Any]]  # Other parts of each batch by place, like "['boxes'][0]"
+
+
+def run_batches(
+    network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None
+) -> Run:
+    """Runs a network on all batches, in its own dtype or in another."""
+    numbers = []
+    others = []
+    for batch in batches:
+        placed = dict(parts(output_of(network, batch, dtype)))
+        outputs = []
+        for place, part in placed.items():
+            if _is_floating(part):
+                outputs.append(_as_real(part))
+                placed[place] = _FLOATING
+        numbers.append(outputs)
+        others.append(placed)
+    if len(numbers) == 1:
+        return Run(numbers[0], others)
+    if len({len(outputs) for outputs in numbers}) > 1:  # one output for each image
+        return Run([output for outputs in numbers for output in outputs], others)
+    joined = [torch.cat(torch.atleast_1d(*outputs)) for outputs in zip(*numbers, strict=True)]
+    return Run(joined, others)
+
+
+def run_copy(
+    model: nn.Module,
+    batches: Sequence[Arguments],
+    change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
+) -> Run:
+    """Runs a copy of a network in evaluation mode, after it was changed; hooks in it may watch.
+
+    Raises ArgumentError if the network does not take the images.
+    """
+    copied = change(copy_network(model).eval())
+    try:
+        return run_batches(copied, batches)
+    except Exception as error:  # a foreign network may fail in any way
+        raise ArgumentError(must_fit(batches[0].words, error)) from error
+
+
+def run_source(source: nn.Module, batches: Sequence[Arguments]) -> list[Run]:
+    """Runs copies of a network on its images, and on images with other last digits."""
+    runs = [run_copy(source, batches)]
+    for seed in range(ROUNDINGS):
+        moved = [batch.rounded_differently(seed) for batch in batches]
+        runs.append(run_copy(source, moved))
+    return runs
+
+
+def run_in_float64(
+    network: nn.Module,
+    batches: Sequence[Arguments],
+    notes: list[str],
+    change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
+) -> list[Tensor] | None:
+    """Runs a copy in float64, after it was changed, or notes why it does not run so."""
+    try:
+        copied = change(copy_network(network).eval().double())
+        return run_batches(copied, batches, torch.float64).numbers
+    except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
+        notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
+        return None
+
+
+def steps_of(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
+    """Returns the eps of each output; one in float64, like any Python number, was computed from the parameters."""
+    held = [torch.finfo(p.dtype).eps for p in source.parameters() if p.is_floating_point()]
+    steps = []
+    for x in outputs:
+        eps = torch.finfo(x.dtype).eps
+        steps.append(max([eps, *held]) if x.dtype == torch.float64 else eps)
+    return steps
+
+
+# --- Seen inside of a run ---------------------------------------------------------------------------------------------
+
+
+def input_shapes(
+    model: nn.Module, arguments: Arguments, names: Iterable[str]
+) -> dict[str, list[tuple[int, ...]]]:
+    """Runs a copy of a network in evaluation mode, and returns the shapes of what its layers are called with.
+
+    Holds, for each layer of `names` that is reached, the shape of its images in every call, in the order of the first
+    calls. Raises ArgumentError if the network does not take the images.
+    """
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+
+    def note(name: str, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        shape = tuple(layer.batch_of(*positional, **named).shape)
+        shapes.setdefault(name, []).append(shape)
+
+    def watch(network: nn.Module) -> nn.Module:
+        for name in names:
+            layer = network.get_submodule(name)
+            layer.register_forward_pre_hook(partial(note, name), with_kwargs=True)
+        return network
+
+    run_copy(model, [arguments], watch)
+    return shapes
+
+
+def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
+    """Returns where the path of each attention layer will be noted, on the first images that reach it."""
+    paths: dict[nn.Module, str] = {}
+
+    def note(layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = layer.batch_of(*positional, **named)
+        is_refused = not isinstance(x, Tensor) or x.ndim != layer.dims + 2
+        if layer not in paths and not is_refused:
+            paths[layer] = layer.plan(x.shape, x.dtype).path
+
+    for module in network.modules():
+        if isinstance(module, RelativeAttention):
+            module.register_forward_pre_hook(note, prepend=True, with_kwargs=True)
+    return paths
+
+
+def parts_of_attention(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules inside attention layers, which are read, and not called."""
+    inner = set[nn.Module]()
+    for module in network.modules():
+        if isinstance(module, RelativeAttention):
+            inner.update(part for part in module.modules() if part is not module)
+    return inner
+
+
+def layer_outputs(
+    network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """Runs a network, and returns the output of each module, and for each the modules that take it.
+
+    Both are by name, in the order of the runs; a further call of a module is numbered, as in "relu#2". Only the first
+    floating-point tensor of an output counts.
+    """
+    values: dict[str, Tensor] = {}
+    takers: dict[str, list[str]] = {}
+    makers: dict[int, list[str]] = {}
+    alive: list[Tensor] = []  # or another tensor could get the id of an output
+
+    def note(name: str, _module: nn.Module, positional: Any, named: Any, output: Any) -> None:
+        outputs = [part for _, part in parts(output) if isinstance(part, Tensor)]
+        first = next((tensor for tensor in outputs if tensor.is_floating_point()), None)
+        if first is None:
+            return
+        calls = sum(other.partition("#")[0] == name for other in values)
+        if calls:
+            name = f"{name}#{calls + 1}"
+        for _, part in parts((positional, named)):
+            for maker in makers.get(id(part), ()):
+                takers.setdefault(maker, []).append(name)
+        values[name] = _as_real(first).clone()  # the next module may work in place
+        makers.setdefault(id(first), []).append(name)
+        alive.append(first)
+
+    inner = parts_of_attention(network)
+    hooks = []
+    for name, part in network.named_modules():
+        if name and part not in inner:
+            hooks.append(part.register_forward_hook(partial(note, name), with_kwargs=True))
+    try:
+        output_of(network, arguments, dtype)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return values, takers
