@@ -3,6 +3,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from rich.cells import cell_len
 
 from convattn.cli.output import first_free, fit, print_record
 from convattn.record import Record
@@ -54,9 +55,24 @@ def test_on_a_terminal_lines_fit_it_and_commands_stay_whole(capsys, monkeypatch)
     assert command == SUMMARY.splitlines()[-1]
 
 
-def test_names_with_hyphens_stay_whole():
-    names = ["sa-quadratic-16-heads"] * 6
-    assert fit(f"  recipes  {' '.join(names)}", 40).split()[1:] == names
+@pytest.mark.parametrize("name", ["sa-quadratic-16-heads", "图像网络", "🐈🐕"])
+def test_names_stay_whole_on_lines_of_so_many_columns(name):
+    *lines, last = fit(f"  names  {' '.join([name] * 20)}", 40).split("\n")
+    assert " ".join([*lines, last]).split() == ["names", *[name] * 20]
+    assert all(40 - cell_len(f" {name}") < cell_len(line) <= 40 for line in lines)
+
+
+def test_word_longer_than_a_line_is_broken():
+    assert fit(f"  saved  {'a' * 50}", 40) == f"  saved  {'a' * 31}\n{' ' * 9}{'a' * 19}"
+
+
+def test_what_a_long_first_column_leaves_no_room_for_stands_below_it():
+    lines = fit(f"  {'a' * 30}  {'word ' * 9}", 40).split("\n")
+    assert lines == [
+        f"  {'a' * 30}",
+        *[f"{' ' * 20}{'word ' * 4}".rstrip()] * 2,
+        f"{' ' * 20}word ",
+    ]
 
 
 def test_elsewhere_lines_stay_whole(capsys):

@@ -3,12 +3,14 @@
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
@@ -85,6 +87,7 @@ def print_record(record: Record, summary: str, *, json: bool) -> None:
 def fit(text: str, columns: int) -> str:
     r"""Breaks long lines at spaces; what follows stands below the second column, if there is one.
 
+    Wide characters, as of Chinese, count as the two columns that they take; a word longer than a line is broken.
     Commands stay whole: they are copied.
 
     Example:
@@ -94,21 +97,20 @@ def fit(text: str, columns: int) -> str:
                           word
           repeat with     convattn train sa-quadratic
     """
-
-    def broken(line: re.Match[str]) -> str:
-        column, rest = line.groups()
-        if rest.startswith("convattn "):
-            return line[0]
-        indent = " " * min(len(column), columns // 2)
-        return textwrap.fill(
-            line[0],
-            columns,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-
-    return re.sub(r"^( *\S.*? {2,}| *)(.*)$", broken, text, flags=re.MULTILINE)
+    console = Console(width=columns)
+    lines = []
+    for line in text.split("\n"):
+        column, rest = re.findall(r"^( *\S.*? {2,}| *)(.*)$", line)[0]
+        if cell_len(line) <= columns or rest.startswith("convattn "):
+            lines.append(line)
+            continue
+        indent = min(cell_len(column), columns // 2)
+        if cell_len(column) > indent:
+            lines.append(column.rstrip())
+            column = " " * indent
+        broken = Text(rest).wrap(console, columns - indent)
+        lines.append(column + f"\n{' ' * indent}".join(map(str, broken)))
+    return "\n".join(lines)
 
 
 def say(line: str) -> None:
