@@ -108,8 +108,9 @@ def fit(text: str, columns: int) -> str:
         if cell_len(column) > indent:
             lines.append(column.rstrip())
             column = " " * indent
-        broken = Text(rest).wrap(console, columns - indent)
-        lines.append(column + f"\n{' ' * indent}".join(map(str, broken)))
+        for part in Text(rest).wrap(console, columns - indent):
+            lines.append(f"{column}{part}".rstrip())
+            column = " " * indent
     return "\n".join(lines)
 
 
