@@ -103,6 +103,7 @@ def measure(
     effect = effect_on(network, tokenizer, spoken)
     return {
         **described(report),
+        "measured_on": report.images,
         "tests": tests,
         "said": sum(len(clip.digits) for clip in spoken),
         "before": effect(encoder),

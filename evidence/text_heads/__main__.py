@@ -90,6 +90,7 @@ def measure(work: Path, count: int, tests: int) -> dict[str, Any]:
     maps = mean_maps(network, ids[:count].split(50))
     return {
         **described(report),
+        "measured_on": report.images,
         "tests": len(ids) - count,
         "length": LENGTH,
         "order": by_score(report),

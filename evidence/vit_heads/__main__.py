@@ -41,6 +41,7 @@ def at_size(report: HeadReport, size: int) -> dict[str, Any]:
     verdicts = [verdict for layer in report.layers for verdict in layer.verdicts]
     return {
         **described(report),
+        "images": report.images,
         "size": size,
         "grid": list(report.layers[0].grid),
         "words": count_words(verdicts),

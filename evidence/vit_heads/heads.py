@@ -49,7 +49,6 @@ def kept_report(
 def described(report: HeadReport) -> dict[str, Any]:
     """Returns what every record says of a report."""
     return {
-        "measured_on": report.images,
         "control_images": report.control_images,
         "headline": report.headline(),
         "untrained": in_control(report, UNTRAINED),
