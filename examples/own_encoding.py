@@ -35,7 +35,7 @@ print(
 )
 
 with tempfile.TemporaryDirectory() as place:
-    loaded = convattn.load_layer(convattn.save_layer(layer, Path(place) / "layer")).eval()
+    loaded = convattn.load_network(convattn.save_network(layer, Path(place) / "layer"))
 
 
 def ring(displacement: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,8 @@ from pathlib import Path
 
 layer, certificate = convattn.conv_to_attention(torch.nn.Conv2d(3, 5, 3))
 for _ in range(2):
-    convattn.save_layer(layer, "layer", certificate=certificate, overwrite=True)
-assert torch.equal(convattn.load_layer("layer").values.weight, layer.values.weight)
+    convattn.save_network(layer, "layer", certificate=certificate, overwrite=True)
+assert torch.equal(convattn.load_network("layer").values.weight, layer.values.weight)
 network = ConvNet(width=8, depth=1, ffn=8).eval()
 images = torch.randn(1, 3, 8, 8)
 attention, certificate = convattn.network_to_attention(network, images=images)

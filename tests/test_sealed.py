@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import load_layer, load_network, save_layer, save_network
+from convattn import load_network, save_network
 from convattn.convert import conv_to_attention
 from convattn.errors import (
     ArgumentError,
@@ -37,7 +37,7 @@ TENSORS = {
 def folder(tmp_path):
     made = tmp_path / "made"
     made.mkdir()
-    write_sealed(made, {"kind": "test", "size": 3, "name": "é", "list": (1, 2)}, TENSORS)
+    write_sealed(made, {"kind": "network", "size": 3, "name": "é", "list": (1, 2)}, TENSORS)
     return made
 
 
@@ -55,7 +55,7 @@ def numbers(tensor):
 
 def test_what_is_written_is_read(folder):
     config, tensors = read_sealed(folder)
-    assert config == {"kind": "test", "size": 3, "name": "é", "list": [1, 2]}
+    assert config == {"kind": "network", "size": 3, "name": "é", "list": [1, 2]}
     assert tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert tensors[name].dtype == tensor.dtype, name
@@ -141,15 +141,12 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
     conv = nn.Conv1d(2, 3, 5)
     with torch.no_grad():
         conv.bias[1] = torch.inf
-    folder = save_layer(conv, tmp_path / "infinite")
-    assert load_layer(folder).bias[1] == torch.inf
+    folder = save_network(conv, tmp_path / "infinite")
+    assert load_network(folder).bias[1] == torch.inf
     with torch.no_grad():
         conv.bias[0] = torch.nan
-    for save in (save_layer, save_network):
-        with pytest.raises(
-            UnsupportedModelError, match=r"cannot save (this )?Conv1d: bias holds NaN"
-        ):
-            save(conv, tmp_path / "made")
+    with pytest.raises(UnsupportedModelError, match=r"cannot save this Conv1d: bias holds NaN"):
+        save_network(conv, tmp_path / "made")
     own = ConvNet(width=8, depth=1, ffn=8)
     with torch.no_grad():
         own.head.weight.fill_(torch.nan)
@@ -161,42 +158,38 @@ def test_nan_is_refused_on_saving_and_on_loading_and_infinity_is_not(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["infinite"]
     replace_weights(folder, bias=conv.bias.detach())
     with pytest.raises(CheckpointError, match=r"model.safetensors is not what was saved"):
-        load_layer(folder)
-    assert load_layer(folder, verify=False).bias[0].isnan()
+        load_network(folder)
+    assert load_network(folder, verify=False).bias[0].isnan()
 
 
 @pytest.mark.parametrize("verdict", ["exact", "different", "failed"])
 def test_a_conversion_that_failed_is_said(verdict, tmp_path, recwarn):
     layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
     certificate = replace(certificate, verdict=verdict)
-    save_layer(layer, tmp_path / "layer", certificate=certificate)
-    save_network(layer, tmp_path / "network", certificate=certificate)
-    for folder in ("layer", "network"):
-        if verdict != "failed":
-            load_network(tmp_path / folder)
-        else:
-            with pytest.warns(
-                CertificateWarning, match=f"in .*{folder} says that the conversion failed"
-            ):
-                load_network(tmp_path / folder)
+    folder = save_network(layer, tmp_path / "layer", certificate=certificate)
+    if verdict == "failed":
+        with pytest.warns(CertificateWarning, match="in .*layer says that the conversion failed"):
+            load_network(folder)
+    else:
+        load_network(folder)
     assert not recwarn.list
 
 
 def test_a_certificate_is_covered(tmp_path):
     layer, certificate = conv_to_attention(nn.Conv1d(2, 3, 5))
-    folder = save_layer(
+    folder = save_network(
         layer, tmp_path / "layer", certificate=replace(certificate, verdict="failed")
     )
     text = (folder / "certificate.json").read_text()
     (folder / "certificate.json").write_text(text.replace('"failed"', '"exact"'))
     with pytest.raises(CheckpointError, match=r"certificate.json is not what was saved"):
-        load_layer(folder)
+        load_network(folder)
     (folder / "certificate.json").unlink()
     with pytest.raises(CheckpointError, match=r"certificate.json is missing"):
-        load_layer(folder)
+        load_network(folder)
     (folder / "certificate.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"certificate.json is not a certificate \(TypeError"):
-        load_layer(folder, verify=False)
+        load_network(folder, verify=False)
 
 
 def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
@@ -213,10 +206,9 @@ def test_a_disk_that_is_full_while_weights_are_written(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, 3, b"made", ["made"], "a\0b"], ids=repr)
-@pytest.mark.parametrize("load", [load_network, load_layer, read_sealed])
-def test_what_is_no_path_is_named(load, value, without_type_checks):
-    with pytest.raises(ArgumentError, match=r"(folder|source) must be a path, but is"):
-        load(value)
+def test_what_is_no_path_is_named(value, without_type_checks):
+    with pytest.raises(ArgumentError, match=r"source must be a path, but is"):
+        load_network(value)
 
 
 NARROW = {
@@ -228,14 +220,14 @@ NARROW = {
 def narrow(tmp_path, load_as, **tensors):
     made = tmp_path / "narrow"
     made.mkdir()
-    write_sealed(made, {"size": 3, "load_as": load_as}, {**NARROW, **tensors})
+    write_sealed(made, {"kind": "network", "size": 3, "load_as": load_as}, {**NARROW, **tensors})
     return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_narrow_file_is_widened_bit_for_bit(tmp_path, dtype):
     config, tensors = read_sealed(narrow(tmp_path, str(dtype).removeprefix("torch.")))
-    assert config == {"size": 3}
+    assert config == {"kind": "network", "size": 3}
     assert (tensors["half"].dtype, tensors["count"].dtype) == (dtype, torch.int64)
     assert torch.equal(tensors["half"], NARROW["half"].to(dtype))
     assert torch.equal(
@@ -289,7 +281,7 @@ def test_tensors_that_share_memory_or_are_part_of_one_are_written_whole(tmp_path
         "columns": whole[:, 2:5],
     }
     (tmp_path / "made").mkdir()
-    write_sealed(tmp_path / "made", {"kind": "test"}, tensors)
+    write_sealed(tmp_path / "made", {"kind": "network"}, tensors)
     _, found = read_sealed(tmp_path / "made")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
@@ -310,12 +302,12 @@ def resealed(place, saved, change):
 HUGE = {
     "depth": (
         lambda: ConvNet(width=8, depth=2, ffn=8),
-        "depth",
+        "options.depth",
         "depth must be at most 28 with these tensors, but",
     ),
     "width": (
         lambda: ConvNet(width=8, depth=2, ffn=8),
-        "width",
+        "options.width",
         "width must be at most 16384 with these tensors, but",
     ),
     "heads": (
@@ -344,10 +336,12 @@ def test_sizes_that_do_not_fit_the_tensors_are_refused_before_anything_is_built(
 ):
     made = make()
     saved = tmp_path / "saved"
-    save_network(made, saved) if isinstance(made, ConvNet) else save_layer(made, saved)
+    save_network(made, saved)
 
     def change(config):
-        *outer, last = (["options"] if isinstance(made, ConvNet) else []) + key.split(".")
+        if not isinstance(made, ConvNet):
+            (config,) = config["layers"]
+        *outer, last = key.split(".")
         for name in outer:
             config = config[name]
         config[last] = [size] if isinstance(config[last], list) else size

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from convattn.convert import certify as certify
     from convattn.convert import conv_to_attention as conv_to_attention
     from convattn.convert import freeze as freeze
-    from convattn.convert import load_layer as load_layer
     from convattn.convert import network_to_attention as network_to_attention
     from convattn.convert import network_to_conv as network_to_conv
-    from convattn.convert import save_layer as save_layer
     from convattn.encodings import AxialDistance as AxialDistance
     from convattn.encodings import AxisAdditiveEncoding as AxisAdditiveEncoding
     from convattn.encodings import Distance as Distance
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "convattn.__about__": "__version__",
     "convattn.convert": (
-        "attention_to_conv certify conv_to_attention freeze load_layer network_to_attention network_to_conv save_layer"
+        "attention_to_conv certify conv_to_attention freeze network_to_attention network_to_conv"
     ),
     "convattn.encodings": (
         "AxialDistance AxisAdditiveEncoding Distance Encoding GeneralizedQuadratic LearnedAxial LearnedTable "

@@ -6,7 +6,6 @@ and put back a folder that was to be replaced.
 """
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -36,12 +35,6 @@ def as_path(value: object, argument: str = "folder") -> Path:
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(must_be(argument, "a path", value))
     return Path(text)
-
-
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> Path:

@@ -31,12 +31,14 @@ from convattn.errors import (
     WriteError,
     must_be,
 )
-from convattn.files import as_path, file_sha256, new_file, require_new_folder, write_atomically
+from convattn.files import as_path, new_file, require_new_folder, write_atomically
 from convattn.record import Record
 from convattn.wording import some
 
 CONFIG, WEIGHTS, CERTIFICATE = "config.json", "model.safetensors", "certificate.json"
 DIGESTS, LOAD_AS = "digests", "load_as"
+KIND = "network"
+"""What the configuration of a saved folder has under "kind"."""
 
 _PAGES = ("README.md", "index.html")
 """Files for people that a saved network may hold."""
@@ -57,7 +59,7 @@ def write_sealed(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors, the configuration that builds their network or layer, and a certificate, with digests of all.
+    """Writes tensors, the configuration that builds their network, and a certificate, with digests of all.
 
     Files of these names in the folder are replaced, the configuration last. `metadata` is text for the head of the file
     of tensors, from which nothing is read. Raises UnsupportedModelError if a tensor holds NaN or has a dtype that the
@@ -75,7 +77,7 @@ def write_sealed(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the contents of `config.json`, not verified; raises CheckpointError unless it is a JSON object."""
+    """Returns the contents of `config.json`, not verified; raises CheckpointError unless it is that of a network."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -83,12 +85,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         if isinstance(error, OSError):
             reason = error.strerror
         raise CheckpointError(
-            f"{folder} holds no saved network or layer: {CONFIG} is not readable ({reason})"
+            f"{folder} holds no saved network: {CONFIG} is not readable ({reason})"
         ) from None
-    if not isinstance(config, dict):
-        raise CheckpointError(
-            f"{folder / CONFIG} does not describe a network or a layer of convattn"
-        )
+    if not isinstance(config, dict) or config.get("kind") != KIND:
+        hint = ""
+        if isinstance(config, dict) and "model_type" in config:
+            hint = f": a command takes one of transformers as hf:{folder}"
+        raise CheckpointError(f"{folder / CONFIG} does not describe a network of convattn{hint}")
     return config
 
 
@@ -98,11 +101,11 @@ def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
     is_saved = _is_sealed(folder)
     if is_saved and not overwrite:
         raise ArgumentError(
-            f"folder must be new or empty, but {str(folder)!r} holds a saved network or layer:"
+            f"folder must be new or empty, but {str(folder)!r} holds a saved network:"
             " overwrite=True replaces it"
         )
     if not is_saved:
-        rule = " (only a saved network or layer is overwritten)" if overwrite else ""
+        rule = " (only a saved network is overwritten)" if overwrite else ""
         require_new_folder(folder, f"folder{rule}")
     return is_saved
 
@@ -120,24 +123,13 @@ def _is_sealed(folder: Path) -> bool:
     return not (folder.is_symlink() or folder.samefile("."))
 
 
-def read_sealed(
-    folder: str | os.PathLike[str], *, verify: bool = True
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the configuration and the tensors that `write_sealed` wrote, as `read_tensors` does."""
-    folder = as_path(folder)
-    config = read_config(folder)
-    tensors = read_tensors(folder, config, verify=verify)
-    for key in (DIGESTS, LOAD_AS):
-        config.pop(key, None)
-    return config, tensors
-
-
-def read_tensors(folder: Path, config: Mapping[str, Any], *, verify: bool) -> dict[str, Tensor]:
-    """Returns the tensors that `write_sealed` wrote, after comparing all files with the digests in the configuration.
+def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the configuration and the tensors that `write_sealed` wrote, after comparing all files with its digests.
 
     With verify=False, changes and NaN are accepted. Raises CheckpointError, which names the file, if one is missing,
     damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
+    config = read_config(folder)
     try:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
@@ -147,8 +139,15 @@ def read_tensors(folder: Path, config: Mapping[str, Any], *, verify: bool) -> di
         _require_numbers(tensors, CheckpointError, f"{folder / WEIGHTS}: ")
     _warn_of_certificate(folder)
     if LOAD_AS in config:
-        return _widened(tensors, config[LOAD_AS], folder / CONFIG)
-    return tensors
+        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
+    config.pop(DIGESTS, None)
+    return config, tensors
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's content, in lower-case hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensor_digest(name: str, tensor: Tensor) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convattn.convert import save_layer
+from convattn import save_network
 
 
 def convolution(place: Path) -> Path:
     """Saves a small convolution."""
     torch.manual_seed(0)
-    return save_layer(nn.Conv2d(2, 3, kernel_size=(3, 5), padding=1), place / "convolution")
+    return save_network(nn.Conv2d(2, 3, kernel_size=(3, 5), padding=1), place / "convolution")

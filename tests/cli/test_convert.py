@@ -18,7 +18,6 @@ from torch import nn
 
 from convattn import convert, load_network, save_network
 from convattn.budget import assert_within_budget, roundings
-from convattn.convert import load_layer
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.layers import RelativeAttention2d
@@ -60,9 +59,9 @@ def attention_of(network):
 def test_a_converted_layer_computes_the_same(layer, capsys):
     assert run("convert layer -o there/attention") == 0
     made = Path("there/attention")
-    names = ["certificate.json", "config.json", "model.safetensors"]
+    names = ["README.md", "certificate.json", "config.json", "model.safetensors"]
     assert sorted(path.name for path in made.iterdir()) == names
-    conv, attention = load_layer("layer"), load_layer(made)
+    conv, attention = load_network("layer"), load_network(made)
     x = torch.randn(2, 2, 11, 7)
     exact = nn.functional.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
     assert_within_budget(attention(x), exact, roundings(call, conv, x))
@@ -81,7 +80,7 @@ def test_json_is_the_certificate(layer, capsys):
 def test_an_attention_layer_becomes_a_convolution_and_is_not_converted_again(layer, capsys):
     assert run("convert layer -o attention") == 0
     assert run("convert attention --to conv -o back") == 0
-    assert type(load_layer("back")) is nn.Conv2d
+    assert type(load_network("back")) is nn.Conv2d
     assert Certificate.load("back/certificate.json").direction == "attention_to_conv"
     assert run("convert attention -o again") == 2
     message = "attention holds a RelativeAttention2d, which is not a convolution of torch"
@@ -104,7 +103,7 @@ def test_an_edited_layer_is_refused_unless_it_is_accepted(layer, capsys):
 def test_a_conversion_that_failed_is_said_on_loading(capsys):
     layer, certificate = convert.conv_to_attention(nn.Conv1d(2, 3, 5))
     failed = replace(certificate, verdict="failed")
-    convert.save_layer(layer, "layer", certificate=failed)
+    save_network(layer, "layer", certificate=failed)
     assert run("convert layer --to conv -o made") == 0
     err = capsys.readouterr().err
     assert err.startswith("convattn: the certificate in layer says that the conversion failed")
@@ -301,7 +300,7 @@ MISTAKES = {
     f"{DRAWN} --shape 3,1000000,1000000": r"shape must be the shape of an image that fits into mem",
     f"{DRAWN} --shape 3,{10**20},1": "shape must be the shape of an image that fits into memory",
     f"{DRAWN} --shape 5,8,8": "images must fit the network",
-    "convert deep": "^convattn: deep holds no saved network or layer: config.json",
+    "convert deep": "^convattn: deep holds no saved network: config.json",
     f"{RESNET} --to conv --sharpness 0": "--sharpness cannot be given with --to conv",
     f"{RESNET} --mass 0.1": "--mass cannot be given with --to attention",
     f"{DRAWN} --to conv": "no layer could be converted",

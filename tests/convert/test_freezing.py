@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from convattn import save_network
 from convattn.budget import assert_within_budget, roundings
 from convattn.convert import (
     attention_to_conv,
     conv_to_attention,
     freeze,
     network_to_attention,
-    save_layer,
 )
 from convattn.convert.calls import AttendedCalls, Call
 from convattn.encodings import Shift
@@ -280,9 +280,9 @@ def test_a_layer_that_does_not_compute_its_class_is_neither_frozen_nor_saved(
     with pytest.raises(UnsupportedModelError, match=f"cannot freeze 0: it has {words}"):
         freeze(nn.Sequential(layer), images(2, 3, 7, 9))
     with pytest.raises(
-        UnsupportedModelError, match=f"cannot save RelativeAttention2d: it has {words}"
+        UnsupportedModelError, match=f"cannot save this RelativeAttention2d: it has {words}"
     ):
-        save_layer(layer, tmp_path / "layer")
+        save_network(layer, tmp_path / "layer")
     with pytest.raises(
         UnsupportedModelError, match=f"cannot convert RelativeAttention2d: it has {words}"
     ):

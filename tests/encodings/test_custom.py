@@ -8,7 +8,7 @@ from tests.testing.attention_contract import AttentionContract
 from tests.testing.dense import as_dtype, dense_attention
 from torch import nn
 
-from convattn import load_layer, load_network, register_encoding, save_layer, save_network
+from convattn import load_network, register_encoding, save_network
 from convattn.budget import assert_within_budget, roundings
 from convattn.encodings import (
     ENCODINGS,
@@ -221,7 +221,7 @@ def test_layers_come_back_bit_by_bit(registered, tmp_path):
             RelativeAttention2d(3, 5, num_heads=2, encoding=encoding).eval(),
             torch.randn(2, 3, 7, 5),
         )
-        loaded = load_layer(save_layer(layer, tmp_path / str(number))).eval()
+        loaded = load_network(save_network(layer, tmp_path / str(number)))
         assert torch.equal(loaded(x), layer(x))
         assert repr(loaded) == repr(layer)
 
@@ -229,13 +229,13 @@ def test_layers_come_back_bit_by_bit(registered, tmp_path):
 def test_loading_without_registering_says_what_to_do(registered, tmp_path):
     layer = RelativeAttention1d(3, 5, num_heads=2, encoding="ring")
     folder, whole = (
-        save_layer(layer, tmp_path / "layer"),
+        save_network(layer, tmp_path / "layer"),
         save_network(nn.Sequential(layer), tmp_path / "network"),
     )
     del registry._known["ring"]
     message = "its encoding 'ring' is not registered: if it is your own, call convattn.register_encoding before"
     for load in (
-        lambda: load_layer(folder),
+        lambda: load_network(folder),
         lambda: load_network(whole, model=nn.Sequential(nn.Conv1d(3, 5, 1))),
     ):
         with pytest.raises(CheckpointError, match=message):
@@ -268,8 +268,6 @@ def test_what_could_not_be_loaded_is_not_saved(registered, tmp_path):
     }
     for encoding, message in cases.items():
         layer = RelativeAttention2d(3, 5, num_heads=2, encoding=encoding)
-        with pytest.raises(UnsupportedModelError, match=message):
-            save_layer(layer, tmp_path / "layer")
         with pytest.raises(UnsupportedModelError, match=message):
             save_network(nn.Sequential(layer), tmp_path / "network")
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from tests.lab.parquet_cases import FILES, WRONG_TABLES, good, png, table, write
 
 from convattn.data import load_cifar10
 from convattn.errors import DataError
-from convattn.files import file_sha256
+from convattn.sealed import file_sha256
 
 REAL_COPY = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
 

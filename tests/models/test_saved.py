@@ -64,8 +64,8 @@ def test_configuration_names_the_class_and_every_argument(tmp_path):
     ("text", "message"),
     [
         ("", r"config\.json is not readable"),
-        ("[]", "does not describe a network or a layer"),
-        ("{}", "does not describe a network or a layer"),
+        ("[]", "does not describe a network of convattn"),
+        ("{}", "does not describe a network of convattn"),
         ("[" * 100_000, r"config\.json is not readable"),
         (None, "holds no saved network"),
     ],

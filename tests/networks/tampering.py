@@ -16,7 +16,7 @@ from tests.networks.damages import CHANGES
 from torch import Tensor, nn
 
 from convattn import load_network, network_to_attention, save_network
-from convattn.convert import conv_to_attention, save_layer
+from convattn.convert import conv_to_attention
 from convattn.errors import ConvAttnError
 from convattn.models import AttentionNet, ResNet
 
@@ -62,7 +62,7 @@ def save_all(place: Path) -> list[Saved]:
     folders = [
         (save_network(made, place / "network", certificate=certificate), None),
         (save_network(tied, place / "own", certificate=promise), Own),
-        (save_layer(layer, place / "layer", certificate=proof), None),
+        (save_network(layer, place / "layer", certificate=proof), None),
         (save_network(plain, place / "plain"), None),
     ]
     return [

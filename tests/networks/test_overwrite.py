@@ -8,11 +8,10 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-import torch
 from tests.networks.overwrite_kills import network
 from torch import nn
 
-from convattn import load_layer, load_network, save_layer, save_network
+from convattn import load_network, save_network
 from convattn.errors import ArgumentError, WriteError
 
 
@@ -35,29 +34,24 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new_network(tmp_path):
 def test_a_saved_network_is_replaced_if_that_is_asked(tmp_path):
     folder = save_network(network(1.0), tmp_path / "made", overwrite=True)
     with pytest.raises(
-        ArgumentError, match=r"made' holds a saved network or layer: overwrite=True replaces it"
+        ArgumentError, match=r"made' holds a saved network: overwrite=True replaces it"
     ):
         save_network(network(2.0), folder)
     assert value(folder) == 1
     assert value(save_network(network(2.0), folder, overwrite=True)) == 2
-    save_layer(nn.Conv1d(2, 3, 5), folder, overwrite=True)
-    assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
-    layer = nn.Conv1d(2, 3, 5)
-    assert torch.equal(load_layer(save_layer(layer, folder, overwrite=True)).weight, layer.weight)
     assert [file.name for file in tmp_path.iterdir()] == ["made"]
 
 
-@pytest.mark.parametrize("save", [save_network, save_layer])
-def test_no_other_folder_is_replaced(tmp_path, save):
+def test_no_other_folder_is_replaced(tmp_path):
     made = nn.Conv1d(2, 3, 5)
 
     def refused(folder):
         before = sorted(folder.iterdir())
         with pytest.raises(
             ArgumentError,
-            match=r"folder \(only a saved network or layer is overwritten\) must be new or empty",
+            match=r"folder \(only a saved network is overwritten\) must be new or empty",
         ):
-            save(made, folder, overwrite=True)
+            save_network(made, folder, overwrite=True)
         assert sorted(folder.iterdir()) == before
 
     for name, content in {
@@ -68,8 +62,8 @@ def test_no_other_folder_is_replaced(tmp_path, save):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(content)
         refused(tmp_path / name)
-    folder = save(made, tmp_path / "made")
-    (folder / "README.md").unlink(missing_ok=True)
+    folder = save_network(made, tmp_path / "made")
+    (folder / "README.md").unlink()
     (folder / "README.md").mkdir()
     (folder / "README.md" / "mine.txt").write_text("kept")
     refused(folder)

@@ -12,7 +12,7 @@ from tests.networks.networks import NAMED, OWN_ATTENTION, Tied, converted, image
 from torch import nn
 
 from convattn import load_network, network_to_attention, network_to_conv, save_network
-from convattn.convert import conv_to_attention, save_layer
+from convattn.convert import conv_to_attention
 from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
@@ -122,9 +122,6 @@ def test_a_layer_is_a_network_too(tmp_path):
     network, _ = conv_to_attention(nn.Conv2d(3, 5, 3))
     loaded = load_network(save_network(network, tmp_path / "network"))
     assert_same_network(loaded, network.eval())
-    again = load_network(save_layer(network, tmp_path / "layer"))
-    assert torch.equal(again(images()), loaded(images()))
-    assert not again.training
 
 
 class Odd(nn.Module):
@@ -239,7 +236,7 @@ SEVEN = {"blocks_per_stage": 1, "width": 8, "num_classes": 7}
 DAMAGES = {
     "no config": (
         lambda f: (f / "config.json").unlink(),
-        "holds no saved network or layer: config.json is not readable",
+        "holds no saved network: config.json is not readable",
     ),
     "config no JSON": (
         lambda f: (f / "config.json").write_text("{"),
@@ -247,7 +244,7 @@ DAMAGES = {
     ),
     "another kind": (
         lambda f: write_config(f, kind="Linear"),
-        "does not describe a network or a layer",
+        "does not describe a network of convattn",
     ),
     "another version": (
         lambda f: write_config(f, schema_version=2),
@@ -342,11 +339,6 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved):
         match="model must be a network, or a function that returns one, but is of type int",
     ):
         load_network(folder, model=lambda: 3)
-    save_layer(nn.Conv1d(2, 3, 5), tmp_path / "layer")
-    with pytest.raises(
-        ArgumentError, match=r"model must be None, because .*layer describes its own network"
-    ):
-        load_network(tmp_path / "layer", model=ResNet(1))
     assert isinstance(load_network(saved, model=ResNet(1, width=8)).stem[0], RelativeAttention2d)
 
 

@@ -16,7 +16,6 @@ from convattn import (
     replace_convolutional_heads,
     save_network,
 )
-from convattn.convert import save_layer
 from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.models import ConvNet
@@ -249,15 +248,13 @@ def test_the_certificate_of_a_layer_is_that_of_its_weights(direction, tmp_path):
     if direction == "to conv":
         made, certificate = attention_to_conv(made)
     network = nn.Sequential(made, nn.ReLU())
-    save_layer(made, tmp_path / "layer", certificate=certificate)
+    save_network(made, tmp_path / "layer", certificate=certificate)
     save_network(network, tmp_path / "network", certificate=certificate)
     trained(made)
-    with pytest.raises(ArgumentError, match="certificate must be that of this layer as it is now"):
-        save_layer(made, tmp_path / "again", certificate=certificate)
-    with pytest.raises(
-        ArgumentError, match="certificate must be that of this Sequential as it is now"
-    ):
-        save_network(network, tmp_path / "again", certificate=certificate)
+    for changed in (made, network):
+        message = f"certificate must be that of this {type(changed).__name__} as it is now"
+        with pytest.raises(ArgumentError, match=message):
+            save_network(changed, tmp_path / "again", certificate=certificate)
 
 
 def test_the_card_counts_the_layers_that_are_described(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from convattn.cli.network_options import NetworkOptions
-from convattn.convert import network_to_attention, network_to_conv, save_layer
+from convattn.convert import network_to_attention, network_to_conv
 from convattn.errors import ArgumentError
 from convattn.lab.speed_net import SpeedNet
 from convattn.layers import RelativeAttention, RelativeAttention2d
@@ -109,7 +109,7 @@ def test_images_that_keep_their_class_are_counted(place):
 
 
 def test_a_layer_scores_no_classes_and_has_no_untrained_copy(place):
-    save_layer(RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic"), "layer")
+    save_network(RelativeAttention2d(3, 5, num_heads=4, encoding="quadratic"), "layer")
     first, converted = shown(place, "layer", compare=["converted"]).exhibits
     assert converted.note == "Converted to convolutions of 3 × 3, and back: every head is one tap."
     assert (first.network.num_heads, converted.network.num_heads) == (4, 9)

@@ -13,6 +13,8 @@ from convattn.cli.threads import one_thread
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from convattn.convert.certificate import Certificate, NetworkCertificate
     from convattn.networks.loading import LoadedNetwork
 
@@ -50,8 +52,8 @@ def convert(  # noqa: PLR0913 - the options of the command
     Args:
         source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
             them), or the folder of a network, a training run or a layer.
-        output: Folder to make, with model.safetensors, config.json, certificate.json and, for a network, a model card
-            and index.html, a page of its layers; it must be new or empty.
+        output: Folder to make, with model.safetensors, config.json, certificate.json, a model card and, for a network,
+            index.html, a page of its layers; it must be new or empty.
         to: What to make: attention, or conv for convolutions.
         network: Which weights a network has.
         images: On which images the networks are compared.
@@ -101,10 +103,10 @@ def convert(  # noqa: PLR0913 - the options of the command
 
     require_new_folder(output, "--output")
     with one_thread(images.path is None):
+        loaded = network.load(source)
         if holds_layer:
-            save, certificate = _convert_layer(Path(source), to, options, network)
+            save, certificate = _convert_layer(source, loaded.network, to, options)
         else:
-            loaded = network.load(source)
             save, certificate = _convert_network(
                 source, loaded, to, options, images.read(loaded), tolerance
             )
@@ -138,29 +140,23 @@ def _require_absent(options: Mapping[str, object], reason: str) -> None:
 
 
 def _holds_layer(source: str) -> bool:
-    """Tells whether a folder, which need not exist, holds a single layer, as `save_layer` writes it."""
-    from convattn.convert.saved_layers import KINDS
+    """Tells whether a folder, which need not exist, holds a network that is a single layer."""
     from convattn.sealed import read_config
 
     try:
-        return read_config(Path(source)).get("kind") in [*KINDS]
-    except CheckpointError:
+        names = [layer["names"] for layer in read_config(Path(source))["layers"]]
+    except (CheckpointError, KeyError, TypeError):
         return False
+    return names == [[""]]
 
 
 def _convert_layer(
-    source: Path, to: str, options: dict[str, Any], network: NetworkOptions
+    source: str, layer: "nn.Module", to: str, options: dict[str, Any]
 ) -> "tuple[Callable[..., object], Certificate]":
     """Converts a layer; returns what saves the result, and its certificate."""
-    from convattn.convert import (
-        SUPPORTED_CONVOLUTIONS,
-        attention_to_conv,
-        conv_to_attention,
-        load_layer,
-        save_layer,
-    )
+    from convattn.convert import SUPPORTED_CONVOLUTIONS, attention_to_conv, conv_to_attention
+    from convattn.networks import save_network
 
-    layer = network.move(load_layer(source, verify=not network.no_verify))
     if to == "conv":
         converted, certificate = attention_to_conv(layer, **options)
     elif type(layer) in SUPPORTED_CONVOLUTIONS:
@@ -169,7 +165,7 @@ def _convert_layer(
         raise UnsupportedModelError(
             f"{source} holds a {type(layer).__name__}, which is not a convolution of torch"
         )
-    return partial(save_layer, converted), certificate
+    return partial(save_network, converted), certificate
 
 
 def _convert_network(

@@ -4,7 +4,6 @@ from convattn.convert.agreement import certify
 from convattn.convert.freezing import freeze
 from convattn.convert.network import network_to_attention, network_to_conv
 from convattn.convert.promise import off_centre_mass
-from convattn.convert.saved_layers import load_layer, save_layer
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv
@@ -15,9 +14,7 @@ __all__ = [
     "certify",
     "conv_to_attention",
     "freeze",
-    "load_layer",
     "network_to_attention",
     "network_to_conv",
     "off_centre_mass",
-    "save_layer",
 ]

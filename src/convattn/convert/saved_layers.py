@@ -1,18 +1,11 @@
-"""Single layers as JSON, and on disk: `config.json` describes a layer, `model.safetensors` holds its weights."""
+"""Single layers as JSON types: what rebuilds a layer, without its weights."""
 
-import json
-import os
 from dataclasses import asdict
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import nn
 
-from convattn.__about__ import __version__
-from convattn.convert.certificate import Certificate
-from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
     ATTENTION_LAYERS,
     OPTIONS,
@@ -20,20 +13,8 @@ from convattn.convert.taps import (
     TransposedConvolution,
 )
 from convattn.encodings import ENCODINGS, create_encoding, describe_encoding
-from convattn.errors import (
-    ArgumentError,
-    CheckpointError,
-    UnknownNameError,
-    UnsupportedModelError,
-    must_be,
-    must_be_a,
-    without_trace,
-)
-from convattn.files import as_path, new_folder
+from convattn.errors import UnknownNameError, UnsupportedModelError
 from convattn.layers import Content, NormalisedConv, RelativeAttention
-from convattn.sealed import CONFIG, may_replace, network_digest, read_sealed, write_sealed
-
-_SCHEMA = 1
 
 KINDS = MappingProxyType(
     {
@@ -46,118 +27,6 @@ KINDS = MappingProxyType(
     }
 )
 """Classes that can be described, by name."""
-
-
-def save_layer(
-    layer: nn.Module,
-    folder: str | os.PathLike[str],
-    *,
-    certificate: Certificate | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Saves one layer as a folder, completely or not at all, with digests by which loading detects changes.
-
-    Args:
-        layer: A relative-attention layer, a `NormalisedConv`, or a convolution of torch (not a subclass).
-        folder: Where to save; it must be new or empty, unless `overwrite`.
-        certificate: The certificate that the conversion returned.
-        overwrite: Whether to replace a saved layer or network that is there; no other folder is replaced.
-
-    Returns:
-        The folder, with `model.safetensors`, `config.json` and, if given, `certificate.json`.
-
-    Raises:
-        UnsupportedModelError: The layer is of another class, or could not be loaded again because of its encoding, its
-            tensors, or NaN in them.
-        ArgumentError: The layer or the certificate has another type, the certificate is of another layer, or the folder
-            exists and is not empty.
-        WriteError: The folder cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
-        Conv1d(2, 3, kernel_size=(5,), stride=(1,))
-    """
-    if not isinstance(layer, nn.Module):
-        raise ArgumentError(must_be_a("layer", "an nn.Module", layer))
-    if certificate is not None and not isinstance(certificate, Certificate):
-        raise ArgumentError(must_be("certificate", "what the conversion returned", certificate))
-    if certificate is not None and certificate.weights != network_digest(layer):
-        raise ArgumentError(
-            "certificate must be that of this layer as it is now, but its weights or its arguments were changed"
-        )
-    reason = first_change(layer, computed=lambda _: False)
-    if reason is not None:
-        raise UnsupportedModelError(f"cannot save {type(layer).__name__}: {reason}")
-    config = {"convattn": __version__, "schema_version": _SCHEMA, **describe_layer(layer)}
-    _require_loadable(layer, config)
-    with new_folder(folder, replace=may_replace(folder, overwrite=overwrite)) as temporary:
-        try:
-            write_sealed(temporary, config, layer.state_dict(), certificate)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"cannot save {type(layer).__name__}: {error}") from None
-    return Path(folder)
-
-
-def load_layer(folder: str | os.PathLike[str], *, verify: bool = True) -> nn.Module:
-    """Loads a layer that `save_layer` saved.
-
-    Args:
-        folder: The folder.
-        verify: Whether to raise if the files were changed since they were saved.
-
-    Returns:
-        An equal layer on the CPU, in training mode like any new module.
-
-    Raises:
-        CheckpointError: A file is missing, damaged or changed, or the files do not fit together.
-
-    Warns:
-        CertificateWarning: The saved certificate says that the conversion failed.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     load_layer(save_layer(nn.Conv1d(2, 3, 5), Path(place) / "conv"))
-        Conv1d(2, 3, kernel_size=(5,), stride=(1,))
-    """
-    config, tensors = read_sealed(folder, verify=verify)
-    if config.get("schema_version") != _SCHEMA or config.get("kind") not in [*KINDS]:
-        raise CheckpointError(
-            f"{as_path(folder) / CONFIG} does not describe a layer of schema version {_SCHEMA}"
-        )
-    try:
-        with torch.device(
-            "meta"
-        ):  # where sizes that do not fit the tensors take neither time nor memory
-            layer = rebuild_layer(config)
-        layer.load_state_dict(tensors, assign=True)
-    except Exception as error:  # noqa: BLE001 - what was edited may fail in any way
-        raise CheckpointError(
-            f"the files in {folder} do not fit together: {without_trace(error)}"
-        ) from None
-    return layer
-
-
-def _require_loadable(layer: nn.Module, config: dict[str, Any]) -> None:
-    """Raises if a module's tensors have no values or differ in name or shape from those of a new module."""
-    kind = type(layer).__name__
-    own = layer.state_dict()
-    if any(tensor.is_meta for tensor in own.values()):
-        raise UnsupportedModelError(
-            f"cannot save {kind}: its tensors are on the meta device and have no values"
-        )
-    with torch.device("meta"):
-        plain = rebuild_layer(json.loads(json.dumps(config))).state_dict()
-    shapes = {(name, x.shape) for name, x in own.items()}
-    expected = {(name, x.shape) for name, x in plain.items()}
-    differing = sorted({name for name, _ in shapes ^ expected})
-    if differing:
-        raise UnsupportedModelError(
-            f"cannot save {kind}: it could not be loaded, because {', '.join(differing)} differ from those of a plain"
-            f" {kind}; make pruning and other hooks permanent first"
-        )
 
 
 def describe_layer(layer: nn.Module) -> dict[str, Any]:

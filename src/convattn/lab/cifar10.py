@@ -14,9 +14,9 @@ import torch
 from einops import rearrange
 
 from convattn.errors import DataError, optional_module
-from convattn.files import file_sha256
 from convattn.networks.datasets import CIFAR10_MEAN, CIFAR10_STD, ImageDataset, ImageSplit
 from convattn.provenance import DataRecord
+from convattn.sealed import file_sha256
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

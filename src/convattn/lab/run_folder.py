@@ -15,7 +15,6 @@ from convattn.errors import ArgumentError, CheckpointError, CheckpointWarning, R
 from convattn.files import (
     as_path,
     clear_leftovers,
-    file_sha256,
     hidden_folder,
     new_folder,
     require_new_folder,
@@ -29,6 +28,7 @@ from convattn.lab.tables import write_parquet
 from convattn.lab.trainer import Trainer
 from convattn.networks import save_network
 from convattn.provenance import RunRecord
+from convattn.sealed import file_sha256
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from convattn.convert import load_layer
-from convattn.convert.saved_layers import KINDS
-from convattn.errors import ArgumentError, CheckpointError, must_be, must_be_a
+from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
 from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.replaced import put_layers
-from convattn.networks.source import create_network, own_source
+from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
-from convattn.sealed import CONFIG, read_config, read_tensors
+from convattn.sealed import CONFIG, read_config, read_sealed
 
 SCHEMA = 1
 
@@ -49,7 +47,7 @@ def load_network(
     """Loads a network: from a folder, by the name of one that comes with the package, or from the Hugging Face Hub.
 
     Args:
-        source: Folder that `save_network`, a run, `save_layer` or the command wrote; "convattn:NAME" for a trained
+        source: Folder that `save_network`, a run or the command wrote; "convattn:NAME" for a trained
             network that comes with the package, which `convattn info` lists; or, where there is no such folder, the
             repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
@@ -69,8 +67,7 @@ def load_network(
     Raises:
         CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or the
             repository cannot be fetched.
-        ArgumentError: The source is not a path; or `model` is missing, or given for a run or a single layer, which
-            describe their own network.
+        ArgumentError: The source is not a path; or `model` is missing, or no network.
         UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
             huggingface-hub, for a repository.
@@ -92,13 +89,8 @@ def load_network(
         local_files_only=local_files_only,
         token=token,
     )
-    config = saved_config(folder)
-    if config["kind"] == "network":
-        return _load_saved(folder, config, model, verify=verify)
-    if model is not None:
-        expected = f"None, because {folder} describes its own network"
-        raise ArgumentError(must_be_a("model", expected, model))
-    return load_layer(folder, verify=verify).eval()
+    config, tensors = read_sealed(folder, verify=verify)
+    return _restore(folder, config, tensors, model)
 
 
 class LoadedNetwork(NamedTuple):
@@ -114,35 +106,19 @@ class LoadedNetwork(NamedTuple):
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
     folder = network_folder(folder)
-    config = saved_config(folder)
     network = load_network(folder, verify=verify)
-    source, options = own_source(network) or (config.get("source"), config.get("options", {}))
-    return LoadedNetwork(network, source, options, folder)
-
-
-def saved_config(folder: Path) -> dict[str, Any]:
-    """Reads `config.json` of anything that this library saves or brings, or raises CheckpointError."""
     config = read_config(folder)
-    if config.get("kind") not in ["network", *KINDS]:
-        hint = ""
-        if "model_type" in config:
-            hint = f": a command takes one of transformers as hf:{folder}"
-        raise CheckpointError(
-            f"{folder / CONFIG} does not describe a network or a layer of convattn{hint}"
-        )
-    return config
+    return LoadedNetwork(network, config["source"], config["options"], folder)
 
 
-def _load_saved(
+def _restore(
     folder: Path,
     config: dict[str, Any],
+    tensors: Mapping[str, Tensor],
     model: nn.Module | Callable[[], nn.Module] | None,
-    *,
-    verify: bool,
 ) -> nn.Module:
-    """Builds a network, puts its layers in their places, and loads its tensors."""
+    """Builds a network, puts its layers in their places, and gives it the tensors."""
     file = folder / CONFIG
-    tensors = read_tensors(folder, config, verify=verify)
     schema = config.get("schema_version")
     if schema != SCHEMA:
         raise CheckpointError(f"{file} must be of schema version {SCHEMA}, but is of {schema!r}")
@@ -161,7 +137,9 @@ def _load_saved(
         load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "together" if model is None else "with the model given"
-        raise CheckpointError(f"the files in {folder} do not fit {together}: {error}") from None
+        raise CheckpointError(
+            f"the files in {folder} do not fit {together}: {without_trace(error)}"
+        ) from None
     return network.eval()
 
 
@@ -208,7 +186,9 @@ def _require_sizes(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         limit = len(tensors) if name == "depth" else largest
         for number in _numbers(value):
             if abs(number) > limit:
-                raise ArgumentError(must_be(name, f"at most {limit} with these tensors", number))
+                raise ArgumentError(
+                    f"{name} must be at most {limit} with these tensors, but is {number}"
+                )
 
 
 def _numbers(value: object) -> Iterator[int]:

@@ -11,7 +11,13 @@ from torch.nn.utils import parametrize
 
 from convattn.convert.calls import AttendedCalls, Call, original_place
 from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
-from convattn.convert.surgery import full_name, graft, is_own_hook, names_by_module
+from convattn.convert.surgery import (
+    first_change,
+    full_name,
+    graft,
+    is_own_hook,
+    names_by_module,
+)
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.sealed import plain_attributes
@@ -27,8 +33,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
     """Describes every attention layer, plain convolution and identity of a network, where no new one can be compared.
 
-    Each entry holds what rebuilds the layer, and under "names" where it stands.
+    Each entry holds what rebuilds the layer, and under "names" where it stands. A layer that is the whole network, and
+    computes something else than its class does, raises UnsupportedModelError.
     """
+    if _has_description(network):
+        reason = first_change(network, computed=lambda _: False)
+        if reason is not None:
+            raise UnsupportedModelError(reason)
     layers: list[dict[str, Any]] = []
     inside: set[nn.Module] = set()
     for module, names in names_by_module(network).items():

@@ -25,7 +25,7 @@ from convattn.errors import (
 )
 from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
-from convattn.networks.loading import SCHEMA, saved_config
+from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
 from convattn.networks.replaced import (
     describe_layers,
@@ -35,7 +35,7 @@ from convattn.networks.replaced import (
 )
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
-from convattn.sealed import may_replace, network_digest, write_sealed
+from convattn.sealed import KIND, may_replace, network_digest, read_config, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
@@ -68,8 +68,7 @@ def save_network(
             this library's, which knows, or for one that only the caller can build.
         options: Further arguments that it was built with, as JSON types, for instance {"num_classes": 10}.
         certificate: What the conversion returned.
-        overwrite: Whether to replace a saved network or layer that is there; a folder with other files is never
-            replaced.
+        overwrite: Whether to replace a saved network that is there; a folder with other files is never replaced.
 
     Returns:
         The folder.
@@ -122,7 +121,7 @@ def save_network(
     config = {
         "convattn": __version__,
         "schema_version": SCHEMA,
-        "kind": "network",
+        "kind": KIND,
         "class": full_name(type(network)),
         "source": builder,
         "options": arguments,
@@ -189,7 +188,7 @@ def push_to_hub(  # noqa: PLR0913 - what a network is saved with, and what the H
             )
         else:
             folder = network_folder(network, "network")
-            saved_config(folder)
+            read_config(folder)
             if source is not None or options or certificate is not None:
                 raise ArgumentError(
                     f"source, options and certificate must be left out, because {folder} has its own"

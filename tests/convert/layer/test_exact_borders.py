@@ -9,12 +9,11 @@ from tests.convert.layer.promise_cases import random_images, random_layer, rando
 from tests.convert.layer.test_promises import real_attention, require_promise
 from torch import nn
 
+from convattn import load_network, save_network
 from convattn.budget import assert_within_budget, references
 from convattn.convert import (
     attention_to_conv,
     conv_to_attention,
-    load_layer,
-    save_layer,
 )
 from convattn.encodings import Quadratic
 from convattn.errors import (
@@ -168,7 +167,7 @@ def test_it_is_trained_saved_loaded_and_copied(narrow, tmp_path):
     layer = seeded(RelativeAttention2d, 3, 5, num_heads=4, encoding="quadratic", head_width=narrow)
     conv, certificate = exact(layer, (7, 11))
     x = torch.randn(2, 3, 7, 11)
-    loaded = load_layer(save_layer(conv, tmp_path / "layer", certificate=certificate))
+    loaded = load_network(save_network(conv, tmp_path / "layer", certificate=certificate))
     assert torch.equal(loaded(x), conv(x))
     assert torch.equal(copy.deepcopy(conv)(x), conv(x))
     hi, lows = references(lambda module, x: module(x), layer, x[0])
