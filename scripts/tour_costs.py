@@ -11,114 +11,93 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "evidence" / "speed"
 WRITTEN = ROOT / "src/convattn/viewer/static/costs.json"
-MIB = 2**20
 
 LAYER = "400 channels, 9 heads with their whole matrices W, forward"
 IMAGES_NOTE = f"{LAYER}, per image. All pairs and the convolution ran on 25, 4 and 1 images."
 MEMORY_NOTE = f"{LAYER}: weights and working memory, divided by those of nn.Conv2d 3 × 3."
 SEQUENCES_NOTE = "16 channels, 9 heads with their whole matrices W, or taps, forward, one sequence."
 
-
-def read(suite: str) -> dict[str, Any]:
-    """Returns the record of a suite."""
-    return json.loads((RESULTS / f"{suite}.json").read_text(encoding="utf-8"))
+Case = dict[str, Any]
 
 
-def milliseconds(case: dict[str, Any], measured: dict[str, Any]) -> float:
+def measured(case: Case, contender: str) -> dict[str, Any]:
+    """Returns what was measured of a contender."""
+    return next(item for item in case["measurements"] if item["contender"] == contender)
+
+
+def milliseconds(case: Case, contender: str) -> float:
     """Returns the median time of one image."""
-    return 1000 * median(measured["seconds"]) / case["images"]
+    return 1000 * median(measured(case, contender)["seconds"]) / case["images"]
 
 
-def memory(measured: dict[str, Any]) -> int:
-    """Returns the memory of weights and of one call, in bytes."""
-    return measured["weights"] + measured["extra_memory"]
+def mebibytes(case: Case, contender: str) -> float:
+    """Returns the memory of weights and of one call, in MiB."""
+    item = measured(case, contender)
+    return (item["weights"] + item["extra_memory"]) / 2**20
 
 
-def points(record: dict[str, Any], prefix: str, contender: str, value: Any) -> list[list[float]]:
-    """Returns [N, value] of a contender in the cases whose names begin with a prefix, by N; three figures."""
-    found = []
-    for case in record["cases"]:
-        by_name = {measured["contender"]: measured for measured in case["measurements"]}
-        if case["name"].startswith(prefix) and "training" not in case["name"]:
-            found.append([case["pixels"], float(f"{value(case, by_name[contender], by_name):.3g}")])
-    return sorted(found)
+def by_convolution(case: Case, contender: str) -> float:
+    """Returns the memory, divided by that of the convolution."""
+    return mebibytes(case, contender) / mebibytes(case, "conv")
+
+
+IMAGES = {
+    "all pairs": ("quadratic-", "published"),
+    "any function of the offset (FFT)": ("scaling-", "fourier"),
+    "separable heads": ("scaling-", "separable"),
+    "hard heads": ("scaling-", "shift"),
+    "convolution 3 × 3": ("quadratic-", "conv"),
+}
+MEMORY = {
+    "all pairs": ("quadratic-", "published"),
+    "separable heads": ("quadratic-", "convattn"),
+    "convolution 3 × 3": ("quadratic-", "conv"),
+}
+SEQUENCES = {
+    "nine soft heads": ("sequences-forward", "soft"),
+    "nine hard heads": ("sequences-forward", "hard"),
+    "convolution, 9 taps": ("sequences-forward", "conv"),
+    "convolution, N taps": ("sequences-forward", "long conv"),
+}
+"""Lines of the charts: the beginning of the names of their cases, and the contender."""
+
+CHARTS = (
+    ("time, images", "ms per image", IMAGES_NOTE, "layers", milliseconds, IMAGES),
+    (
+        "memory, images",
+        "times that of the convolution",
+        MEMORY_NOTE,
+        "layers",
+        by_convolution,
+        MEMORY,
+    ),
+    ("time, sequences", "ms", SEQUENCES_NOTE, "sequences", milliseconds, SEQUENCES),
+    ("memory, sequences", "MiB", SEQUENCES_NOTE, "sequences", mebibytes, SEQUENCES),
+)
+"""Name, unit, note, suite, what is drawn over N, and the lines."""
 
 
 def costs() -> dict[str, Any]:
-    """Returns where it was measured, and the charts: name, unit, note and lines."""
-    layers, sequences = read("layers"), read("sequences")
-
-    def time(case: Any, measured: Any, _: Any) -> float:
-        return milliseconds(case, measured)
-
-    def share(_: Any, measured: Any, others: Any) -> float:
-        return memory(measured) / memory(others["conv"])
-
-    def mebibytes(_: Any, measured: Any, __: Any) -> float:
-        return memory(measured) / MIB
-
-    def lines(record: Any, value: Any, *wanted: tuple[str, str, str]) -> list[dict[str, Any]]:
-        return [
-            {"name": name, "points": points(record, prefix, key, value)}
-            for name, prefix, key in wanted
-        ]
-
-    long = (
-        ("nine soft heads", "sequences-forward", "soft"),
-        ("nine hard heads", "sequences-forward", "hard"),
-        ("convolution, 9 taps", "sequences-forward", "conv"),
-        ("convolution, N taps", "sequences-forward", "long conv"),
-    )
-    charts = [
-        {
-            "name": "time, images",
-            "unit": "ms per image",
-            "note": IMAGES_NOTE,
-            "lines": lines(
-                layers,
-                time,
-                ("all pairs", "quadratic-", "published"),
-                ("any function of the offset (FFT)", "scaling-", "fourier"),
-                ("separable heads", "scaling-", "separable"),
-                ("hard heads", "scaling-", "shift"),
-                ("convolution 3 × 3", "quadratic-", "conv"),
-            ),
-        },
-        {
-            "name": "memory, images",
-            "unit": "times that of the convolution",
-            "note": MEMORY_NOTE,
-            "lines": lines(
-                layers,
-                share,
-                ("all pairs", "quadratic-", "published"),
-                ("separable heads", "quadratic-", "convattn"),
-                ("convolution 3 × 3", "quadratic-", "conv"),
-            ),
-        },
-        {
-            "name": "time, sequences",
-            "unit": "ms",
-            "note": SEQUENCES_NOTE,
-            "lines": lines(sequences, time, *long),
-        },
-        {
-            "name": "memory, sequences",
-            "unit": "MiB",
-            "note": SEQUENCES_NOTE,
-            "lines": lines(sequences, mebibytes, *long),
-        },
-    ]
+    """Returns where it was measured, and the charts: name, unit, note and lines of [N, value], three figures."""
+    records, forward = {}, {}
+    for suite in ("layers", "sequences"):
+        records[suite] = json.loads((RESULTS / f"{suite}.json").read_text(encoding="utf-8"))
+        cases = records[suite]["cases"]
+        forward[suite] = [case for case in cases if "training" not in case["name"]]
+    charts = []
+    for name, unit, note, suite, value, lines in CHARTS:
+        drawn = []
+        for line, (prefix, contender) in lines.items():
+            cases = [case for case in forward[suite] if case["name"].startswith(prefix)]
+            points = [[case["pixels"], float(f"{value(case, contender):.3g}")] for case in cases]
+            drawn.append({"name": line, "points": sorted(points)})
+        charts.append({"name": name, "unit": unit, "note": note, "lines": drawn})
+    layers = records["layers"]
     hardware = layers["hardware"]
     machine = f"{hardware['processor']}, {hardware['instructions']}, one thread, float32"
     return {"machine": machine, "torch": layers["versions"]["torch"], "charts": charts}
 
 
-def main() -> None:
-    """Writes the file."""
+if __name__ == "__main__":
     text = json.dumps(costs(), ensure_ascii=False, separators=(",", ":"))
     WRITTEN.write_text(f"{text}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
