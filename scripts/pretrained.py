@@ -39,17 +39,11 @@ ROOT = Path(__file__).parents[1]
 PLACES = {True: ROOT / "src" / "convattn" / "pretrained", False: ROOT / "pretrained"}
 """Where folders stand: those that come with the package, and the others."""
 STORED, LOADED = torch.float16, torch.float32
-TASKS = {
-    "cifar10": "CIFAR-10, 32 × 32 colour images of ten classes",
-    "digits": "digits, 8 × 8 grey images",
-}
-DATA_NOTES = {
-    "cifar10": "The images of CIFAR-10 (A. Krizhevsky, 2009) state no licence and ask to be cited. The weights, which"
-    " were learned from them, are under the licence of this library, Apache-2.0, as far as its authors can give it.",
-    "digits": "The digits (E. Alpaydin and C. Kaynak, UCI, 1998) are under CC BY 4.0; the weights are under the licence"
-    " of this library, Apache-2.0.",
-}
-
+TASK = "CIFAR-10, 32 × 32 colour images of ten classes"
+DATA_NOTE = (
+    "The images of CIFAR-10 (A. Krizhevsky, 2009) state no licence and ask to be cited. The weights, which were learned"
+    " from them, are under the licence of this library, Apache-2.0, as far as its authors can give it."
+)
 
 COPIES = {
     "61266f582bac335325506d87cb7486359fdf11967a74b437d536a9d0e6c8341c": "lossless but for 98 of the 60,000 images (77"
@@ -106,7 +100,7 @@ def store(
             write_parquet(folder / HEADS, trace.rows, HEAD_COLUMNS)
         card = PretrainedCard(
             name=target.name,
-            task=TASKS[record.recipe["data"]["name"]],
+            task=TASK,
             file_dtype=str(STORED).removeprefix("torch."),
             dtype=str(LOADED).removeprefix("torch."),
             bytes=(folder / WEIGHTS).stat().st_size,
@@ -125,10 +119,7 @@ def store(
 def measure(network: nn.Module, record: RunRecord, data: ImageDataset) -> dict[str, Any]:
     """Tests what was written: accuracies on the test images, and the classes of the embedded ones."""
     images = normalise(data.test.images, data.mean, data.std)
-    samples: tuple[int, ...] = ()
-    if record.recipe["data"]["name"] == "cifar10":
-        shown = normalise(load_samples().split.images, data.mean, data.std)
-        samples = tuple(class_scores(network, shown).argmax(1).tolist())
+    shown = normalise(load_samples().split.images, data.mean, data.std)
     several, with_views = record.recipe["training"]["test_views"], None
     if several != "none":
         parts = [class_scores(network, view) for view in views(images, several)]
@@ -136,7 +127,7 @@ def measure(network: nn.Module, record: RunRecord, data: ImageDataset) -> dict[s
     return {
         "accuracy": share_right(class_scores(network, images), data.test),
         "views_accuracy": with_views,
-        "sample_classes": samples,
+        "sample_classes": tuple(class_scores(network, shown).argmax(1).tolist()),
     }
 
 
@@ -176,7 +167,7 @@ def card_text(card: PretrainedCard) -> str:
         "command of the run": f"`{card.run.command}`",
         "command that made this folder": f"`{card.command}`",
         "revision of that command": card.revision or "unknown",
-        "licence of the data": DATA_NOTES[card.run.recipe["data"]["name"]],
+        "licence of the data": DATA_NOTE,
     }
     packaged = card.command.endswith("--package")
     place = f"convattn:{card.name}" if packaged else f"pretrained/{card.name}"
