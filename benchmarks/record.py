@@ -92,13 +92,11 @@ class CaseResult:
         """Whether no contender is wrong."""
         return all(item.check is None or item.check.passed for item in self.measurements)
 
-    def ratio(self, upper: str, lower: str) -> Spread | None:
-        """Divides the times of two contenders, round by round; None where one of them has no times."""
+    def ratios(self, upper: str, lower: str) -> list[float]:
+        """Divides the times of two contenders, round by round; empty where one of them has no times."""
         times = {item.contender: item.seconds for item in self.measurements}
-        above, below = times.get(upper, ()), times.get(lower, ())
-        return (
-            spread([a / b for a, b in zip(above, below, strict=True)]) if above and below else None
-        )
+        pairs = zip(times.get(upper, ()), times.get(lower, ()), strict=False)
+        return [above / below for above, below in pairs]
 
     def memory_ratio(self, upper: str, lower: str) -> float | None:
         """Divides the memory of two contenders, weights and a call's; None where a part of it is not known."""

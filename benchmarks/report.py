@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.record import CaseResult, Check, Measurement, Spread, fit_exponent, spread
+from benchmarks.record import CaseResult, Check, Measurement, fit_exponent, spread
 
 _NONE = "–"
 _MEBI = 2**20
@@ -82,28 +82,29 @@ def _row(result: CaseResult, item: Measurement, baselines: Sequence[str]) -> dic
         if time is None
         else f"{_milliseconds(time.low)} – {_milliseconds(time.high)}",
         "ms/image": _NONE if time is None else _milliseconds(time.median / result.images),
-        **{f"÷ {name}": _ratio(result.ratio(item.contender, name)) for name in against},
-        "weights, MiB": _NONE if item.weights is None else _short(item.weights / _MEBI),
+        **{f"÷ {name}": _ratio(result.ratios(item.contender, name)) for name in against},
+        "weights, MiB": _NONE if item.weights is None else short(item.weights / _MEBI),
         "call, MiB": item.memory_note
-        or (_NONE if item.extra_memory is None else _short(item.extra_memory / _MEBI)),
+        or (_NONE if item.extra_memory is None else short(item.extra_memory / _MEBI)),
         **{
             f"memory ÷ {name}": _NONE if memory is None else f"{memory:.2f}" for name in against[:1]
         },
     }
 
 
-def _ratio(ratio: Spread | None) -> str:
-    if ratio is None:
+def _ratio(ratios: Sequence[float]) -> str:
+    if not ratios:
         return _NONE
+    ratio = spread(ratios)
     if ratio.low == ratio.high == 1:
         return "1"
-    return f"{_short(ratio.median)} ({_short(ratio.low)} – {_short(ratio.high)})"
+    return f"{short(ratio.median)} ({short(ratio.low)} – {short(ratio.high)})"
 
 
 def _milliseconds(seconds: float) -> str:
-    return _short(1000 * seconds)
+    return short(1000 * seconds)
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Writes a number ≥ 0 with three digits, or all of those before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

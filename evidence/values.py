@@ -8,8 +8,8 @@ from statistics import fmean as mean
 from statistics import median
 from typing import Any
 
-from benchmarks.record import BenchmarkRecord, CaseResult, Spread
-from benchmarks.report import fit_exponent
+from benchmarks.record import BenchmarkRecord, CaseResult
+from benchmarks.report import fit_exponent, short
 from convattn import load_recipe
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.study_record import t_interval
@@ -74,11 +74,6 @@ def whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def short(number: float) -> str:
-    """Writes three digits, or all of those before the point."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
 def three(number: float) -> str:
     """Writes three digits, without an exponent."""
     return f"{float(f'{number:.3g}'):,g}"
@@ -112,26 +107,19 @@ def ms(case: CaseResult, contender: str) -> str:
 
 def ratio(case: CaseResult, upper: str, lower: str) -> str:
     """Words the median of the ratios of each round."""
-    found: Spread | None = case.ratio(upper, lower)
-    return "–" if found is None else short(found.median)
-
-
-def rounds(case: CaseResult, upper: str, lower: str) -> list[float]:
-    """Lists the ratios of all rounds."""
-    times = {item.contender: item.seconds for item in case.measurements}
-    return [a / b for a, b in zip(times[upper], times[lower], strict=True)]
+    return short(median(case.ratios(upper, lower)))
 
 
 def medians(cases: Iterable[CaseResult], uppers: Sequence[str], lower: str = "conv") -> list[float]:
     """Lists the median ratios of some contenders to another, over cases."""
     pairs = [(case, upper) for case in cases for upper in uppers]
-    return [median(rounds(case, upper, lower)) for case, upper in pairs]
+    return [median(case.ratios(upper, lower)) for case, upper in pairs]
 
 
 def farthest(cases: Iterable[CaseResult], uppers: Sequence[str], lower: str) -> float:
     """Returns the factor by which the times of one round differ most from equal times."""
     pairs = [(case, upper) for case in cases for upper in uppers]
-    ratios = [ratio for case, upper in pairs for ratio in rounds(case, upper, lower)]
+    ratios = [ratio for case, upper in pairs for ratio in case.ratios(upper, lower)]
     return max(*ratios, 1 / min(ratios))
 
 

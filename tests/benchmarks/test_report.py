@@ -57,9 +57,8 @@ def test_exponents_are_of_the_medians_and_of_the_memory():
 
 def test_ratios_are_of_the_same_round():
     found = result(measurement("convattn", (1.0, 2.0, 30.0)), measurement("conv", (2.0, 4.0, 10.0)))
-    ratio = found.ratio("convattn", "conv")
-    assert (ratio.median, ratio.low, ratio.high) == (0.5, 0.5, 3.0)
-    assert found.ratio("convattn", "gpsa") is None
+    assert found.ratios("convattn", "conv") == [0.5, 0.5, 3.0]
+    assert found.ratios("convattn", "gpsa") == []
 
 
 def test_memory_is_compared_with_weights_and_only_where_both_are_known():
