@@ -16,7 +16,7 @@ from benchmarks.measure import ratios, time_rounds
 from convattn import load_network, network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import ImageDataset, normalise
-from convattn.lab.run_setup import quadratic_encodings
+from convattn.lab.head_trace import quadratic_encodings
 from convattn.layers import RelativeAttention
 from convattn.provenance import RunRecord
 

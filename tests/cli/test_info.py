@@ -1,11 +1,10 @@
 import sys
-from importlib import metadata
 
 import torch
 from tests.cli.command import run
 
 from convattn.__about__ import __version__
-from convattn.cli.info import Installation, _optional_packages, describe_installation
+from convattn.cli.info import Installation, describe_installation
 from convattn.encodings import ENCODINGS
 from convattn.lab import recipe_names
 from convattn.networks.pretrained import pretrained_names
@@ -42,28 +41,3 @@ def test_json_is_the_same(capsys):
     assert printed.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert printed.encodings == tuple(ENCODINGS)
     assert [*printed.networks] == [f"convattn:{name}" for name in pretrained_names()]
-
-
-def test_missing_package_comes_with_its_install_line(monkeypatch):
-    real = metadata.version
-
-    def version(name):
-        if name == "matplotlib":
-            raise metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    installation = describe_installation()
-    line = 'missing: pip install "convattn[train]"'
-    assert installation.optional["matplotlib"] == line
-    assert installation.optional["scikit-learn"] == real("scikit-learn")
-    assert line in installation.summary()
-    assert "ruff" not in installation.optional
-
-
-def test_a_package_of_several_extras_is_named_with_the_smallest(monkeypatch):
-    brought = {"sweep": ("monai", "timm"), "timm": ("timm",)}
-    lines = [f"{name}>=1; extra == '{extra}'" for extra, names in brought.items() for name in names]
-    monkeypatch.setattr(metadata, "requires", lambda _: lines)
-    assert describe_installation().optional.keys() == {"monai", "timm"}
-    assert _optional_packages() == {"monai": "sweep", "timm": "timm"}

@@ -121,7 +121,7 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
     ("words", "message"),
     [
         ("--resume", "runs/digits-quadratic-0 holds no run to resume"),
-        ("--tracker tensorbord", "unknown tracker 'tensorbord'"),
+        ("--tracker tensorbord", 'Did you mean "tensorboard"?'),
         (
             "--checkpoint-every 0",
             "checkpoint_every must be an integer of at least 1, but is 0",

@@ -45,7 +45,7 @@ def test_held_out_images_are_some_of_the_training_images_each_once():
     assert data.record is record
     for count in (-2, 0, 7):
         with pytest.raises(
-            ArgumentError, match=rf"^count must be from 1 to 6, .*, but is {count}$"
+            ArgumentError, match=rf"^held_out must be from 1 to 6, .*, but is {count}$"
         ):
             data.held_out(count)
 

@@ -9,7 +9,7 @@ from tests.lab.test_resume import cut_off, resume, timeless
 from tests.lab.tiny import tiny_data, tiny_recipe
 
 from convattn.data import ImageSplit
-from convattn.errors import RecipeError
+from convattn.errors import ArgumentError
 from convattn.lab import train
 from convattn.lab.runs import find_runs
 
@@ -77,7 +77,6 @@ def test_recipes_without_it_are_as_before():
 def test_some_training_images_must_be_left():
     recipe = dataclasses.replace(RECIPE, data=dataclasses.replace(RECIPE.data, held_out=40))
     with pytest.raises(
-        RecipeError,
-        match=r"^data\.held_out must be below the number of training images, 40, but is 40$",
+        ArgumentError, match=r"^held_out must be from 1 to 39, to leave some to train, but is 40$"
     ):
         train(recipe, data=tiny_data(), progress=False)

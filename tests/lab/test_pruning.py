@@ -213,9 +213,9 @@ def test_other_encodings_are_refused(without_type_checks):
         degenerate_heads(Distance(3, 2))
 
 
-def test_networks_whose_heads_cannot_be_judged_are_refused():
+def test_networks_whose_heads_cannot_be_judged_are_refused(without_type_checks):
     with pytest.raises(
-        ArgumentError, match=r"encoding of block 0 must be a Quadratic or .* but is 'Distance'"
+        ArgumentError, match=r"encoding must be a Quadratic or .* but is 'Distance'"
     ):
         prune_heads(AttentionNet("distance", **SMALL))
     for gated in (False, True):

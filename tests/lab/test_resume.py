@@ -48,18 +48,6 @@ def test_other_weights_would_be_noticed(whole, tmp_path):
     assert timeless(tmp_path / "run")[0] != timeless(whole)[0]
 
 
-def test_every_state_of_a_recipe_with_portions_is_taken_up(monkeypatch, tmp_path):
-    portioned = dataclasses.replace(
-        RECIPE,
-        training=dataclasses.replace(RECIPE.training, label_smoothing=0.1, micro_batch=3),
-    )
-    train(portioned, output=tmp_path / "whole", data=tiny_data(), progress=False)
-    for step in (3, 7):
-        cut_off(monkeypatch, tmp_path / str(step), step=step, recipe=portioned)
-        resume(tmp_path / str(step), portioned)
-        assert timeless(tmp_path / str(step)) == timeless(tmp_path / "whole")
-
-
 @pytest.fixture(scope="module")
 def whole_speed(tmp_path_factory):
     """A speed run that nothing disturbed."""

@@ -1,16 +1,17 @@
 import dataclasses
+import sys
 from functools import partial
 
 import pytest
 import torch
 from accelerate import Accelerator
-from tests.lab.tiny import references_of_runs, tiny_data, tiny_recipe, tiny_speed_recipe
+from tests.lab.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 from torch import nn
 
 from convattn import load_network, save_network
 from convattn.budget import assert_within_budget, references
 from convattn.data import normalise
-from convattn.errors import CheckpointError, MissingDependencyError, UnknownNameError
+from convattn.errors import CheckpointError, MissingDependencyError
 from convattn.lab import train
 from convattn.lab.augment import views
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, ResNetRecipe
@@ -22,25 +23,6 @@ SIZES = {"width": 8, "depth": 1, "heads": 3, "ffn": 8, "patch": 1, "dropout": 0.
 
 def with_training(recipe, **changes):
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, **changes))
-
-
-def trained_weights(recipe):
-    """The weights after a run, as one vector."""
-    with torch.random.fork_rng():
-        torch.manual_seed(recipe.seed)
-        made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
-    for _ in range(recipe.training.epochs):
-        made.run_epoch()
-    return torch.cat([parameter.detach().flatten() for parameter in made.result.parameters()])
-
-
-def test_micro_batches_add_up_to_the_step_of_the_whole_batch():
-    recipe = tiny_recipe(epochs=1, learning_rate=0.1)
-    recipe = dataclasses.replace(recipe, optim=dataclasses.replace(recipe.optim, algorithm="sgd"))
-    hi, lows = references_of_runs(partial(trained_weights, recipe))
-    for size in (1, 3, 8, 100):
-        made = trained_weights(with_training(recipe, micro_batch=size))
-        assert_within_budget(made, hi, lows, f"weights from micro batches of {size}")
 
 
 def test_label_smoothing_raises_the_loss_of_what_is_learnt():
@@ -214,20 +196,13 @@ def test_tensorboard_gets_the_metrics_of_each_epoch(tmp_path):
     assert [event.step for event in events] == [5, 10]
 
 
-def test_unknown_tracker_is_named(tmp_path):
-    with pytest.raises(
-        UnknownNameError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"
-    ):
-        train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["tensorbord"])
-    assert not (tmp_path / "run").exists()
-
-
 def test_missing_tracker_says_how_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
         MissingDependencyError, match=r'needs wandb.* pip install "convattn\[track\]"'
     ):
         train(tiny_recipe(), output=tmp_path / "run", data=tiny_data(), trackers=["wandb"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_network_without_attention_is_not_pruned(tmp_path):

@@ -28,7 +28,7 @@ def train(  # noqa: PLR0913 - the options of the command
     overrides: Settings = (),
     resume: bool = False,
     checkpoint_every: WholeNumber | None = None,
-    tracker: tuple[str, ...] = (),
+    tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = (),
     json: bool = False,
 ) -> int:
     """Train a network by a recipe, and record everything needed to repeat the run.

@@ -1,6 +1,5 @@
 """Trains by a recipe: `train` runs all epochs and returns the record."""
 
-import importlib.util
 import os
 import random
 import re
@@ -18,23 +17,20 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemaining
 from convattn.errors import (
     ArgumentError,
     DeviceError,
-    MissingDependencyError,
-    UnknownNameError,
     must_be,
+    optional_module,
     require_packages,
 )
+from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_folder import RunFolder
-from convattn.lab.run_setup import load_data, with_held_out
+from convattn.lab.run_setup import load_data
 from convattn.lab.trainer import Trainer
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-TRACKERS = {"tensorboard": "train", "wandb": "track", "trackio": "track"}
-"""Trackers by the names of their packages, with the extra of convattn that installs each."""
 
 
 def train(
@@ -75,13 +71,14 @@ def train(
 
     Raises:
         ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
-            or `trackers` needs one; `checkpoint_every` is below 1; or a size of the network does not fit the images.
+            or `trackers` needs one; `checkpoint_every` is below 1; no training image is left; or a size of the network
+            does not fit the images.
         CheckpointError: The folder holds no run to resume, or one of another recipe or on other data, or is used by
             another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
         DataError: The images cannot be loaded.
         DeviceError: This process has already trained with another precision.
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
-        RecipeError: Batch or reflected border do not fit the data, or all training images are held out.
+        RecipeError: Batch or reflected border do not fit the data.
         TrainingError: The loss is not finite.
 
     Warns:
@@ -97,13 +94,11 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         raise ArgumentError(must_be("recipe", "a Recipe, as load_recipe(NAME) returns it", recipe))
-    if checkpoint_every is not None and (type(checkpoint_every) is not int or checkpoint_every < 1):
-        expected = "an integer of at least 1"
-        raise ArgumentError(must_be("checkpoint_every", expected, checkpoint_every))
+    if checkpoint_every is not None:
+        whole_number("checkpoint_every", checkpoint_every)
     if output is None and (resume or trackers):
         expected = "the run's folder, because resume or trackers is given"
         raise ArgumentError(must_be("output", expected, output))
-    _require_trackers(trackers)
     require_packages("accelerate")
     folder = None
     if output is not None:
@@ -114,7 +109,9 @@ def train(
             return finished
     accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     revision = find_revision()
-    data = load_data(recipe.data) if data is None else with_held_out(data, recipe.data)
+    data = load_data(recipe.data) if data is None else data
+    if recipe.data.held_out is not None:
+        data = data.held_out(recipe.data.held_out)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
@@ -135,20 +132,14 @@ def train(
             folder.release()
 
 
-def _require_trackers(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in TRACKERS:
-            raise UnknownNameError("tracker", name, TRACKERS)
-        if importlib.util.find_spec(name) is None:
-            raise MissingDependencyError(name, TRACKERS[name])
-
-
 def _start_accelerator(
     precision: str, trackers: Sequence[str], folder: RunFolder | None
 ) -> "Accelerator":
     """Starts accelerate, which allows one precision per process."""
     from accelerate import Accelerator
 
+    for tracker in trackers:
+        optional_module(tracker, tracker, "track")
     place = None if folder is None else folder.path
     names: list[Any] | None = list(trackers) or None
     try:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,8 +15,6 @@ from convattn.models import AttentionNet
 
 _FLATTEST = 1 / 16**2
 """A standard deviation of 16 pixels, in 1/pixel²."""
-
-_KINDS = "a Quadratic or a GeneralizedQuadratic"
 
 
 @torch.no_grad()
@@ -56,7 +55,8 @@ def degenerate_heads(
     if not condition >= 1:
         raise ArgumentError(must_be("condition", "a number of at least 1", condition))
     if not isinstance(encoding, Quadratic | GeneralizedQuadratic):
-        raise ArgumentError(must_be("encoding", _KINDS, type(encoding).__name__))
+        expected = "a Quadratic or a GeneralizedQuadratic"
+        raise ArgumentError(must_be("encoding", expected, type(encoding).__name__))
     if not all(torch.isfinite(parameter).all() for parameter in encoding.parameters()):
         raise ArgumentError(must_be("encoding", "of finite numbers", encoding))
     eigenvalues = _eigenvalues(encoding)
@@ -94,14 +94,17 @@ def prune_heads(
         >>> prune_heads(network).heads
         (3, 2)
     """
-    sound = [_sound_heads(encoding, flattest, condition) for _, encoding in _layers(network)]
+    sound = []
+    for layer in _layers(network):
+        encoding = cast(Quadratic | GeneralizedQuadratic, layer.encoding)
+        sound.append(_sound_heads(encoding, flattest, condition))
     counts = [len(heads) for heads in sound]
     pruned = copy.deepcopy(network)
     pruned.arguments |= {"heads": counts, "centres": "normal"}
     pruned.heads = tuple(counts)
-    for (mixer, encoding), heads in zip(_layers(pruned), sound, strict=True):
-        mixer.num_heads = encoding.num_heads = len(heads)
-        for module in (mixer.values, encoding):
+    for layer, heads in zip(_layers(pruned), sound, strict=True):
+        layer.num_heads = layer.encoding.num_heads = len(heads)
+        for module in (layer.values, layer.encoding):
             for name, parameter in list(module.named_parameters(recurse=False)):
                 values = parameter.detach()[heads]
                 setattr(module, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
@@ -129,10 +132,8 @@ def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "h
     return (encoding.root_sharpness.cpu().double() ** 2)[:, None].expand(-1, encoding.dims)
 
 
-def _layers(
-    network: AttentionNet,
-) -> list[tuple[RelativeAttention2d, Quadratic | GeneralizedQuadratic]]:
-    """Returns each block's attention layer and its encoding; raises if the layer has content."""
+def _layers(network: AttentionNet) -> list[RelativeAttention2d]:
+    """Returns each block's attention layer; raises if the network has content, or a block another layer."""
     if network.content:
         raise ArgumentError(
             "network must be without content: a head flat in position may still attend by content"
@@ -145,9 +146,5 @@ def _layers(
             raise UnsupportedModelError(
                 f"cannot prune block {number}: its mixer is {kind}, not RelativeAttention2d"
             )
-        if not isinstance(mixer.encoding, Quadratic | GeneralizedQuadratic):
-            raise ArgumentError(
-                must_be(f"encoding of block {number}", _KINDS, type(mixer.encoding).__name__)
-            )
-        layers.append((mixer, mixer.encoding))
+        layers.append(mixer)
     return layers

@@ -221,9 +221,6 @@ class TrainingRecipe(Section):
     epochs: Count = 300  # Number of passes over the training images
     # Images per step, over all processes; images that do not fill a batch are left out
     batch_size: Count = 100
-    # Largest number of images that a process computes at once, to save memory: the gradients of such portions are
-    # added. The step is the same where batch normalisation does not take each portion by itself. None computes all.
-    micro_batch: Count | None = None
     # "no" for float32, or mixed with "bf16" or "fp16"
     precision: Literal["no", "bf16", "fp16"] = "no"
     compile: bool = False  # Whether `torch.compile` compiles the network

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from convattn.convert import network_to_attention
-from convattn.encodings import Quadratic
+from convattn.encodings import GeneralizedQuadratic, Quadratic
 from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
 from convattn.lab.cifar10 import load_cifar10
-from convattn.lab.head_trace import quadratic_encodings
 from convattn.lab.pruning import prune_heads
 from convattn.lab.recipe import (
     AttentionNetRecipe,
@@ -48,7 +47,7 @@ def load_data(recipe: DataRecipe) -> ImageDataset:
     paths; without either, the files come from the Hub.
     """
     folder = recipe.folder or os.environ.get("CONVATTN_CIFAR10")
-    return with_held_out(load_digits() if recipe.name == "digits" else load_cifar10(folder), recipe)
+    return load_digits() if recipe.name == "digits" else load_cifar10(folder)
 
 
 def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
@@ -56,16 +55,6 @@ def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
     stated = record.recipe["data"]
     place = stated.get("folder") if folder is None else folder
     return load_data(DataRecipe(stated["name"], folder=place))
-
-
-def with_held_out(data: ImageDataset, recipe: DataRecipe) -> ImageDataset:
-    """Returns a data set with held-out training images in place of its test images, if the recipe asks for them."""
-    if recipe.held_out is None:
-        return data
-    if recipe.held_out >= len(data.train):
-        expectation = f"below the number of training images, {len(data.train)}"
-        raise RecipeError(must_be("data.held_out", expectation, recipe.held_out))
-    return data.held_out(recipe.held_out)
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:
@@ -99,9 +88,7 @@ def draw_network(recipe: NetworkRecipe, shape: tuple[int, int, int], classes: in
 def _load_start(start: StartRecipe, expected: Network) -> Network:
     """Gives a network that the recipe describes the weights to start from, and checks that they fit it."""
     if start.folder is None:
-        raise RecipeError(
-            must_be("start.folder", f"the folder of a run of {start.recipe}", start.folder)
-        )
+        raise RecipeError(f"start.folder must name the folder of a run of {start.recipe}")
     record = Path(start.folder, "record.json")
     if record.is_file() and (name := RunRecord.load(record).name) != start.recipe:
         raise RecipeError(
@@ -172,12 +159,12 @@ def _own_settings(
 ) -> dict[int, _Settings]:
     """Returns the settings of the parameters that have their own, by their identity."""
     own: dict[int, _Settings] = {}
-    for encoding in quadratic_encodings(network):
-        shapes = encoding.root_sharpness if isinstance(encoding, Quadratic) else encoding.shape
-        own[id(encoding.centres)] = (recipe.centre_rate, 0.0, None)
-        own[id(shapes)] = (recipe.sharpness_rate, 0.0, None)
     rate = recipe.norm_bias_rate
     for module in network.modules():
+        if isinstance(module, Quadratic | GeneralizedQuadratic):
+            shapes = module.root_sharpness if isinstance(module, Quadratic) else module.shape
+            own[id(module.centres)] = (recipe.centre_rate, 0.0, None)
+            own[id(shapes)] = (recipe.sharpness_rate, 0.0, None)
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
     if stem_epochs is not None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -339,25 +338,18 @@ class Trainer:
         recipe, accelerator = self.recipe.training, self.accelerator
         rank, processes = accelerator.process_index, accelerator.num_processes
         own_images, own_targets = images[rank::processes], targets[rank::processes]
-        portion = recipe.micro_batch or len(own_images)
-        portions = list(zip(own_images.split(portion), own_targets.split(portion), strict=True))
         self._optimizer.zero_grad()
-        total = torch.zeros((), device=images.device)
-        for number, (part, classes) in enumerate(portions, start=1):
-            last = number == len(portions)
-            with nullcontext() if last else accelerator.no_sync(self._prepared):
-                scores = self._forward(part)
-                loss = F.cross_entropy(
-                    scores, classes, reduction="sum", label_smoothing=recipe.label_smoothing
-                )
-                loss = loss * (processes / len(images))
-                accelerator.backward(loss)
-            total += loss.detach()
+        scores = self._forward(own_images)
+        loss = F.cross_entropy(
+            scores, own_targets, reduction="sum", label_smoothing=recipe.label_smoothing
+        )
+        loss = loss * (processes / len(images))
+        accelerator.backward(loss)
         self._optimizer.step()
         if self._average is not None:
             lookahead = cast(LookaheadRecipe, self.recipe.lookahead)
             update_average(self._average, self.network, lookahead, self.step + 1, self.total_steps)
-        return total
+        return loss.detach()
 
     def _learning_rate(self, step: int) -> float:
         factor = learning_rate_factor(

@@ -103,7 +103,9 @@ class ImageDataset:
         """
         if not 0 < count < len(self.train):
             raise ArgumentError(
-                must_be("count", f"from 1 to {len(self.train) - 1}, to leave some to train", count)
+                must_be(
+                    "held_out", f"from 1 to {len(self.train) - 1}, to leave some to train", count
+                )
             )
         order = torch.randperm(
             len(self.train), generator=torch.Generator().manual_seed(_HELD_OUT_SEED)
