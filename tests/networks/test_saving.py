@@ -142,15 +142,15 @@ def broken(change):
 UNSAVABLE = {
     "foreign layer": (
         broken(lambda n: setattr(n, "head", Odd())),
-        "head is a Odd, where a new network has a Linear",
+        "head is a .*Odd, where a new network has a torch.*Linear",
     ),
     "added module": (
         broken(lambda n: setattr(n, "more", Odd())),
-        "more is a Odd, where a new network has nothing",
+        "more is a .*Odd, where a new network has nothing",
     ),
     "removed module": (
         broken(lambda n: setattr(n, "head", None)),
-        "head is missing, where a new network has a Linear",
+        "head is nothing, where a new network has a torch.*Linear",
     ),
     "another size": (
         broken(lambda n: setattr(n, "head", nn.Linear(64, 7))),
@@ -197,7 +197,7 @@ def test_what_would_not_come_back_is_not_saved(make, message, tmp_path):
 
 def test_the_options_of_the_source_must_be_given(tmp_path):
     network = timm.create_model("resnet10t", num_classes=3, output_stride=8).eval()
-    message = "cannot save this ResNet as timm:resnet10t: .*AvgPool2dSame, .* a AvgPool2d. Give the options that it was"
+    message = "cannot save this ResNet as timm:resnet10t: .*AvgPool2dSame, .*AvgPool2d; and more. Give the options"
     with pytest.raises(UnsupportedModelError, match=message):
         save_network(
             network, tmp_path / "made", source="timm:resnet10t", options={"num_classes": 3}

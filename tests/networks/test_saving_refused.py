@@ -19,7 +19,7 @@ from convattn import (
 from convattn.convert.certificate import NetworkCertificate
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.models import ConvNet
-from convattn.networks.replaced import describe_replaced, differences
+from convattn.networks.replaced import describe_layers, differences
 
 
 def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
@@ -177,33 +177,30 @@ def test_state_that_a_file_of_tensors_cannot_hold_is_refused(make, message, tmp_
 
 
 def test_a_layer_in_two_places_is_described_once():
-    fresh = nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1))
     twice = nn.Conv1d(2, 2, 3, padding=1)
-    (found,) = describe_replaced(nn.Sequential(twice, nn.ReLU(), twice), fresh)
-    assert found["names"] == ["0", "2"]
-    assert (
-        describe_replaced(fresh, nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Conv1d(2, 2, 1)))
-        == []
-    )
+    (description,) = describe_layers(nn.Sequential(twice, nn.ReLU(), twice))
+    assert description["names"] == ["0", "2"]
 
 
-def test_a_layer_that_may_be_left_out_must_be_left_out_in_both():
+def test_a_module_that_only_one_network_has_is_a_difference_with_its_tensors():
     def network(last):
         made = nn.Sequential(nn.Conv1d(2, 2, 1))
         made.register_module("last", last)
         return made
 
-    assert describe_replaced(network(None), network(None)) == []
-    with pytest.raises(
-        UnsupportedModelError, match=r"^last is missing, where a new network has a ReLU$"
-    ):
-        describe_replaced(network(None), network(nn.ReLU()))
-
-
-def test_tensors_of_a_module_that_only_one_network_has_are_the_difference():
-    less, more = nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU(), nn.Linear(3, 5))
-    assert list(differences(more, less)) == ["1.weight is added", "1.bias is added"]
-    assert list(differences(less, more)) == ["1.weight is missing", "1.bias is missing"]
+    less, more = network(None), network(nn.Linear(3, 5))
+    linear = "a torch.nn.modules.linear.Linear"
+    assert list(differences(less, network(None))) == []
+    assert list(differences(more, less)) == [
+        f"last is {linear}, where a new network has nothing",
+        "last.weight is added",
+        "last.bias is added",
+    ]
+    assert list(differences(less, more)) == [
+        f"last is nothing, where a new network has {linear}",
+        "last.weight is missing",
+        "last.bias is missing",
+    ]
 
 
 def test_a_converted_layer_with_a_hook_is_saved_without_it(tmp_path):

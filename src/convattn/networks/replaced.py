@@ -1,6 +1,5 @@
-"""Layers that took the place of others: described for a file, put back, and all else held against a new network."""
+"""Layers of a network: described for a file, put back, and all else held against a new network."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +16,7 @@ from convattn.convert.surgery import (
     graft,
     is_own_hook,
     names_by_module,
+    replaced_methods,
 )
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
@@ -31,7 +31,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def describe_layers(network: nn.Module) -> list[dict[str, Any]]:
-    """Describes every attention layer, plain convolution and identity of a network, where no new one can be compared.
+    """Describes every attention layer, plain convolution and identity of a network.
 
     Each entry holds what rebuilds the layer, and under "names" where it stands. A layer that is the whole network, and
     computes something else than its class does, raises UnsupportedModelError.
@@ -59,25 +59,6 @@ def _computes_weights(module: nn.Module) -> bool:
     if isinstance(module, RelativeAttention):
         return any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
     return any(getattr(module, hooks) for hooks in _HOOKS)
-
-
-def describe_replaced(network: nn.Module, fresh: nn.Module) -> list[dict[str, Any]]:
-    """Describes, as `describe_layers` does, the layers of a network that a new one of its source does not have.
-
-    A replaced module that cannot be described raises UnsupportedModelError.
-    """
-    layers: dict[nn.Module, dict[str, Any]] = {}
-    for name, module, other in _differing_places("", network, fresh):
-        if module in layers:
-            layers[module]["names"].append(name)
-        elif _has_description(module):
-            layers[module] = {"names": [name], **_describe(module)}
-        else:
-            counterpart = "nothing" if other is None else f"a {_class_name(other, module)}"
-            raise UnsupportedModelError(
-                f"{name or ITSELF} is a {_class_name(module, other)}, where a new network has {counterpart}"
-            )
-    return list(layers.values())
 
 
 def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Module:
@@ -112,11 +93,15 @@ def _rebuild(described: Mapping[str, Any], place: nn.Module) -> nn.Module:
 
 
 def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
-    """Yields, in words, all other differences between a network and a new one with the same replaced layers.
+    """Yields, in words, the differences between a network and a new one with the same described layers.
 
-    Names and shapes of tensors are compared, plain attributes of all modules (strides, rates, switches), methods that
-    were replaced on a module, the number of hooks, and buffers that a state dict does not have.
+    Compared are the classes of all modules, their plain attributes (strides, rates, switches), methods that were
+    replaced on a module and the number of hooks; names and shapes of tensors; and buffers that a state dict does not
+    have.
     """
+    modules, others = dict(network.named_modules()), dict(fresh.named_modules())
+    for name in dict.fromkeys([*modules, *others]):
+        yield from _module_differences(name, modules.get(name), others.get(name))
     old, new = network.state_dict(), fresh.state_dict()
     for name in dict.fromkeys([*old, *new]):
         if name not in new:
@@ -125,10 +110,6 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
             yield f"{name} is missing"
         elif old[name].shape != new[name].shape:
             yield f"{name} is of shape {tuple(old[name].shape)}, not {tuple(new[name].shape)}"
-    others = dict(fresh.named_modules())
-    for name, module in network.named_modules():
-        if name in others:
-            yield from _attribute_differences(name, module, others[name])
     buffers = dict(fresh.named_buffers())
     for name, buffer in network.named_buffers():
         if name in old:
@@ -138,19 +119,32 @@ def differences(network: nn.Module, fresh: nn.Module) -> Iterator[str]:
             yield f"{name}, which is not in the state dict, has other values"
 
 
-def _attribute_differences(name: str, module: nn.Module, other: nn.Module) -> Iterator[str]:
-    place = name or "the network"
+def _module_differences(
+    name: str, module: nn.Module | None, other: nn.Module | None
+) -> Iterator[str]:
+    place = name or ITSELF
+    kind, expected = _class_name(module), _class_name(other)
+    if kind != expected:
+        yield f"{place} is {kind}, where a new network has {expected}"
+    if module is None or other is None:
+        return
     old, new = _public_attributes(module), _public_attributes(other)
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             attribute = f"{name}.{key}" if name else key
             yield f"{attribute} is {old.get(key, 'missing')}, not {new.get(key, 'missing')}"
-    for key in sorted(vars(module).keys() - vars(other).keys()):
-        if callable(vars(module)[key]) and hasattr(type(module), key):
-            yield f"{place} has another {key}"
+    for key in sorted({*replaced_methods(module)} - {*replaced_methods(other)}):
+        yield f"{place} has another {key}"
     for hooks in _HOOKS:
         if len(getattr(module, hooks)) != len(getattr(other, hooks)):
             yield f"{place} has hooks"
+
+
+def _class_name(module: nn.Module | None) -> str:
+    """Names a module's class, before parametrisations."""
+    if module is None:
+        return "nothing"
+    return f"a {full_name(parametrize.type_before_parametrizations(module))}"
 
 
 def _public_attributes(module: nn.Module) -> dict[str, str]:
@@ -158,42 +152,6 @@ def _public_attributes(module: nn.Module) -> dict[str, str]:
     plain = plain_attributes(module)
     public = [key for key in plain if not key.startswith("_") and key not in _NO_FUNCTION]
     return {key: plain[key] for key in public}
-
-
-def _differing_places(
-    name: str, module: nn.Module | None, other: nn.Module | None
-) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
-    """Walks through two networks, down to where their modules differ in class or description."""
-    if module is None and other is None:
-        return
-    if module is None:
-        kind = type(other).__name__
-        raise UnsupportedModelError(f"{name} is missing, where a new network has a {kind}")
-    if isinstance(module, AttendedCalls):
-        yield name, module, other
-        yield from _differing_places(name, module.module, other)
-    elif other is None or _plain_class(module) is not _plain_class(other):
-        yield name, module, other
-    elif _has_description(module) and _has_description(other):
-        if _as_text(module) != _as_text(other):
-            yield name, module, other
-    else:
-        for key in dict.fromkeys([*module._modules, *other._modules]):
-            child, counterpart = module._modules.get(key), other._modules.get(key)
-            place = f"{name}.{key}" if name else key
-            yield from _differing_places(place, child, counterpart)
-
-
-def _plain_class(module: nn.Module) -> type[nn.Module]:
-    return parametrize.type_before_parametrizations(module)
-
-
-def _class_name(module: nn.Module, other: nn.Module | None) -> str:
-    """Names a module's class, with its file where the other's class has the same name."""
-    kind = type(module)
-    if type(other).__name__ == kind.__name__:
-        return full_name(kind)
-    return kind.__name__
 
 
 def _has_description(module: nn.Module) -> bool:
@@ -208,7 +166,3 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         calls = [asdict(call) for call in module.calls]
         return {"kind": type(module).__name__, "layers": layers, "calls": calls}
     return describe_layer(module)
-
-
-def _as_text(module: nn.Module) -> str:
-    return json.dumps(_describe(module), sort_keys=True)

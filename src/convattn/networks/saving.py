@@ -27,12 +27,7 @@ from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention, RelativeAttention
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
-from convattn.networks.replaced import (
-    describe_layers,
-    describe_replaced,
-    differences,
-    put_layers,
-)
+from convattn.networks.replaced import describe_layers, differences, put_layers
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.sealed import KIND, may_replace, network_digest, read_config, write_sealed
@@ -110,10 +105,9 @@ def save_network(
         builder, arguments = source, _json_options(options)
     refusal = f"cannot save this {type(network).__name__}"
     try:
-        if builder is None:
-            layers = describe_layers(network)
-        else:
-            layers = _layers_unlike_new(network, builder, arguments)
+        layers = describe_layers(network)
+        if builder is not None:
+            layers = _layers_unlike_new(network, layers, builder, arguments)
         tensors, tied = file_tensors(network)
     except UnsupportedModelError as error:
         place = f" as {builder}" if builder else ""
@@ -255,24 +249,23 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
 
 
 def _layers_unlike_new(
-    network: nn.Module, builder: str, arguments: dict[str, Any]
+    network: nn.Module, layers: list[dict[str, Any]], builder: str, arguments: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Describes the layers that differ from a new network, and refuses a network that differs in anything else."""
-    hint = "Give the options that it was built with, or no source, and the architecture again when it is loaded"
+    """Returns the layers that differ from a new network's, and refuses a network that differs in anything else."""
     fresh = create_network(builder, arguments)
-    try:
-        layers = describe_replaced(network, fresh)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{error}. {hint}") from None
-    rebuilt = put_layers(fresh, json.loads(json.dumps(layers)))
+    present, places = describe_layers(fresh), dict(fresh.named_modules(remove_duplicate=False))
+    changed = [layer for layer in layers if layer not in present]
+    known = [layer for layer in changed if places.keys() >= set(layer["names"])]
+    rebuilt = put_layers(fresh, json.loads(json.dumps(known)))
     differing = list(islice(differences(network, rebuilt), 4))
     if differing:
         more = "; and more" if len(differing) > 3 else ""
         options = arguments or "no options"
         raise UnsupportedModelError(
-            f"a new one with {options} differs: {'; '.join(differing[:3])}{more}. {hint}"
+            f"a new one with {options} differs: {'; '.join(differing[:3])}{more}. Give the options that it was built"
+            " with, or no source, and the architecture again when it is loaded"
         )
-    return layers
+    return changed
 
 
 def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
