@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchmarks import report
 from benchmarks.page import suite_page
 from convattn.files import write_atomically
 from convattn.heads import verdict
@@ -37,7 +38,18 @@ from evidence.vit_replaced import page as vit_replaced
 
 TEMPLATES = EVIDENCE / "templates"
 
-WORDS = (centres, heads, operations, paper_table, replacing, results, studies, verdict, values)
+WORDS = (
+    report,
+    centres,
+    heads,
+    operations,
+    paper_table,
+    replacing,
+    results,
+    studies,
+    verdict,
+    values,
+)
 """Modules whose names templates use as they are, the last one of several."""
 
 QUESTIONS = {
