@@ -67,7 +67,7 @@ def test_what_is_not_there_is_named(capsys):
 def test_two_folders_are_compared(network, capsys):
     assert run(f"certify network network {RANDOM}") == 0
     assert capsys.readouterr().out.startswith(
-        "certify: exact\n  AttentionNet computes what AttentionNet computes"
+        "certify: exact\n  The other AttentionNet computes what the first computes, up to rounding."
     )
     assert run(f"certify network changed {RANDOM}") == 3
 

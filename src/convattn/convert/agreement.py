@@ -79,8 +79,12 @@ class AgreementCertificate(VerdictRecord):
 
     def summary(self) -> str:
         """Returns the certificate in short plain sentences."""
-        meaning = IN_WORDS[self.verdict].format(self.reference)
-        lines = [f"certify: {self.verdict}", f"  {self.other} {meaning}."]
+        other = self.other
+        reference = self.reference
+        if other == reference:
+            other, reference = f"The other {other}", "the first"
+        meaning = IN_WORDS[self.verdict].format(reference)
+        lines = [f"certify: {self.verdict}", f"  {other} {meaning}."]
         shows = self.measured_error or self.largest  # or there were no numbers
         if shows and math.isfinite(self.largest):  # outputs of other shapes have no difference
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
@@ -162,11 +166,12 @@ def certify(
     not_covered = ["other images than these", *comparison.not_covered]
     layers = 0
     first = None
+    apart = worst = comparison.nearest_to_rounding
     few = arguments.batches(4)[0]
     try:
         networks = [one.network for one in rounded]
         values = partial(_values_of_layers, listed, few)
-        layers, first = compare_layers(source.network, networks, few, values)
+        layers, first, apart = compare_layers(source.network, networks, few, values)
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
         not_covered.append(f"single layers, which cannot be watched ({why})")
@@ -188,7 +193,6 @@ def certify(
     verdict = comparison.judge(
         exact=may_be_exact, promised=False, changed=changed, tolerance=tolerance
     )
-    worst = comparison.nearest_to_rounding
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
@@ -207,9 +211,9 @@ def certify(
         ties=ties,
         interval=interval,
         layers=layers,
-        first=None if first is None else first.name,
-        first_error=None if first is None else first.apart.error,
-        first_rounding=None if first is None else first.apart.rounding,
+        first=first,
+        first_error=apart.error if first else None,
+        first_rounding=apart.rounding if first else None,
         not_covered=tuple(not_covered),
     )
 

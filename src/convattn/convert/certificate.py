@@ -247,13 +247,13 @@ class NetworkCertificate(VerdictRecord):
     source: str  # Class of the network converted
     result: str  # Class of the new network
     dtype: str  # Dtypes of its parameters, for instance "float32"
-    impl: str | None  # Path requested of the new attention layers; None towards convolutions
     layers: tuple[Certificate, ...]  # The converted layers, in the order of the network
     left_alone: tuple[LeftAlone, ...]  # What was not converted
     # Largest difference that is called close, as a share of its channel's largest output; None where nothing
     # is called close, because only random numbers were compared or no limit was stated
     tolerance: float | None
     weights: str  # SHA-256 of the new network's weights and configuration
+    impl: str | None = None  # Path requested of the new attention layers; None towards convolutions
     not_covered: tuple[str, ...] = ()  # What the certificate says nothing about
     # What both networks were run on, in words; None, like the next four, if they were not compared
     images: str | None = None

@@ -50,6 +50,8 @@ _VARIES = (
 _NOTHING = "it returns no floating-point number"
 _MISREAD = "with its convolutions as they were read, it computes something else"
 
+_NO_DIFFERENCE = Difference(0.0, 0.0, 0.0)
+
 _FARTHER = 2
 """How many times as far as an output a layer may be. A merged normalisation puts a large bias first: with AVX2 the sum
 is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
@@ -167,8 +169,7 @@ def compare_networks(
     layers = None
     if by_layers:
         few = arguments.batches(4)[0]
-        _, first = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
-        layers = Difference(0.0, 0.0, 0.0) if first is None else first.apart
+        *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
     return NetworkComparison(
         images=arguments.words,
         shapes=arguments.shapes(),
@@ -296,21 +297,15 @@ def _name(dtype: torch.dtype) -> str:
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
-class LayerApart(NamedTuple):
-    """A layer whose output is farther off than rounding explains."""
-
-    name: str
-    apart: Difference
-
-
 def compare_layers(
     source: nn.Module,
     rounded: Sequence[nn.Module],
     images: Arguments,
     values_of: Callable[[Sequence[str]], Mapping[str, Tensor]],
-) -> tuple[int, LayerApart | None]:
+) -> tuple[int, str | None, Difference]:
     """Returns how many layers could be matched by their names, and the first that is outside its tolerance.
 
+    That is its name, or None, and how far it is off.
     A layer is passed over if all that take its output, or else the module that holds it, are within their tolerances.
 
     Args:
@@ -347,5 +342,5 @@ def compare_layers(
         after = [apart[taker].share <= 1 for taker in takers.get(name, [parent]) if taker in apart]
         passed_over = bool(after) and all(after)
         if one.share > 1 and not passed_over:
-            return len(apart), LayerApart(name, one)
-    return len(apart), None
+            return len(apart), name, one
+    return len(apart), None, _NO_DIFFERENCE

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize, prune, remove_spectral_norm, remove_weight_norm
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils import parametrize, prune
 
 from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
@@ -335,11 +333,13 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     for part in kind.__mro__:
         if part not in base.__mro__ and used & vars(part).keys() - _HARMLESS:
             return None
-    computed, working = _without_reparametrisation(module)
-    held = {*working._parameters, *working._buffers, *working._modules}
+    computed, working = _with_computed(module)
     expected = {"weight", "bias", "parametrizations"}
+    for name in {*working._parameters, *working._buffers, *working._modules} - expected:
+        if not name.startswith(tuple(f"{tensor}_" for tensor in computed)):
+            return None
     missing = {"weight", "bias"} - {*computed, *working._parameters}
-    if held - expected or missing or replaced_methods(module):
+    if missing or replaced_methods(module):
         return None
     conv = _build_plain(base, working)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
@@ -361,29 +361,24 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     )
 
 
-def _without_reparametrisation(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
-    """Returns which tensors are computed and by what, and a module to read them from; itself if none are."""
-    hooked = any(is_own_hook(hook) for hook in module._forward_pre_hooks.values())
-    if not hooked and not parametrize.is_parametrized(module):
+def _with_computed(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
+    """Returns which tensors are computed and by what, and a module that holds their values; itself if none are."""
+    own: list[Any] = [hook for hook in module._forward_pre_hooks.values() if is_own_hook(hook)]
+    if not own and not parametrize.is_parametrized(module):
         return {}, module
     computed: dict[str, str] = {}
     with torch.enable_grad():  # else a computed weight would come back as one that does not learn
         working = copy_network(module).eval()  # a spectral norm in training would take another step
         if parametrize.is_parametrized(working):
-            # not removed: that would change the class, which copies share
             for name, steps in working.parametrizations.items():  # type: ignore[union-attr, operator]
                 kinds = [type(step).__name__.removeprefix("_") for step in steps]
                 computed[name] = " and ".join(kinds)
-        for hook in list(working._forward_pre_hooks.values()):
-            if isinstance(hook, WeightNorm):
-                computed[hook.name] = "WeightNorm"
-                remove_weight_norm(working, hook.name)
-            elif isinstance(hook, SpectralNorm):
-                computed[hook.name] = "SpectralNorm"
-                remove_spectral_norm(working, hook.name)
-            elif isinstance(hook, prune.BasePruningMethod):
+        for hook in own:
+            hook(working, ())
+            if isinstance(hook, prune.BasePruningMethod):
                 computed[hook._tensor_name] = "pruning"
-                prune.remove(working, hook._tensor_name)
+            else:
+                computed[hook.name] = type(hook).__name__
     return computed, working
 
 

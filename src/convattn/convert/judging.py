@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from convattn.convert.runs import Parts
 from convattn.wording import some
 
 _FARTHEST = 6.0
@@ -32,15 +33,6 @@ _SATURATED = 1 / 2
 
 _MOST = 1 / 4
 """Power of eps. If rounding may change an output by more than this share of its sample's values, little is shown."""
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-"""Types of values that are compared as they print."""
-
-_MISSING = NotImplemented
-"""Stands for no part."""
-
-Parts = dict[str, Any]
-"""All parts of an output by place, like "['boxes'][0]"."""
 
 
 class Difference(NamedTuple):
@@ -347,38 +339,24 @@ def compare_parts(
     for batch, (one, two) in enumerate(zip(plain, results, strict=True)):
         for place in {**one, **two}:
             name = f"the output{place}"
-            apart = _elements_apart(one, two, place)
-            moved = [_elements_apart(one, run[batch], place) for run in again]
-            by_rounding = max(count or 0 for count in moved)
-            if apart is None or None in moved:
-                reason = f"a part of type {type(one[place]).__name__} is not compared"
+            part = one.get(place)
+            by_rounding = max(_elements_apart(part, run[batch].get(place)) for run in again)
+            if isinstance(part, type):
+                reason = f"a part of type {part.__name__} is not compared"
                 uncompared.setdefault(reason, {})[name] = None
             elif by_rounding:
                 reason = "rounding, random numbers or kept state change it, too"
                 uncompared.setdefault(reason, {})[name] = None
-            if (apart or 0) > 2 * by_rounding:
+            if _elements_apart(part, two.get(place)) > 2 * by_rounding:
                 differing[name] = None
     reasons = [f"{some(list(names))}: {reason}" for reason, names in uncompared.items()]
     return list(differing), reasons
 
 
-def _elements_apart(one: Parts, two: Parts, place: str) -> int | None:
-    """Counts the elements in which a part differs; None if it cannot be compared."""
-    first = one.get(place, _MISSING)
-    second = two.get(place, _MISSING)
-    if first is second:
-        return 0
-    if type(first) is not type(second):
-        return 1
-    if isinstance(first, _PLAIN):
-        return int(repr(first) != repr(second))  # repr: nan is nan, and -0.0 is not 0.0
-    if not _is_comparable(first) or not _is_comparable(second):
-        return None
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return max(1, first.numel(), second.numel())
-    return int((first != second).sum())
-
-
-def _is_comparable(part: Any) -> bool:
-    is_plain = isinstance(part, Tensor) and part.layout is torch.strided
-    return is_plain and not part.is_quantized and not part.is_meta
+def _elements_apart(one: Any, two: Any) -> int:
+    """Counts the elements in which a part differs; None is no part."""
+    if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+        return int(one is not two and (type(one) is not type(two) or one != two))
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return max(1, one.numel(), two.numel())
+    return int((one != two).sum())

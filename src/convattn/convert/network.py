@@ -1,8 +1,7 @@
 """Whole networks: from convolutions to attention layers that compute the same, and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from convattn.convert.convolutions import (
 from convattn.convert.hard_heads import fixed_heads, unit_steps
 from convattn.convert.promise import weight_of
 from convattn.convert.runs import (
-    Arguments,
     Images,
     copy_network,
     input_shapes,
@@ -55,6 +53,9 @@ from convattn.errors import (
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.sealed import network_digest
+
+_Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
+"""A convolution, and the certificate of its conversion."""
 
 
 def network_to_attention(
@@ -136,18 +137,14 @@ def network_to_attention(
         "training mode, where it differs from evaluation mode",
         "inputs that take another branch of the network",
     ]
-    if not all(layer.exact for layer in layers):
-        not_covered.append(
-            "a bound for the whole network: at this sharpness only single layers have one"
-        )
     certificate = _certify_network(
-        "network_to_attention",
         (model, result),
         layers,
         left,
         comparison,
-        tolerance=None if images is None else tolerance,
+        direction="network_to_attention",
         impl=impl,
+        tolerance=None if images is None else tolerance,
         not_covered=not_covered,
     )
     return result, certificate
@@ -260,7 +257,7 @@ def network_to_conv(
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
     require_options(kernel_size, mass, borders)
-    _require_network(model, images)
+    _require_network(model)
     arguments = None if images is None else read_arguments(model, images)
     every = names_by_module(model)
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
@@ -269,63 +266,84 @@ def network_to_conv(
     if arguments is not None:
         names = [named[layer][0] for layer in selected]
         sizes = _largest_sizes(input_shapes(model, arguments.batches(1)[0], names))
-    convert = partial(
-        attention_to_conv,
-        kernel_size=kernel_size,
-        mass=mass,
-        borders=borders,
-    )
-    result, layers, not_converted = _put_convolutions(model, convert, selected, named, sizes)
-    left += not_converted
-    if not layers:
+    converted: dict[RelativeAttention, _Converted] = {}
+    for layer in selected:
+        name = named[layer][0]
+        try:
+            converted[layer] = _convert_layer(
+                layer, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
+            )
+        except ConvAttnError as error:
+            left.append(LeftAlone(name, type(layer).__name__, str(error)))
+    if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"
         why = "; ".join(LeftAlone.in_words(left)) or none
         raise ConversionError(
             f"cannot convert {type(model).__name__}: no layer could be converted ({why})"
         )
+    result, layers = _put_convolutions(model, converted, named)
+    comparison = None
+    not_covered = []
     if arguments is None:
-        comparison = None
-        not_covered = ["the whole network: no images were given"]
+        not_covered.append("the whole network: no images were given")
     else:
-        comparison = _compare_put_convolutions(model, result, layers, arguments)
-        not_covered = []
-        if not all(layer.exact for layer in layers):
-            not_covered.append(
-                "other images: only single layers have a bound, the whole network has none"
-            )
+        copied = copy_network(result).eval()
+        of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
+        plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
+        comparison = compare_networks(model, copied, arguments, plain, to_conv=True)
     certificate = _certify_network(
-        "network_to_conv",
         (model, result),
         layers,
         left,
         comparison,
+        direction="network_to_conv",
         tolerance=None if images is None else tolerance,
         not_covered=not_covered,
     )
     return result, certificate
 
 
+def _require_network(model: nn.Module) -> None:
+    """Raises if the network is refused."""
+    reason = why_refused(model)
+    empty = find_empty(model)
+    if reason is None and empty is not None:
+        reason = f"its {empty} is on the meta device and has no values"
+    if reason is not None:
+        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
+
+
+def _largest_sizes(
+    shapes: Mapping[str, Sequence[tuple[int, ...]]],
+) -> dict[str, tuple[int, ...]]:
+    """Returns the largest size that each module was called with along each axis."""
+    sizes = {}
+    for name, several in shapes.items():
+        spatial = [shape[2:] for shape in several]
+        sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
+    return sizes
+
+
+def _convert_layer(
+    layer: RelativeAttention, sizes: tuple[int, ...] | None, **options: Any
+) -> _Converted:
+    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
+    if sizes is None:
+        return attention_to_conv(layer, **options)
+    heads = fixed_heads(layer.encoding, weight_of(layer).dtype)
+    if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
+        conv, certificate = attention_to_conv(layer, **options)
+        if certificate.any_size:
+            return conv, certificate
+    return attention_to_conv(layer, spatial=sizes, **options)
+
+
 def _put_convolutions(
     model: nn.Module,
-    convert: Callable[..., tuple[AnyConvolution | NormalisedConv, Certificate]],
-    selected: Sequence[RelativeAttention],
+    converted: Mapping[RelativeAttention, _Converted],
     named: Mapping[RelativeAttention, Sequence[str]],
-    sizes: Mapping[str, tuple[int, ...]],
-) -> tuple[nn.Module, list[Certificate], list[LeftAlone]]:
-    """Copies a network with convolutions in place of attention layers.
-
-    Returns it, the certificates of its convolutions, and the layers that could not be converted.
-    """
-    converted = {}
-    left = []
-    for layer in selected:
-        name = named[layer][0]
-        try:
-            converted[layer] = _convert_layer(convert, layer, sizes.get(name))
-        except ConvAttnError as error:
-            left.append(LeftAlone(name, type(layer).__name__, str(error)))
-    if not converted:
-        return model, [], left
+) -> tuple[nn.Module, list[Certificate]]:
+    """Copies a network with convolutions in place of attention layers; returns it and their certificates."""
     _tie(converted)
     result = copy_network(model)
     replaced = {}
@@ -336,13 +354,17 @@ def _put_convolutions(
     for layer, (_, certificate) in converted.items():
         places = [original_place(model, name) for name in named[layer]]
         names = [place.name for place in places]
-        layers.append(_with_path(certificate, model, result, names, places[0].call))
-    return result, layers, left
+        notes = _lost_ties(model, result, names)
+        path = "convolution"
+        if certificate.normalised:
+            path = "normalised convolution"
+            cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
+            notes.append(f"exact at borders; {cut}")
+        layers.append(_in_network(certificate, names, path, notes, places[0].call))
+    return result, layers
 
 
-def _tie(
-    converted: Mapping[RelativeAttention, tuple[AnyConvolution | NormalisedConv, Certificate]],
-) -> None:
+def _tie(converted: Mapping[RelativeAttention, _Converted]) -> None:
     """Lets convolutions share what their attention layers share."""
     shared: dict[Any, nn.Parameter] = {}
     for layer, (conv, _) in converted.items():
@@ -366,74 +388,6 @@ def _without_wrappers(network: nn.Module) -> nn.Module:
     return graft(network, unwrapped)
 
 
-def _with_path(
-    certificate: Certificate,
-    model: nn.Module,
-    result: nn.Module,
-    names: Sequence[str],
-    call: int = 0,
-) -> Certificate:
-    """Adds to the certificate of a convolution where it stands in a network, and how it computes."""
-    path = "convolution"
-    notes = _lost_ties(model, result, names)
-    if certificate.normalised:
-        path = "normalised convolution"
-        cut = f"kernels cut off at most {certificate.leak:.1e} of a query's attention"
-        notes.append(f"exact at borders; {cut}")
-    return _in_network(certificate, names, path, notes, call)
-
-
-def _compare_put_convolutions(
-    model: nn.Module,
-    result: nn.Module,
-    layers: Sequence[Certificate],
-    arguments: Arguments,
-) -> NetworkComparison:
-    """Compares a network with the one in which convolutions replace its attention."""
-    copied = copy_network(result).eval()
-    of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
-    plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
-    return compare_networks(model, copied, arguments, plain, to_conv=True)
-
-
-def _largest_sizes(
-    shapes: Mapping[str, Sequence[tuple[int, ...]]],
-) -> dict[str, tuple[int, ...]]:
-    """Returns the largest size that each module was called with along each axis."""
-    sizes = {}
-    for name, several in shapes.items():
-        spatial = [shape[2:] for shape in several]
-        sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
-    return sizes
-
-
-def _require_network(model: nn.Module, images: object) -> None:
-    """Raises if the network is refused."""
-    reason = why_refused(model)
-    empty = find_empty(model)
-    if reason is None and images is not None and empty is not None:
-        reason = f"its {empty} is on the meta device and has no values"
-    if reason is not None:
-        raise UnsupportedModelError(f"cannot convert {type(model).__name__}: {reason}")
-
-
-def _convert_layer(
-    convert: Callable[..., tuple[AnyConvolution | NormalisedConv, Certificate]],
-    layer: RelativeAttention,
-    sizes: tuple[int, ...] | None,
-) -> tuple[AnyConvolution | NormalisedConv, Certificate]:
-    """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
-    for_all_sizes = True
-    if sizes is not None:
-        heads = fixed_heads(layer.encoding, weight_of(layer).dtype)
-        for_all_sizes = heads is not None and heads.seen(unit_steps(layer.geometry, sizes))
-    conv: Any
-    conv, certificate = convert(layer, spatial=None if for_all_sizes else sizes)
-    if sizes is not None and for_all_sizes and not certificate.any_size:
-        conv, certificate = convert(layer, spatial=sizes)
-    return conv, certificate
-
-
 # --- Certificates of networks -----------------------------------------------------------------------------------------
 
 
@@ -442,7 +396,7 @@ def _in_network(
     names: Sequence[str],
     path: str | None,
     notes: Sequence[str],
-    call: int = 0,
+    call: int,
 ) -> Certificate:
     """Adds to a layer's certificate where it stands in a network."""
     first, *aliases = names
@@ -453,54 +407,52 @@ def _in_network(
 
 
 def _certify_network(
-    direction: str,
     networks: tuple[nn.Module, nn.Module],
     layers: Sequence[Certificate],
     left_alone: Sequence[LeftAlone],
     comparison: NetworkComparison | None,
     *,
     tolerance: float | None,
-    impl: str | None = None,
     not_covered: Sequence[str],
+    **how: Any,
 ) -> NetworkCertificate:
     """Makes the certificate of a conversion between two `networks`: the source, and the one made from it.
 
-    `comparison` is None where the networks were not compared.
+    `comparison` is None where the networks were not compared. `how` holds the direction, and the path asked for.
     """
     source, result = networks
     exact = all(layer.exact for layer in layers)
     verdict = _judge_network(layers, comparison, tolerance)
-    certificate = NetworkCertificate(
+    measured: dict[str, Any] = {}
+    if comparison is not None:
+        worst = comparison.farthest
+        if exact or verdict == "exact":
+            worst = comparison.nearest_to_rounding
+        not_covered = [*not_covered, *comparison.not_covered]
+        if not exact:
+            not_covered.append("a bound for the whole network: only single layers have one")
+        if comparison.predictions is not None:
+            measured = comparison.predictions._asdict()
+        measured |= {
+            "images": comparison.images,
+            "shapes": comparison.shapes,
+            "reference": comparison.reference,
+            "measured_error": worst.error,
+            "rounding": worst.rounding,
+            "largest": worst.largest,
+        }
+    return NetworkCertificate(
         verdict=verdict,
-        direction=direction,
         source=full_name(type(source)),
         result=full_name(type(result)),
         dtype=dtypes_in_words(result),
-        impl=impl,
         layers=tuple(layers),
         left_alone=tuple(left_alone),
         tolerance=tolerance,
         weights=network_digest(result),
         not_covered=tuple(not_covered),
-    )
-    if comparison is None:
-        return certificate
-    worst = comparison.farthest
-    if exact or verdict == "exact":
-        worst = comparison.nearest_to_rounding
-    predictions = {}
-    if comparison.predictions is not None:
-        predictions = comparison.predictions._asdict()
-    return replace(
-        certificate,
-        images=comparison.images,
-        shapes=comparison.shapes,
-        reference=comparison.reference,
-        measured_error=worst.error,
-        rounding=worst.rounding,
-        largest=worst.largest,
-        not_covered=(*not_covered, *comparison.not_covered),
-        **predictions,
+        **how,
+        **measured,
     )
 
 

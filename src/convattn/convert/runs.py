@@ -27,8 +27,8 @@ _SIZE = (3, 224, 224)
 ROUNDINGS = LEAST_ROUNDINGS - 1
 """Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
 
-_FLOATING = ...
-"""Stands for a floating-point number among the other parts of an output."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""Types of values that are compared as they print: nan is nan, and -0.0 is not 0.0."""
 
 
 def copy_network(model: nn.Module) -> nn.Module:
@@ -211,11 +211,15 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
         return network(*arguments.positional, **arguments.named)
 
 
+Parts = dict[str, Any]
+"""The parts of an output by place, like "['boxes'][0]"."""
+
+
 class Run(NamedTuple):
     """What a network returned."""
 
     numbers: list[Tensor]  # Floating-point outputs, over all batches
-    others: list[dict[str, Any]]  # Other parts of each batch by place, like "['boxes'][0]"
+    others: list[Parts]  # All parts of each batch, as what they are compared by
 
 
 def run_batches(
@@ -226,19 +230,24 @@ def run_batches(
     others = []
     for batch in batches:
         placed = dict(parts(output_of(network, batch, dtype)))
-        outputs = []
-        for place, part in placed.items():
-            if _is_floating(part):
-                outputs.append(_as_real(part))
-                placed[place] = _FLOATING
-        numbers.append(outputs)
-        others.append(placed)
+        numbers.append([_as_real(part) for part in placed.values() if _is_floating(part)])
+        others.append({place: _comparable(part) for place, part in placed.items()})
     if len(numbers) == 1:
         return Run(numbers[0], others)
     if len({len(outputs) for outputs in numbers}) > 1:  # one output for each image
         return Run([output for outputs in numbers for output in outputs], others)
     joined = [torch.cat(torch.atleast_1d(*outputs)) for outputs in zip(*numbers, strict=True)]
     return Run(joined, others)
+
+
+def _comparable(part: Any) -> Any:
+    """Returns what a part of an output is compared by: a tensor itself, a plain value as it prints, others by type."""
+    if _is_floating(part):
+        return "floating-point numbers"  # which are compared by themselves
+    if isinstance(part, Tensor):
+        is_plain = part.layout is torch.strided and not part.is_quantized and not part.is_meta
+        return part if is_plain else type(part)
+    return repr(part) if isinstance(part, _PLAIN) else type(part)
 
 
 def run_copy(
@@ -324,8 +333,7 @@ def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
 
     def note(layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         x = layer.batch_of(*positional, **named)
-        is_refused = not isinstance(x, Tensor) or x.ndim != layer.dims + 2
-        if layer not in paths and not is_refused:
+        if layer not in paths:
             paths[layer] = layer.plan(x.shape, x.dtype).path
 
     for module in network.modules():
