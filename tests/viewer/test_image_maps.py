@@ -150,7 +150,7 @@ def _calls(network: nn.Module, image: Tensor) -> dict[str, tuple[Layout, Tensor]
 
 
 def _ask(scene: Scene, asked: list[dict], folder: Path) -> list[dict]:
-    scene.save(folder / "scene")
+    (folder / "scene").write_bytes(scene.to_bytes())
     (folder / "asked.json").write_text(json.dumps(asked))
     return json.loads(run_node("ask.js", folder / "scene", folder / "asked.json", folder))
 

@@ -55,7 +55,8 @@ def test_another_border_is_seen(tmp_path):
 def compute_in_page(cases: Sequence[tuple[RelativeAttention2d, Tensor]], folder: Path) -> None:
     """Computes layers in the page, each on an image."""
     for number, (layer, image) in enumerate(cases):
-        build_scene(Exhibit(layer, image)).save(folder / f"{number}.scene")
+        scene = build_scene(Exhibit(layer, image))
+        (folder / f"{number}.scene").write_bytes(scene.to_bytes())
         features = image[0].movedim(0, -1).contiguous()
         save_file({"features": features}, folder / f"{number}.features")
     run_node("attend.js", folder)

@@ -86,7 +86,7 @@ def test_the_page_runs_what_torch_runs(name, tmp_path):
         torch.stack([scene.tensors[f"tensors/pictures/{n}"] for n in range(2)]).movedim(3, 1),
         pictures,
     )
-    scene.save(tmp_path / "scene")
+    (tmp_path / "scene").write_bytes(scene.to_bytes())
     run_node("run.js", tmp_path / "scene", tmp_path)
     for image in range(2):
         _assert_same(network, images[image : image + 1], tmp_path, f"0-{image}")
@@ -99,7 +99,8 @@ def test_a_fault_is_seen(tmp_path):
     moved = copy.deepcopy(network)
     with torch.no_grad():
         moved.stages[0].first.encoding.centres[4, 0] += 0.01
-    build_scene(Exhibit(moved, images, mean=MEAN, std=STD)).save(tmp_path / "scene")
+    scene = build_scene(Exhibit(moved, images, mean=MEAN, std=STD))
+    (tmp_path / "scene").write_bytes(scene.to_bytes())
     run_node("run.js", tmp_path / "scene", tmp_path)
     with pytest.raises(AssertionError, match=r"0-output: error .* is above the budget"):
         _assert_same(network, images, tmp_path, "0-0")
