@@ -26,6 +26,7 @@ from tests.layers.fault_cases import (
     REFERENCE,
     SEPARABLE,
     Fault,
+    each,
     of_argument,
     of_result,
 )
@@ -143,7 +144,14 @@ FAULTS = [
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
         ("content", "softmax leaks", MASKED, "functional.fused", "attention_weights", leak),
-        ("content", "position off", CONTENT, "layers.content_scores", "axes_mask", argument_off(0)),
+        (
+            "content",
+            "position off",
+            CONTENT,
+            "layers.content_scores",
+            "displacement_mask",
+            lambda size: of_argument(2, each(off(size))),
+        ),
         ("values", "W_out off", NARROW, "functional.reference", "combine_heads", argument_off(1)),
         ("values", "softmax leaks", NARROW, "functional.plan", "position_weights", leak),
         (

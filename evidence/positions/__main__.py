@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import in_a_process_of_its_own, make_call, ratios, time_rounds
-from evidence.positions.contenders import HEADS, ONE_HOT, PLAIN, THREE, contenders, memory
+from evidence.positions.contenders import HEADS, MEASURED, PLAIN, contenders, memory
 from evidence.results import environment, new_parser, publish
 
 SIZES = ((14, 8), (28, 2), (38, 1))
@@ -47,7 +47,7 @@ def main() -> None:
     for width, threads, (size, batch), training in cases:
         rows.append(timed(width, threads, size, batch, options.rounds, training=training))
     taken = {}
-    for name in (PLAIN, ONE_HOT, THREE):
+    for name in MEASURED:
         taken[name] = [in_a_process_of_its_own(memory, name, size) for size in WIDE]
     content = {
         **environment(__file__, "timm"),

@@ -1,25 +1,32 @@
 """What is timed and measured: layers of this library, plain attention of torch, and their peers."""
 
+from math import isqrt
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import extra_memory, make_call
 from convattn import Content, LearnedAxial, RelativeAttention2d
-from convattn.functional import displacement_scores
+from convattn.functional import displacement_scores, position_channels
 from convattn.grid import Axis
 
 HEADS = 6
 PLAIN = "plain attention"
-ONE_HOT, THREE = "one-hot channels, quadratic", "three channels, quadratic"
+LAYER, THREE = "layer, quadratic", "layer, quadratic, three channels"
+ONE_HOT = "one-hot channels, learned axial"
 FLEX = "FlexAttention of torch, compiled"
-CHANNELS = {
-    "one-hot channels, learned axial": ("learned_axial", "auto"),
-    ONE_HOT: ("quadratic", "auto"),
+LAYERS = {
+    "layer, learned axial": ("learned_axial", "auto"),
+    LAYER: ("quadratic", "auto"),
     THREE: ("quadratic", "quadratic"),
 }
 """Encoding and way of this library's layers."""
+
+MEASURED = (PLAIN, LAYER, THREE, ONE_HOT)
+"""Whose memory is measured."""
 
 
 class Plain(nn.Module):
@@ -42,6 +49,24 @@ class Plain(nn.Module):
         parts = self.inputs(x.flatten(2).mT).unflatten(-1, (3, HEADS, self.width))
         y = self.attend(*parts.permute(2, 0, 3, 1, 4))
         return self.outputs(y.transpose(1, 2).flatten(2)).mT.view(x.shape)
+
+
+class OneHot(Plain):
+    """The same with `position_channels` in longer queries and keys, and values as wide as these."""
+
+    def __init__(self, width: int, size: int) -> None:
+        """Draws the scores."""
+        super().__init__(width)
+        self.encoding = LearnedAxial(HEADS, 2, extent=size)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attends with scores of displacements."""
+        scale, side = self.width**-0.5, isqrt(query.shape[2])
+        channels = position_channels(self.encoding, (side, side), scale=scale)
+        query, key = channels.append(query, key)
+        value = functional.pad(value, (0, query.shape[-1] - self.width))
+        y = scaled_dot_product_attention(query, key, value, scale=scale)
+        return y[..., : self.width]
 
 
 class Flex(Plain):
@@ -97,9 +122,10 @@ def contenders(width: int, size: int, *, training: bool) -> dict[str, nn.Module]
     timm_attention.rel_pos = RelPosBias(window_size=(size, size), num_heads=HEADS)
     modules: dict[str, nn.Module] = {PLAIN: Plain(width)}
     alone = Content(position=False, content_bias=False)
-    for name, (encoding, impl) in CHANNELS.items():
+    for name, (encoding, impl) in LAYERS.items():
         modules[name] = layer(width, encoding, impl)
         modules[f"{name}, without q·Ŵ r"] = layer(width, encoding, impl, alone)
+    modules[ONE_HOT] = OneHot(width, size)
     modules["explicit formula, learned axial"] = layer(width, "learned_axial", "reference")
     modules["torch, a fixed mask"] = Plain(width, mask)
     modules["torch, a mask that learns"] = Plain(width, nn.Parameter(mask))
@@ -113,7 +139,8 @@ def memory(name: str, size: int) -> int | None:
     """Measures the bytes of a training step of a layer of head width 32 beyond what is held before it."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    module = Plain(32) if name == PLAIN else layer(32, *CHANNELS[name])
+    modules = {PLAIN: lambda: Plain(32), ONE_HOT: lambda: OneHot(32, size)}
+    module = modules[name]() if name in modules else layer(32, *LAYERS[name])
     make_call(module, torch.randn(1, HEADS * 32, 7, 7), training=True)()
     x = torch.randn(1, HEADS * 32, size, size)
     return extra_memory(make_call(module, x, training=True), x.device)

@@ -89,6 +89,11 @@ def of_argument(number, change):
     return wrong
 
 
+def each(change):
+    """Changes every tensor of a list."""
+    return lambda tensors: [change(tensor) for tensor in tensors]
+
+
 def of_output(number, change):
     """Changes one of several results of a function."""
     return of_result(lambda found: (*found[:number], change(found[number]), *found[number + 1 :]))
@@ -210,15 +215,15 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "layers.content_scores:axes_mask",
-        of_argument(0, halved),
+        "layers.content_scores:displacement_mask",
+        of_argument(2, each(halved)),
     ),
     Fault(
         "content",
         "values in half precision",
         CONTENT,
-        "functional.fused:_explicit",
-        of_argument(2, halved),
+        "functional.fused:_mixed",
+        of_argument(1, halved),
     ),
     Fault(
         "values",
@@ -246,18 +251,6 @@ def normaliser_detached(_):
 
 def not_from_the_last_query(gradient):
     return torch.cat([gradient[:, :-1], torch.zeros_like(gradient[:, -1:])], dim=1)
-
-
-def from_other_queries_again(right):
-    """What is computed again for the backward pass is not what was computed before."""
-
-    def wrong(function, queries, *args, **options):
-        inputs = iter([lambda queries: queries, halved])
-        return right(
-            lambda queries, *args: function(next(inputs)(queries), *args), queries, *args, **options
-        )
-
-    return wrong
 
 
 GRADIENTS = [
@@ -327,11 +320,19 @@ GRADIENTS = [
     ),
     Fault(
         "content",
-        "queries in half precision when computed again",
+        "weights in half precision in the gradient of values",
         MASKED,
-        "functional.fused:checkpoint",
-        from_other_queries_again,
+        "functional.fused:_by_value",
+        of_argument(0, halved),
         "x",
+    ),
+    Fault(
+        "content",
+        "scores of displacements in half precision in the gradient",
+        MASKED,
+        "functional.fused:Mask.backward",
+        of_argument(5, halved),
+        "encoding.scores",
     ),
     Fault(
         "values",
@@ -374,8 +375,8 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "layers.content_scores:axes_mask",
-            of_argument(2, lambda tables: [of_bfloat16(table) for table in tables]),
+            "layers.content_scores:displacement_mask",
+            of_argument(1, each(of_bfloat16)),
         ),
         (
             "values",

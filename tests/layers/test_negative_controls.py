@@ -5,7 +5,7 @@ import torch
 from tests.layers.fault_cases import AUTOCAST, GRADIENTS, VALUES
 from tests.layers.layer_cases import CaseContract
 
-from convattn.functional import fused, separable
+from convattn.functional import separable
 from convattn.functional.plan import SLOWNESS
 
 
@@ -34,7 +34,6 @@ def test_a_fault_in_a_path_is_found(fault, monkeypatch):
 
 @pytest.mark.parametrize("fault", GRADIENTS, ids=str)
 def test_a_fault_in_the_gradients_of_a_path_is_found(fault, monkeypatch):
-    monkeypatch.setattr(fused, "KEPT_BYTES", 0)  # of content, weights are computed again
     contract = contract_on(fault, monkeypatch)
     contract.test_gradients_are_those_of_the_definition()
     fault.inject(monkeypatch)

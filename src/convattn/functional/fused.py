@@ -6,86 +6,89 @@ wider than queries, weights are computed explicitly: for some images or queries 
 pass if all of them would take much memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.positions import FAST_WIDTHS
 from convattn.functional.reference import attention_weights, displacement_places
 from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
+from convattn.functional.workspace import chunks
 from convattn.grid import Axis
 
 PIECE_BYTES = 1 << 22
 """Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
 
-KEPT_BYTES = 1 << 25
-"""Bytes of all weights of a call up to which they are kept for the backward pass: computing them again takes longer."""
-
 
 class Mask(NamedTuple):
-    """Scores to add to those of the content."""
+    """Scores to add to those of the content.
 
-    # some images, some queries → scores, (images, heads, queries, keys)
-    scores: Callable[[slice, slice], Tensor]
-    numbers: int  # that are in memory for each head and query while they are computed
+    Attributes:
+        scores: Takes the slice that some queries are, these queries, (images, heads, queries, width), and the tables;
+            returns (images, heads, queries, keys).
+        tables: What the scores are looked up in.
+        numbers: How many products with each query are in memory beside the scores; with 0 queries play no part.
+    """
+
+    scores: Callable[..., Tensor]
+    tables: tuple[Tensor, ...]
+    numbers: int
+
+    def backward(
+        self,
+        some: slice,
+        query: Tensor,
+        tables: Sequence[Tensor],
+        needed: Sequence[bool],
+        upstream: Tensor,
+    ) -> list[Tensor | None]:
+        """Returns the gradients of some queries and the tables; `needed` tells of query, key, value and tables."""
+        wanted = (needed[0] and self.numbers > 0, *needed[3:])
+        if not any(wanted):
+            return [None] * len(wanted)
+        compute = partial(self.scores, some)
+        return backward_to_differentiate(compute, (query, *tables), wanted, upstream)
 
 
 def displacement_mask(
-    query: Float[Tensor, "images heads queries width"],
     axes: Sequence[Axis],
     scores: Sequence[Float[Tensor, "heads _"]],
     features: Sequence[Float[Tensor, "heads_or_one _ width"]],
 ) -> Mask:
-    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing, from tables of all displacements, flattened."""
+    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing.
 
-    def added(images: slice, queries: slice) -> Tensor:
-        some = query[images, :, queries]
-        numbers = torch.arange(query.shape[2], device=query.device)[queries]
-        places = displacement_places(axes, numbers)
-        total = some.new_zeros(*some.shape[:3], 1)
-        for table in scores:
-            total = total + table[:, places]
-        for table in features:
-            seen = some @ table.mT
-            total = total + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
-        return total
+    Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
+    """
+    device = (*scores, *features)[0].device
+    sizes, along = [len(axis.queries) for axis in axes], []
+    if max(len(scores), len(features)) == len(axes) > 1:
+        along = [axis.index(device) for axis in axes]
+    else:
+        sizes = [prod(sizes)]
 
-    return Mask(added, sum(table.shape[1] for table in features))
-
-
-def axes_mask(
-    query: Float[Tensor, "images heads queries width"],
-    axes: Sequence[Axis],
-    scores: Sequence[Float[Tensor, "heads _"]],
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
-) -> Mask:
-    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing, from one table of each axis's displacements."""
-    numbers = torch.arange(query.shape[2], device=query.device)
-    along = torch.unravel_index(numbers, [len(axis.queries) for axis in axes])
-    places = [axis.index(query.device) for axis in axes]
-    windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
-
-    def added(images: slice, queries: slice) -> Tensor:
-        some = query[images, :, queries]
-        total = some.new_zeros(*some.shape[:3], 1)
-        for number, positions in enumerate(along):
+    def added(some: slice, query: Tensor, *tables: Tensor) -> Tensor:
+        total = query.new_zeros(*query.shape[:3], 1)
+        numbers = torch.arange(prod(sizes), device=device)[some]
+        for part, positions in enumerate(torch.unravel_index(numbers, sizes)):
+            places = along[part][positions] if along else displacement_places(axes, positions)
             own = total.new_zeros(())
             if scores:
-                own = own + windows[number].index_select(1, positions[queries])
+                own = own + tables[part][:, places]
             if features:
-                seen = some @ features[number].mT
-                index = places[number][positions[queries]]
-                own = own + seen.gather(-1, index.expand(*seen.shape[:2], -1, -1))
+                seen = query @ tables[len(scores) + part].mT
+                own = own + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
+            # (images, heads, queries, keys so far, keys along this axis)
             total = (total[..., None] + own[..., None, :]).flatten(-2)
         return total
 
-    return Mask(added, sum(table.shape[1] for table in features))
+    return Mask(added, (*scores, *features), sum(table.shape[1] for table in features))
 
 
 def fused_attention(
@@ -109,22 +112,25 @@ def fused_attention(
         weights.
     """
     inner = value.shape[-1]
+    tables = () if mask is None else mask.tables
     # zeros appended to queries and keys would take longer than all weights of some queries
     widened = query.device.type == "cpu" and inner > query.shape[-1]
     if torch.compiler.is_compiling():
-        every = slice(None)
-        bias = None if mask is None else mask.scores(every, every)
+        bias = None if mask is None else mask.scores(slice(None), query, *tables)
         query, key, value = _one_width(query, key, value)
         return _of_kernel(query, key, value, bias, dropout)[..., :inner]
-    if needs_own_operations(query, key, value):
-        return _in_pieces(query, key, value, mask, dropout, again=False)
-    if mask is not None or dropout or widened:
-        weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
-        again = torch.is_grad_enabled() and weights > KEPT_BYTES
-        return _in_pieces(query, key, value, mask, dropout, again=again)
-    query, key, value = _one_width(query, key, value)
-    compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
-    return compute(query, key, value)[..., :inner]
+    own_operations = needs_own_operations(query, key, value)
+    if mask is None and not (dropout or widened or own_operations):
+        query, key, value = _one_width(query, key, value)
+        compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
+        return compute(query, key, value)[..., :inner]
+    given, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    query, key, value = (tensor.to(wide) for tensor in (query, key, value))
+    if dropout or own_operations:
+        y = _explicit(mask, dropout, query, key, value, *tables)
+    else:
+        y = _InPieces.apply(mask, query, key, value, *tables)
+    return y.to(given)
 
 
 def _one_width(*tensors: Tensor) -> list[Tensor]:
@@ -163,7 +169,8 @@ class _Fused(torch.autograd.Function):
         inputs, leaves, y = saved[:3], saved[3:6], saved[6]
         needed = ctx.needs_input_grad
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            return tuple(backward_to_differentiate(_explicit, inputs, needed, gradient))
+            compute = partial(_explicit, None, 0.0)
+            return tuple(backward_to_differentiate(compute, inputs, needed, gradient))
         if y.grad_fn is None:  # a hook for saved tensors, as of a checkpoint, took the graph away
             leaves, y = _with_graph(inputs)
         gradients = torch.autograd.grad(y, leaves, gradient, retain_graph=True)
@@ -177,64 +184,98 @@ def _with_graph(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         return [query, key, value], _of_kernel(query, key, value)
 
 
+class _InPieces(torch.autograd.Function):
+    """Attention by explicit weights of some queries at a time, which are computed again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, mask: Mask | None, *inputs: Tensor) -> Tensor:
+        query, _, value, *_ = inputs
+        y = query.new_empty(*query.shape[:3], value.shape[-1])
+        for some, places in _pieces(mask, inputs):
+            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
+            weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
+            y[places[0]] = _mixed(weights, parts[2])
+        ctx.mask = mask
+        ctx.save_for_backward(*inputs)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        mask, inputs, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            compute = partial(_explicit, mask, 0.0)
+            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
+        sums = [torch.zeros_like(tensor) for tensor in inputs]
+        for some, places in _pieces(mask, inputs):
+            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
+            query, key, value, *tables = parts
+            weights = _weights(mask, some, query, key, *tables)
+            upstream = gradient[places[0]]
+            by_scores = upstream @ value.mT
+            # exactly 0 where weights are exactly 0 and 1
+            by_scores -= torch.linalg.vecdot(by_scores, weights)[..., None]
+            by_scores *= weights
+            found = [by_scores @ key, by_scores.mT @ query, _by_value(weights, upstream, value)]
+            if mask is not None:
+                by_query, *by_tables = mask.backward(some, query, tables, needed, by_scores)
+                found += by_tables
+                if by_query is not None:
+                    found[0] += by_query
+            for total, place, own in zip(sums, places, found, strict=True):
+                if own is not None:
+                    total[place] += own
+        return None, *sums
+
+
+def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice, list[Any]]]:
+    """Cuts a call into as many images, or queries of one image, as fit the memory.
+
+    Yields the queries, and where they, their keys, their values and all tables are in the inputs.
+    """
+    query, key, _, *tables = inputs
+    heads, queries = query.shape[1:3]
+    numbers = 2 * key.shape[2]
+    if mask is not None:
+        numbers += mask.numbers
+    rows = max(1, PIECE_BYTES // max(1, heads * numbers * query.element_size()))
+    at_once = max(1, rows // max(1, queries))
+    for images, some in product(chunks(len(query), at_once), chunks(queries, rows)):
+        yield some, [(images, slice(None), some), images, images, *[...] * len(tables)]
+
+
 def _explicit(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Callable[[], Tensor] | None = None,
-    dropout: float = 0.0,
+    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by weights of every query and key."""
+    """Computes by all weights at once."""
+    weights = _weights(mask, slice(None), query, key, *tables)
+    return _mixed(functional.dropout(weights, dropout, training=dropout > 0), value)
+
+
+def _weights(
+    mask: Mask | None, some: slice, query: Tensor, key: Tensor, *tables: Tensor
+) -> Float[Tensor, "images heads queries keys"]:
+    """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
-        scores = query @ key.mT
-    else:
-        scores = mask()
-        add = torch.baddbmm if needs_own_operations(query, key, scores) else Tensor.baddbmm_
-        images = scores.shape[:2]
-        scores = add(scores.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
-        scores = scores.unflatten(0, images)
-    weights = attention_weights(scores)
-    weights = functional.dropout(weights, dropout, training=dropout > 0).to(value.dtype)
+        return attention_weights(query @ key.mT)
+    added = mask.scores(some, query, *tables)
+    add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
+    scores = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+    return attention_weights(scores).unflatten(0, added.shape[:2])
+
+
+def _mixed(
+    weights: Float[Tensor, "images heads queries keys"], value: Tensor
+) -> Float[Tensor, "images heads queries inner"]:
+    """Takes the means of values, of each head or of all."""
     if value.shape[1] > 1:
         return weights @ value
     return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
 
 
-def _in_pieces(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    dropout: float,
-    *,
-    again: bool,
-) -> Float[Tensor, "images heads queries inner"]:
-    """Computes explicitly, for as many images, or queries of one image, as fit the memory."""
-    heads, queries = query.shape[1:3]
-    numbers = 2 * key.shape[2]
-    if mask is not None:
-        numbers += mask.numbers
-    of_query = max(1, heads * numbers * query.element_size())
-    rows = max(1, PIECE_BYTES // of_query)
-    at_once = max(1, rows // max(1, queries))
-    parts = []
-    # split, unlike a slice, has a gradient that is not filled with zeros
-    batches = zip(*(tensor.split(at_once) for tensor in (query, key, value)), strict=True)
-    for number, (own_query, own_key, own_value) in enumerate(batches):
-        columns = []
-        some_images = slice(number * at_once, (number + 1) * at_once)
-        for place, some_queries in enumerate(own_query.split(rows, dim=2)):
-            added = None
-            if mask is not None:
-                some = slice(place * rows, (place + 1) * rows)
-                added = partial(mask.scores, some_images, some)
-            arguments = (some_queries, own_key, own_value, added, dropout)
-            if again:
-                mixed = checkpoint(
-                    _explicit, *arguments, use_reentrant=False, preserve_rng_state=dropout > 0
-                )
-            else:
-                mixed = _explicit(*arguments)
-            columns.append(mixed)
-        parts.append(torch.cat(columns, dim=2))
-    return torch.cat(parts)
+def _by_value(
+    weights: Float[Tensor, "images heads queries keys"], upstream: Tensor, value: Tensor
+) -> Float[Tensor, "images heads_or_one keys inner"]:
+    """Returns the gradient of `_mixed` with respect to the values."""
+    if value.shape[1] > 1:
+        return weights.mT @ upstream
+    return (weights.flatten(1, 2).mT @ upstream.flatten(1, 2))[:, None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.fused import axes_mask, displacement_mask, fused_attention
+from convattn.functional.fused import displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
     one_hot_channels,
@@ -143,23 +143,25 @@ class ContentScores(nn.Module):
             wide = torch.promote_types(query.dtype, torch.float32)
             scale = self.key_width**-0.5
             unbiased = query.to(wide) * scale
-            query, key, mask = unbiased, key.to(wide), None
+            query, key, mask, bias = unbiased, key.to(wide), None, None
             if self.content_bias is not None:
-                query = query + scale * self.content_bias.to(wide)[:, None]
+                bias = scale * self.content_bias.to(wide)
+                query = query + bias[:, None]
             if form == "quadratic":
                 channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
                 query, key = channels.append(query, key)
             elif adds_score or self.uses_position:
                 by_axis = encoding.axis_additive
-                terms = self._tables(
+                scores, features = self._tables(
                     axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
                 )
                 if form == "one-hot":
-                    channels = one_hot_channels(unbiased, axes, *terms)
+                    channels = one_hot_channels(unbiased, axes, scores, features)
                     query, key = channels.append(query, key)
                 else:
-                    make_mask = axes_mask if by_axis else displacement_mask
-                    mask = make_mask(unbiased, axes, *terms)
+                    if bias is not None and features:
+                        scores = _for_biased(bias, scores, features)
+                    mask = displacement_mask(axes, scores, features)
             return fused_attention(query, key, value.to(wide), mask, dropout)
 
     def _tables(
@@ -238,3 +240,15 @@ class ContentScores(nn.Module):
             "images pixels (heads width) -> images heads pixels width",
             heads=self.num_heads,
         )
+
+
+def _for_biased(
+    bias: Float[Tensor, "heads width"],
+    scores: Sequence[Float[Tensor, "heads _"]],
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
+) -> list[Float[Tensor, "heads _"]]:
+    """Returns s_h(δ) − u·Ŵr_δ: with the features, a query that holds u then scores as one that does not."""
+    seen = [(table @ bias[..., None]).squeeze(-1) for table in features]
+    if not scores:
+        return [-own for own in seen]
+    return [table - own for table, own in zip(scores, seen, strict=True)]
