@@ -1,9 +1,8 @@
-"""Attention by torch's fused kernel, `scaled_dot_product_attention`, right wherever the kernel is not.
+"""Attention of content: by torch's fused kernel where it is fast and right, by explicit weights elsewhere.
 
-The kernel needs no memory for weights of every query and key. On a CPU it wants queries, keys and values of one width,
-and a mask without gradient; it has no second derivatives, and with dropout none of its speed. For these, and for values
-wider than queries, weights are computed explicitly: for some images or queries at a time, and again in the backward
-pass if all of them would take much memory.
+The kernel needs no memory for weights of every query and key. It adds a mask that learns in none of its fast roads,
+on a CPU it wants queries, keys and values of one width, and it has no second derivatives. So with a mask, and with
+values wider than queries, weights are computed explicitly, for some queries at a time, and again for the gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +118,7 @@ def fused_attention(
         bias = None if mask is None else mask.scores(slice(None), query, *tables)
         query, key, value = _one_width(query, key, value)
         return _of_kernel(query, key, value, bias, dropout)[..., :inner]
-    own_operations = needs_own_operations(query, key, value)
+    own_operations = needs_own_operations(query, key, value, *tables)
     if mask is None and not (dropout or widened or own_operations):
         query, key, value = _one_width(query, key, value)
         compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
