@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn import random_heads, replace_convolutional_heads
-from convattn.convert.runs import copy_network
+from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.families.attention_class import TokenAttention

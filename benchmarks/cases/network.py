@@ -14,7 +14,7 @@ from benchmarks.correctness import judge, roads
 from benchmarks.record import Check
 from benchmarks.setting import Setting, seeded
 from convattn.convert import freeze, network_to_attention
-from convattn.convert.runs import copy_network
+from convattn.convert.network_runs import copy_network
 from convattn.errors import MissingDependencyError
 from convattn.layers import RelativeAttention
 

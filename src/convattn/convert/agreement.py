@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from convattn.budget import rounded_differently
 from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
 from convattn.convert.comparison import compare_layers, compare_networks
-from convattn.convert.runs import (
+from convattn.convert.network_runs import (
     Arguments,
     Images,
     copy_network,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from convattn.convert.runs import Arguments, parts_of_attention, run_copy
+from convattn.convert.network_runs import Arguments, parts_of_attention, run_copy
 from convattn.convert.surgery import full_name
 from convattn.convert.taps import (
     CONVOLUTIONS,

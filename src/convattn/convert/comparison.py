@@ -25,7 +25,7 @@ from convattn.convert.judging import (
     shapes_of,
     vary,
 )
-from convattn.convert.runs import (
+from convattn.convert.network_runs import (
     ROUNDINGS,
     Arguments,
     Run,

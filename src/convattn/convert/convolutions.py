@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize, prune
 
 from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.runs import Arguments, copy_network
+from convattn.convert.network_runs import Arguments, copy_network
 from convattn.convert.surgery import (
     full_name,
     is_own_hook,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.runs import Images, copy_network, input_shapes, read_arguments
+from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
 from convattn.convert.surgery import first_change, graft, names_by_module
 from convattn.convert.taps import CONVOLUTIONS
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a

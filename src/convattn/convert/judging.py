@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from convattn.convert.runs import Parts
+from convattn.convert.network_runs import Parts
 from convattn.wording import some
 
 _FARTHEST = 6.0

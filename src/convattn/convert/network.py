@@ -24,8 +24,7 @@ from convattn.convert.convolutions import (
     why_refused,
 )
 from convattn.convert.hard_heads import fixed_heads, unit_steps
-from convattn.convert.promise import weight_of
-from convattn.convert.runs import (
+from convattn.convert.network_runs import (
     Images,
     copy_network,
     input_shapes,
@@ -33,6 +32,7 @@ from convattn.convert.runs import (
     read_arguments,
     watch_paths,
 )
+from convattn.convert.promise import weight_of
 from convattn.convert.surgery import (
     dtypes_in_words,
     find_empty,

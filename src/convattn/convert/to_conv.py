@@ -22,6 +22,7 @@ from convattn.convert.hard_heads import (
     sized_windows,
     unit_steps,
 )
+from convattn.convert.network_runs import keep_random_state
 from convattn.convert.normalised import normalise
 from convattn.convert.promise import (
     Promise,
@@ -33,7 +34,6 @@ from convattn.convert.promise import (
     softmax_copy,
     weight_of,
 )
-from convattn.convert.runs import keep_random_state
 from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
     ATTENTION_LAYERS,

@@ -4,7 +4,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from convattn.convert.runs import copy_network
+from convattn.convert.network_runs import copy_network
 from convattn.heads.head_report import SHUFFLED, UNTRAINED
 
 CONTROLS = (SHUFFLED, UNTRAINED)

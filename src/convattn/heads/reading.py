@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from convattn.budget import roundings
-from convattn.convert.runs import Arguments, keep_random_state, read_arguments
+from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
 from convattn.convert.surgery import find_empty, full_name, names_by_module
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from convattn.convert.runs import copy_network
+from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import full_name, graft, keep_modes
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import is_own, read_matrices

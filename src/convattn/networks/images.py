@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.runs import draw_image
+from convattn.convert.network_runs import draw_image
 from convattn.errors import (
     ArgumentError,
     DataError,

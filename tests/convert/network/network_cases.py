@@ -144,6 +144,17 @@ def convolutions(network):
     return [one for one in every if all(one is not other for other in calling)]
 
 
+class Called(nn.Module):
+    """A network around one layer, which `call` calls on the image."""
+
+    def __init__(self, layer, call):
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
 class Renamed(nn.Conv2d):
     """Overrides nothing; what it adds does not take part in the computation."""
 

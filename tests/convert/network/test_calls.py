@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.convert.network.network_cases import converted, filled, images
+from tests.convert.network.network_cases import Called, converted, filled, images
 from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import DeformConv2d
@@ -289,23 +289,12 @@ def test_an_operation_that_no_function_of_torch_calls_is_left_alone_and_named():
     assert left.reason == "it calls convolution as a function, which is not converted"
 
 
-class PerImage(nn.Module):
-    """Returns a tensor for each image, as detectors do."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        return list(self.conv(x))
-
-
 def test_outputs_of_single_images_are_compared_over_batches_of_two_sizes():
-    network = PerImage().eval()
+    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: list(conv(x))).eval()
     made, certificate = network_to_attention(network, images=images(65, 3, 5, 5))
     assert certificate.verdict == "exact"
     with torch.no_grad():
-        made.conv.values.weight[0, 0, 0] += 1
+        made.layer.values.weight[0, 0, 0] += 1
     assert not certify(network, made, images(65, 3, 5, 5)).passed
 
 

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.convert.network.network_cases import Functional, Results, converted, images
+from tests.convert.network.network_cases import (
+    Called,
+    Functional,
+    Results,
+    converted,
+    images,
+)
 from torch import nn
 
 from convattn import certify, network_to_attention, network_to_conv
@@ -19,15 +25,9 @@ def test_a_convolution_called_as_a_function_is_converted():
 
 
 def test_a_layer_that_the_images_do_not_reach_has_no_path():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)
-
-        def forward(self, x):
-            return self.used(x)
-
-    _, certificate = converted(Half(), images(1, 3, 7, 9))
+    two = nn.ModuleList([nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)])
+    half = Called(two, lambda layers, x: layers[0](x))
+    _, certificate = converted(half, images(1, 3, 7, 9))
     assert [layer.path for layer in certificate.layers] == ["shift", None]
 
 
@@ -82,17 +82,13 @@ def test_a_wrong_layer_fails_the_certificate(monkeypatch):
 
 
 def test_a_network_that_refuses_float64_is_held_against_itself():
-    class Single(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
+    def single(conv, x):
+        if x.dtype == torch.float64:
+            raise RuntimeError("only single precision")
+        return conv(x)
 
-        def forward(self, x):
-            if x.dtype == torch.float64:
-                raise RuntimeError("only single precision")
-            return self.conv(x)
-
-    _, certificate = network_to_attention(Single(), images=images(2, 3, 7, 9))
+    network = Called(nn.Conv2d(3, 4, 3), single)
+    _, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
     assert certificate.passed
     assert certificate.reference == "float32"
     assert any(
@@ -101,19 +97,9 @@ def test_a_network_that_refuses_float64_is_held_against_itself():
     )
 
 
-class Sparse(nn.Module):
-    """Gives out all that is above zero, as a sparse tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        return self.conv(x).relu().to_sparse()
-
-
 def test_a_network_that_returns_sparse_tensors_is_compared():
-    network, x = Sparse(), images(67, 3, 5, 4)  # more than run at once
+    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: conv(x).relu().to_sparse())
+    x = images(67, 3, 5, 4)  # more than run at once
     made, there = network_to_attention(network, images=x)
     back = network_to_conv(made, images=x)[1]
     assert there.passed
@@ -137,20 +123,16 @@ class Pair:
 
 
 def test_a_network_that_returns_no_numbers_is_judged_by_its_layers():
-    class Classes(nn.Module):
-        def forward(self, x):
-            return x.argmax(1)
-
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), Classes())
+    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: conv(x).argmax(1))
     made, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
     assert certificate.verdict == "exact"
     note = "the network as a whole: it returns no floating-point number, so its layers were compared, in float32"
     assert note in certificate.not_covered
     assert "measured error" not in certificate.summary()
     with torch.no_grad():
-        made[0].values.weight[0, 0, 0] += 1e-3  # too little to change a class
+        made.layer.values.weight[0, 0, 0] += 1e-3  # too little to change a class
     certificate = certify(network, made, images(2, 3, 7, 9))
-    assert (certificate.verdict, certificate.first) == ("different", "0")
+    assert (certificate.verdict, certificate.first) == ("different", "layer")
     assert (certificate.measured_error, certificate.rounding) == (0.0, 0.0)
 
 
@@ -158,17 +140,12 @@ def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(mo
     monkeypatch.setattr("convattn.convert.comparison._BATCH", 3)
     seen = []  # outside the network, as copies of it run
 
-    class Scored(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 5, 3)
+    def scored(conv, x):
+        seen.append(len(x))
+        y = conv(x).mean((2, 3))
+        return y, y.sum()
 
-        def forward(self, x):
-            seen.append(len(x))
-            y = self.conv(x).mean((2, 3))
-            return y, y.sum()
-
-    network = Scored()
+    network = Called(nn.Conv2d(3, 5, 3), scored)
     _, certificate = network_to_attention(network, images=images(7, 3, 7, 9))
     assert certificate.passed
     assert set(seen[2:]) == {3, 1}  # behind what finds the convolutions

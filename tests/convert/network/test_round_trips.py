@@ -7,12 +7,13 @@ import copy
 
 import pytest
 import torch
+from tests.convert.network.network_cases import Called
 from torch import nn
 
 from convattn import certify, network_to_attention, network_to_conv
 from convattn.convert.comparison import compare_networks
 from convattn.convert.convolutions import NetworkConvolution
-from convattn.convert.runs import Arguments
+from convattn.convert.network_runs import Arguments
 from convattn.networks import create_network
 
 SMALL = [
@@ -133,37 +134,24 @@ def test_a_transposed_convolution_of_stride_1_is_said_to_come_back_as_a_plain_on
     assert f"note            {note} (0)" in there.summary()
 
 
-class Detector(nn.Module):
-    """Returns the places where its map is high, as many as there are."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        y = self.conv(x).sum(1)
-        most = y.max()
-        return [{"boxes": image[image > most / 3], "count": len(image)} for image in y]
-
-
-class Jumping(Detector):
-    """Keeps a place more in float64."""
-
-    def forward(self, x):
-        found = super().forward(x)
-        if x.dtype == torch.float64:
-            found[0]["boxes"] = found[0]["boxes"][1:]
-        return found
+def detect(conv, x):
+    """Returns the places where a map is high, as many as there are, and one less in float64."""
+    y = conv(x).sum(1)
+    most = y.max()
+    found = [{"boxes": image[image > most / 3], "count": len(image)} for image in y]
+    if x.dtype == torch.float64:
+        found[0]["boxes"] = found[0]["boxes"][1:]
+    return found
 
 
 def test_outputs_whose_shapes_rounding_changes_are_compared_by_layers():
     torch.manual_seed(0)
-    network, x = Jumping().eval(), torch.randn(3, 3, 9, 11)
+    network, x = Called(nn.Conv2d(3, 4, 3), detect).eval(), torch.randn(3, 3, 9, 11)
     _, there = network_to_attention(network, images=x)
     assert there.verdict == "exact", there.summary()
     assert there.reference == "float32"
     assert any("so its layers were compared, in float32" in item for item in there.not_covered)
     wrong = copy.deepcopy(network)
-    wrong.conv.weight.data[0] *= 1.05
+    wrong.layer.weight.data[0] *= 1.05
     assert certify(network, copy.deepcopy(network), x).verdict == "exact"
     assert certify(network, wrong, x, tolerance=None).verdict == "different"

@@ -1,7 +1,7 @@
 """Whole networks: what a conversion keeps."""
 
 import re
-import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -141,39 +141,18 @@ def test_hooks_are_kept_and_called_with_the_layer():
     assert seen == ["RelativeAttention2d", "backward"]
 
 
-def spectral(conv):
-    return parametrizations.spectral_norm(conv)
-
-
-def weight_normed(conv):
-    return parametrizations.weight_norm(conv)
-
-
-def pruned(conv):
-    return prune.random_unstructured(conv, "weight", 0.5)
-
-
-def old_spectral(conv):
-    return nn.utils.spectral_norm(conv)
-
-
-def old_weight_normed(conv):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nn.utils.weight_norm(conv)
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("wrap", "how"),
     [
-        (spectral, "SpectralNorm"),
-        (weight_normed, "WeightNorm"),
-        (pruned, "pruning"),
-        (old_spectral, "SpectralNorm"),
-        (old_weight_normed, "WeightNorm"),
+        (parametrizations.spectral_norm, "SpectralNorm"),
+        (parametrizations.weight_norm, "WeightNorm"),
+        (partial(prune.random_unstructured, name="weight", amount=0.5), "pruning"),
+        (nn.utils.spectral_norm, "SpectralNorm"),
+        (nn.utils.weight_norm, "WeightNorm"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 def test_a_computed_weight_is_converted_as_it_is(wrap, how, training):
     torch.manual_seed(0)
     network = nn.Sequential(wrap(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Conv2d(4, 5, 1)).train(training)
@@ -221,47 +200,43 @@ def test_patterns_choose_modules():
         network_to_attention(network[0], exclude="layer9", images=x)
 
 
+KINDS = "images must be a tensor, .*a tuple of arguments or a mapping .*, but is of type"
+
+
 @pytest.mark.usefixtures("without_type_checks")
-def test_wrong_arguments():
-    network, x = nn.Sequential(nn.Conv2d(3, 4, 3)), images(1, 3, 7, 9)
-    before = fingerprint(network)
-    with pytest.raises(ArgumentError, match=r"model must be an nn\.Module, but is of type int"):
-        network_to_attention(3)
-    for wrong in (x.numpy(), 3, DataLoader(TensorDataset(x))):
-        kind = f"but is of type {type(wrong).__name__}"
-        with pytest.raises(
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"model": 3}, ArgumentError, r"model must be an nn\.Module, but is of type int"),
+        ({"images": images(1, 3, 7, 9).numpy()}, ArgumentError, f"{KINDS} ndarray"),
+        ({"images": 3}, ArgumentError, f"{KINDS} int"),
+        ({"images": DataLoader(TensorDataset())}, ArgumentError, f"{KINDS} DataLoader"),
+        (
+            {"content": True, "impl": "separable"},
             ArgumentError,
-            match=f"images must be a tensor, .*a tuple of arguments or a mapping .*, {kind}",
-        ):
-            network_to_attention(network, images=wrong)
-    with pytest.raises(
-        ArgumentError, match=r'impl must be "auto", .* with content, but is .separable'
-    ):
-        network_to_attention(network, content=True, impl="separable", images=x)
-    with pytest.raises(
-        ArgumentError, match="content must be True, False or a Content, but is 'yes'"
-    ):
-        network_to_attention(network, content="yes", images=x)
-    with pytest.raises(
-        UnknownNameError, match="unknown impl 'separabel': did you mean 'separable'"
-    ):
-        network_to_attention(network, impl="separabel", images=x)
-    with pytest.raises(
-        ArgumentError, match="sharpness must be a positive finite number, but is -1"
-    ):
-        network_to_attention(network, sharpness=-1, images=x)
-    with pytest.raises(
-        ArgumentError, match="exclude must be a name pattern or a sequence of them, but is 3"
-    ):
-        network_to_attention(network, exclude=3, images=x)
-    with pytest.raises(
-        ArgumentError, match="images must fit the network, but on the images given it raised"
-    ):
-        network_to_attention(network, images=images(1, 5, 7, 9))
-    with pytest.raises(
-        ConversionError, match="no convolution to convert in Linear: none of its modules is one"
-    ):
-        network_to_attention(nn.Linear(9, 3), images=x)
+            'impl must be "auto", .* with content, but is .separable',
+        ),
+        ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'y"),
+        ({"impl": "separabel"}, UnknownNameError, "unknown impl 'separabel': did you mean 'separa"),
+        ({"sharpness": -1}, ArgumentError, "sharpness must be a positive finite number, but is -1"),
+        (
+            {"exclude": 3},
+            ArgumentError,
+            "exclude must be a name pattern or a sequence of them, but",
+        ),
+        ({"images": images(1, 5, 7, 9)}, ArgumentError, "images must fit the network, but on the"),
+        (
+            {"model": nn.Linear(9, 3)},
+            ConversionError,
+            "no convolution to convert in Linear: none of its modules is one",
+        ),
+    ],
+)
+def test_wrong_arguments(options, kind, message):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3))
+    before = fingerprint(network)
+    with pytest.raises(kind, match=message):
+        network_to_attention(**{"model": network, "images": images(1, 3, 7, 9), **options})
     assert_unchanged(network, before)
 
 

@@ -1,6 +1,7 @@
 """Networks and images that ask for trouble: what comes out is right or says what it does not show; nothing changes."""
 
 import importlib
+from itertools import product
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.convert.network.hostile_cases import (
     Spectrum,
     Unfolding,
 )
-from tests.convert.network.network_cases import images, unchanged
+from tests.convert.network.network_cases import Called, hard, images, unchanged
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -41,15 +42,22 @@ def attempt(network, x, **options):
         return network_to_attention(network, images=x, **options)
 
 
-@pytest.mark.parametrize("kind", [Counting, Remembering, Overwriting, Drawing, Growing])
-def test_networks_that_change_are_run_on_copies_from_the_same_start(kind):
-    network = kind(conv())
-    made, certificate = attempt(network, images(2, 3, 7, 9))
+CHANGING = [Counting, Remembering, Overwriting, Drawing]
+
+
+@pytest.mark.parametrize(
+    ("kind", "convert"),
+    [(Growing, network_to_attention), *product(CHANGING, (network_to_attention, network_to_conv))],
+)
+def test_networks_that_change_are_run_on_copies_from_the_same_start(kind, convert):
+    to_conv = convert is network_to_conv
+    network, x = kind(hard(conv()) if to_conv else conv()), images(6, 3, 7, 9)
+    with unchanged(network, x):
+        made, certificate = convert(network, images=x)
     assert certificate.passed
-    assert type(made.layer) is RelativeAttention2d
-    assert (
-        certificate.rounding < 1e-5 * certificate.largest
-    )  # runs that had seen each other would differ by ones
+    assert type(made.layer) is (nn.Conv2d if to_conv else RelativeAttention2d)
+    # runs that had seen each other would differ by ones
+    assert certificate.rounding < 1e-5 * certificate.largest
     assert getattr(network, "seen", []) == getattr(made, "seen", []) == []
 
 
@@ -217,17 +225,6 @@ def test_the_random_state_is_kept_where_a_conversion_fails():
         attempt(nn.Sequential(conv(), nn.LazyLinear(3)), images(1, 3, 7, 9))
     with pytest.raises(ArgumentError):
         attempt(nn.Sequential(conv()), images(1, 3, 2, 2))
-
-
-class Called(nn.Module):
-    """Calls a convolution in any way that torch allows."""
-
-    def __init__(self, layer, call):
-        super().__init__()
-        self.layer, self.call = layer, call
-
-    def forward(self, x):
-        return self.call(self.layer, x)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

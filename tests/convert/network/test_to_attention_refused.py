@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from tests.convert.network.network_cases import (
+    Called,
     assert_unchanged,
     fingerprint,
     images,
@@ -170,34 +171,20 @@ def test_a_network_that_cannot_be_copied_is_refused():
 
 
 def test_a_network_that_asks_for_more_than_a_weight_is_refused():
-    class Asks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            return self.conv(x) * self.conv.output_padding[0]
-
+    asks = Called(nn.Conv2d(3, 4, 3), lambda conv, x: conv(x) * conv.output_padding[0])
     with pytest.raises(
         ConversionError,
         match=r"the converted network does not run: AttributeError: .*output_padding",
     ):
-        network_to_attention(Asks(), images=images(1, 3, 7, 9))
+        network_to_attention(asks, images=images(1, 3, 7, 9))
 
 
 def test_a_network_may_ask_for_the_weight():
-    class Asks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, (2, 3))
+    def ask(conv, x):
+        weight = conv.weight
+        return conv(x.to(weight.dtype)) * weight.sum((1, 2, 3))[:, None, None]
 
-        def forward(self, x):
-            return (
-                self.conv(x.to(self.conv.weight.dtype))
-                * self.conv.weight.sum((1, 2, 3))[:, None, None]
-            )
-
-    network = Asks()
+    network = Called(nn.Conv2d(3, 4, (2, 3)), ask)
     made, certificate = network_to_attention(network, images=images(1, 3, 7, 9))
     assert certificate.passed
-    assert torch.equal(made.conv.weight, network.conv.weight)
+    assert torch.equal(made.layer.weight, network.layer.weight)

@@ -6,9 +6,9 @@ from operator import call
 
 import pytest
 import torch
-from tests.convert.network.network_cases import hard, hooked, images, with_statistics
+from tests.convert.network.network_cases import Called, hard, hooked, images, with_statistics
 from torch import nn
-from torch.nn import functional
+from torch.nn import functional as F
 
 from convattn import load_network, save_network
 from convattn.budget import assert_within_budget, roundings
@@ -64,23 +64,15 @@ def test_a_network_of_hard_heads_comes_back(dtype):
     assert not {id(p) for p in made.parameters()} & {id(p) for p in model.parameters()}
 
 
-class TwoSizes(nn.Module):
-    """Runs a layer on images that are wider than high, and on others that are higher than wide."""
-
-    def __init__(self, layer, first, second):
-        super().__init__()
-        self.layer, self.sizes = layer, (first, second)
-
-    def forward(self, x):
-        return [self.layer(functional.interpolate(x, size)) for size in self.sizes]
-
-
 def test_a_window_suits_the_largest_size_along_each_axis():
     torch.manual_seed(0)
     encoding = Quadratic(4, 2, centres=[(0, 0), (0, 6), (1, -6), (0, 3)], sharpness=8.0)
     layer = RelativeAttention2d(2, 2, num_heads=4, encoding=encoding).eval()
     x = images(2, 2, 13, 13)
-    made, _ = network_to_conv(TwoSizes(layer, (13, 4), (12, 12)), images=x)
+    two_sizes = Called(
+        layer, lambda layer, x: [layer(F.interpolate(x, size)) for size in ((13, 4), (12, 12))]
+    )
+    made, _ = network_to_conv(two_sizes, images=x)
     single, _ = attention_to_conv(layer, spatial=(13, 12))
     narrow, _ = attention_to_conv(layer, spatial=(13, 4))
     assert made.layer.kernel_size == single.kernel_size != narrow.kernel_size
@@ -114,19 +106,11 @@ def test_attention_net_becomes_a_conv_net(tmp_path, encoding):
     assert_within_budget(loaded(x), hi, roundings(call, made, x))
 
 
-class ByRow(nn.Module):
-    """Scores each row of an image by itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = hard(nn.Conv2d(3, 4, 3))
-
-    def forward(self, x):
-        return self.layer(x).mean(3).movedim(1, 2).flatten(0, 1)
-
-
 def test_rows_of_scores_are_counted():
-    assert network_to_conv(ByRow(), images=images(2, 3, 8, 8))[1].top1_total == 12
+    by_row = Called(
+        hard(nn.Conv2d(3, 4, 3)), lambda layer, x: layer(x).mean(3).movedim(1, 2).flatten(0, 1)
+    )
+    assert network_to_conv(by_row, images=images(2, 3, 8, 8))[1].top1_total == 12
 
 
 def test_borders_are_checked_before_any_layer():
