@@ -155,7 +155,7 @@ def test_border_that_does_not_fit_the_images_is_refused_before_a_folder_is_made(
     recipe = tiny_recipe()
     data = dataclasses.replace(recipe.data, crop_padding=6, crop_border="reflect")
     wrong = dataclasses.replace(recipe, data=data)
-    message = r"^data\.crop_padding must be at most 5 for images of 6 pixels, but is 6$"
+    message = r"^data\.crop_padding must be below 6, the images' shorter side, to reflect$"
     with pytest.raises(RecipeError, match=message):
         train(wrong, output=tmp_path / "run", data=tiny_data(), progress=False)
     assert not (tmp_path / "run").exists()

@@ -196,7 +196,7 @@ def test_flattest_out_of_range_is_refused(bound):
     with pytest.raises(
         ArgumentError, match="flattest must be a finite number of at least 0, but is"
     ):
-        prune_heads(damaged(), flattest=bound)
+        degenerate_heads(Quadratic(1, 2), flattest=bound)
 
 
 @pytest.mark.parametrize("bound", [0.99, -1.0, float("nan")])

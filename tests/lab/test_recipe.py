@@ -122,10 +122,6 @@ WRONG_FILES = {
     "kind missing": ("[model]\nwidth = 8", "model.kind must be 'attention_net'.*but is None"),
     "kind is no text": ("[model]\nkind = [1]", r"model.kind must be .*but is \[1\]"),
     "key of another kind": ("[model]\nkind = 'resnet'\nheads = 8", "unknown key 'model.heads'"),
-    "milestones fall": (
-        "[schedule]\nkind = 'steps'\nmilestones = [3, 2]",
-        "schedule.milestones must be rising epochs",
-    ),
     "milestone is no number": (
         "[schedule]\nkind = 'steps'\nmilestones = ['x']",
         r"schedule.milestones\[0\] must be an integer of at least 1, but is 'x'",

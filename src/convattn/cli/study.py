@@ -44,7 +44,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         overrides: KEY=VALUE, a value to change in every recipe; may be given more than once.
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
-        baseline: Recipe or variant with which the others are compared. Default: the first.
+        baseline: Recipe or variant NAME[KEY=VALUE] with which the others are compared. Default: the first.
         output: Folder of the study. Default: study.
         workers: Runs at a time.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others

@@ -115,7 +115,7 @@ def train(
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
-        with _seeded(recipe.seed, accelerator.device):
+        with _random_state_kept(accelerator.device):
             trainer = Trainer(recipe, data, accelerator)
             if folder is not None and resume:
                 folder.resume(trainer)
@@ -151,8 +151,8 @@ def _start_accelerator(
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seeds PyTorch's global random numbers, and restores the caller's afterwards.
+def _random_state_kept(device: torch.device) -> Iterator[None]:
+    """Restores the caller's random numbers at the end.
 
     With CUDA, those of every device, because seeding and loading a checkpoint change every device. Those of Python and
     numpy are restored too: nothing here uses them, but accelerate saves and loads them.
@@ -163,7 +163,6 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
             yield
     finally:
         random.setstate(of_python)

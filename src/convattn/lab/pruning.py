@@ -64,10 +64,8 @@ def degenerate_heads(
     return ((largest < flattest) | (largest > condition * smallest)).to(encoding.centres.device)
 
 
-def prune_heads(
-    network: AttentionNet, *, flattest: float = _FLATTEST, condition: float = 1e3
-) -> AttentionNet:
-    """Removes the degenerate heads of a network, each with its matrix W_h; the rest is copied.
+def prune_heads(network: AttentionNet) -> AttentionNet:
+    """Removes the heads that `degenerate_heads` tells, each with its matrix W_h; the rest is copied.
 
     The new network computes as if the W_h of the removed heads were zero: the output of a block loses exactly their
     share `Σ_k A_h[q, k] W_h x[k]`. So it usually needs some more training, as in the paper. Each block keeps at least
@@ -78,8 +76,6 @@ def prune_heads(
 
     Args:
         network: A network with quadratic or generalised quadratic encodings, without content; it is not changed.
-        flattest: As in `degenerate_heads`.
-        condition: As in `degenerate_heads`.
 
     Returns:
         A new network in the same mode; nothing is shared.
@@ -97,7 +93,7 @@ def prune_heads(
     sound = []
     for layer in _layers(network):
         encoding = cast(Quadratic | GeneralizedQuadratic, layer.encoding)
-        sound.append(_sound_heads(encoding, flattest, condition))
+        sound.append(_sound_heads(encoding))
     counts = [len(heads) for heads in sound]
     pruned = copy.deepcopy(network)
     pruned.arguments |= {"heads": counts, "centres": "normal"}
@@ -111,11 +107,9 @@ def prune_heads(
     return pruned
 
 
-def _sound_heads(
-    encoding: Quadratic | GeneralizedQuadratic, flattest: float, condition: float
-) -> list[int]:
+def _sound_heads(encoding: Quadratic | GeneralizedQuadratic) -> list[int]:
     """Lists the heads that are not degenerate; where all are, the sharpest."""
-    degenerate = degenerate_heads(encoding, flattest=flattest, condition=condition)
+    degenerate = degenerate_heads(encoding)
     if degenerate.all():
         return [int(_eigenvalues(encoding).sum(dim=1).argmax())]
     return (~degenerate).nonzero().flatten().tolist()

@@ -176,17 +176,8 @@ class StepsRecipe(Section):
     """A constant learning rate that falls at given epochs."""
 
     kind: Literal["steps"] = "steps"
-    milestones: tuple[Count, ...] = (
-        80,
-        150,
-        250,
-    )  # Epochs after which the learning rate falls, rising
+    milestones: tuple[Count, ...] = (80, 150, 250)  # Epochs after which the learning rate falls
     factor: Annotated[float, Range(0, 1, without_low=True)] = 0.1  # What it is multiplied by
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if list(self.milestones) != sorted(set(self.milestones)):
-            raise RecipeError(must_be("milestones", "rising epochs", self.milestones))
 
 
 @dataclass(frozen=True)

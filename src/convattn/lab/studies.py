@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from convattn.errors import ArgumentError, UnknownNameError
+from convattn.errors import UnknownNameError
 from convattn.files import sole_use, write_atomically
 from convattn.grid import whole_number
 from convattn.lab.run_process import is_finished
@@ -57,7 +57,7 @@ def study(  # noqa: PLR0913 - the options of the command
         overrides: Values for all recipes, by dotted key, as text.
         grid: Several values by dotted key; every combination of them makes a variant ``NAME[KEY=VALUE]`` of every
             recipe.
-        baseline: Recipe or variant with which the others are compared; by default the first.
+        baseline: Recipe or variant, as ``NAME[KEY=VALUE]``, with which the others are compared; by default the first.
         workers: Runs at a time, at least 1.
         threads: Threads of each run, at least 1; None takes ``OMP_NUM_THREADS`` or, if that is not set, one for tiny
             images, and for others the cores divided by the workers.
@@ -79,7 +79,10 @@ def study(  # noqa: PLR0913 - the options of the command
         whole_number("threads", threads)
     overrides, grid = overrides or {}, grid or {}
     runs = plan_runs(recipes, output, seeds=seeds, scale=scale, overrides=overrides, grid=grid)
-    reference = _find_baseline(baseline, runs)
+    labels = [run.label for run in runs]
+    reference = labels[0] if baseline is None else baseline
+    if reference not in labels:
+        raise UnknownNameError("baseline", reference, dict.fromkeys(labels))
     words = [
         "convattn",
         "study",
@@ -131,25 +134,8 @@ def _outcome(run: PlannedRun) -> str:
     return f"done in {record.seconds:.1f} s, {record.measured} accuracy {record.accuracy:.2%}"
 
 
-def _find_baseline(baseline: str | None, runs: Sequence[PlannedRun]) -> str:
-    """Returns the label of the baseline, which may be given as a label, a recipe of one variant, or its file."""
-    if baseline is None:
-        return runs[0].label
-    labels = list(dict.fromkeys(run.label for run in runs))
-    if baseline in labels:
-        return baseline
-    sources = {baseline, str(Path(baseline).absolute())}
-    variants = {run.label: None for run in runs if sources & {run.recipe.name, run.source}}
-    if len(variants) > 1:
-        listed = ", ".join(variants)
-        raise ArgumentError(f"baseline {baseline!r} has several variants, name one: {listed}")
-    if not variants:
-        raise UnknownNameError("baseline", baseline, labels)
-    return next(iter(variants))
-
-
 def study_page(record: StudyRecord) -> str:
-    """Writes a study as Markdown: recipes, differences, what is wrong, and every run."""
+    """Writes a study as Markdown: recipes, differences, and what is wrong."""
     sections = ["# Study", f"`{record.command}`"]
     sections += _groups(record)
     sections += _differences(record)
@@ -161,7 +147,10 @@ def study_page(record: StudyRecord) -> str:
         sections += ["## Failed", markdown_table(heads, rows)]
     if record.warnings:
         sections += ["## Warnings", _items(record.warnings)]
-    sections += _runs(record)
+    if record.data is None:
+        sections.append("No run has finished.")
+    else:
+        sections.append(f"Data of every run: {record.data.name}")
     sections += ["## Not covered", _items(record.not_covered)]
     return "\n\n".join(sections) + "\n"
 
@@ -208,32 +197,6 @@ def _differences(record: StudyRecord) -> list[str]:
         "difference is resolved where the interval does not hold 0."
     )
     return [f"## Differences to {record.baseline}", markdown_table(heads, rows), note]
-
-
-def _runs(record: StudyRecord) -> list[str]:
-    """Returns the table of runs, and the data that all of them saw."""
-    if record.data is None:
-        return ["No run has finished."]
-    rows = []
-    for run in record.runs:
-        processor = run.hardware.get("processor", "unknown")
-        rows.append(
-            [
-                run.folder,
-                f"{run.accuracy:.2%}",
-                f"{run.seconds:,.1f}",
-                run.hardware.get("accelerator", processor),
-                run.hardware.get("threads", "unknown"),
-                _code(run.revision or "none"),
-                _code(run.record_sha256),
-            ]
-        )
-    accuracy = f"{record.measured} accuracy"
-    properties = ("hardware", "threads", "revision", "SHA-256 of record.json")
-    heads = ("folder", accuracy, "seconds", *properties)
-    data = f"Data of every run: {record.data.name}, SHA-256:"
-    hashes = _items([f"{_code(value)} {name}" for name, value in record.data.hashes.items()])
-    return ["## Runs", markdown_table(heads, rows), data, hashes]
 
 
 def _items(texts: Sequence[str]) -> str:

@@ -18,8 +18,6 @@ from convattn.provenance import RunRecord
 from convattn.wording import some
 
 _LONGEST = 80
-_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]*")
-"""Names that every file system keeps as they are, also one that does not tell capitals from small letters."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +136,14 @@ def _require_distinct(runs: Sequence[PlannedRun]) -> None:
 
 
 def _safe_name(label: str) -> str:
-    """Returns a label as a file name; if characters were replaced, a few digits of its hash are added."""
-    if _SAFE.fullmatch(label) and len(label) <= _LONGEST:
+    """Returns a label as a name that every file system keeps, also one that does not tell capitals from small letters.
+
+    If characters were replaced, a few digits of its hash are added.
+    """
+    readable = re.sub(r"[^a-z0-9.-]+", "_", label.lower())[:_LONGEST].strip("._-")
+    if readable == label:
         return label
     digits = hashlib.sha256(label.encode()).hexdigest()[:8]
-    readable = re.sub(r"[^a-z0-9.-]+", "_", label.lower())[:_LONGEST].strip("._-")
     return f"{readable}-{digits}"
 
 

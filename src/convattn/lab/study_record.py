@@ -280,31 +280,23 @@ def require_same_data(records: Mapping[str, RunRecord]) -> None:
             )
 
 
-_PROPERTIES = {
-    "processor": "processors",
-    "cores": "numbers of cores",
-    "threads": "numbers of threads",
-    "accelerator": "accelerators",
-    "device": "devices",
-    "system": "systems",
-}
-"""Properties of the hardware that are compared between runs, with their plurals."""
+_PROPERTIES = ("processor", "cores", "threads", "accelerator", "device", "system")
+"""Properties of the hardware that are compared between runs."""
 
 
 def _warnings(records: Collection[RunRecord]) -> list[str]:
     """Lists what differs between runs besides recipe and seed."""
     seen: dict[str, set[str]] = {}
     for record in records:
-        seen.setdefault("code revisions", set()).add(record.revision or "none")
-        for key, plural in _PROPERTIES.items():
-            seen.setdefault(plural, set()).add(record.hardware.get(key, "none"))
+        seen.setdefault("code revision", set()).add(record.revision or "none")
+        for name in _PROPERTIES:
+            seen.setdefault(name, set()).add(record.hardware.get(name, "none"))
         for package, version in record.versions.items():
-            seen.setdefault(f"versions of {package}", set()).add(version)
+            seen.setdefault(f"version of {package}", set()).add(version)
     warnings = []
-    for plural, values in seen.items():
+    for name, values in seen.items():
         if len(values) > 1:
-            listed = ", ".join(sorted(values))
-            warnings.append(f"the runs have different {plural}: {listed}")
-    revisions = sorted(seen.get("code revisions", ()))
+            warnings.append(f"the runs differ in {name}: {', '.join(sorted(values))}")
+    revisions = sorted(seen.get("code revision", ()))
     dirty = [revision for revision in revisions if revision.endswith("-dirty")]
     return warnings + [f"the code differed from its revision: {revision}" for revision in dirty]

@@ -50,8 +50,9 @@ class Batches:
     ) -> None:
         side = min(data.image_shape[1:])
         if recipe.crop_border == "reflect" and recipe.crop_padding >= side:
-            limit = f"at most {side - 1} for images of {side} pixels"
-            raise RecipeError(must_be("data.crop_padding", limit, recipe.crop_padding))
+            raise RecipeError(
+                f"data.crop_padding must be below {side}, the images' shorter side, to reflect"
+            )
         self._data = data
         self._recipe = recipe
         self._size = size
@@ -145,12 +146,16 @@ class Trainer:
     """
 
     def __init__(self, recipe: Recipe, data: ImageDataset, accelerator: "Accelerator") -> None:
-        """Builds the network and the optimizer; if the recipe does not fit them or the data, raises RecipeError."""
+        """Seeds PyTorch's global random numbers, and builds the network and the optimizer.
+
+        If the recipe does not fit them or the data, this raises RecipeError.
+        """
         least, most = accelerator.num_processes, len(data.train)
         size = recipe.training.batch_size
         if not least <= size <= most:
             limits = f"from {least} (processes) to {most} (training images)"
             raise RecipeError(must_be("training.batch_size", limits, size))
+        torch.manual_seed(recipe.seed)
         self.recipe = recipe
         self.accelerator = accelerator
         self.network = build_network(recipe, data)
