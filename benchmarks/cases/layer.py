@@ -145,31 +145,21 @@ def _content_mixer(case: LayerCase) -> RelativeAttention:
     return mixer
 
 
-def _placed(case: LayerCase, setting: Setting) -> RelativeAttention:
-    return setting.place(build_layer(case), training=case.training)
+def _same_function(
+    note: str, make: Callable[[RelativeAttention], nn.Module]
+) -> Callable[[LayerCase, Setting], Form]:
+    """Makes the builder of a module that computes the function of the layer that it is made from."""
+
+    def build(case: LayerCase, setting: Setting) -> Form:
+        layer = setting.place(build_layer(case), training=case.training)
+        return Form(make(layer).train(case.training), note, layer, same_function=True)
+
+    return build
 
 
-def _ours(case: LayerCase, setting: Setting) -> Form:
-    layer = _placed(case, setting)
-    return Form(layer, 'this library, impl="auto"', layer, same_function=True)
-
-
-def _reference(case: LayerCase, setting: Setting) -> Form:
-    layer = _placed(case, setting)
+def _reference(layer: RelativeAttention) -> RelativeAttention:
     layer.impl = "reference"
-    note = "this library's readable path: explicit weights, without content once for all images"
-    return Form(layer, note, layer, same_function=True)
-
-
-def _published(case: LayerCase, setting: Setting) -> Form:
-    layer = _placed(case, setting)
-    peer = PublishedAttention(layer).train(case.training)
-    return Form(
-        peer,
-        "the published formulation: scores of all pairs, softmax, one einsum",
-        layer,
-        same_function=True,
-    )
+    return layer
 
 
 def _conv(case: LayerCase, setting: Setting) -> Form:
@@ -181,21 +171,21 @@ def _conv(case: LayerCase, setting: Setting) -> Form:
     return Form(conv, note, same_function=same)
 
 
-def _sdpa(case: LayerCase, setting: Setting) -> Form:
-    layer = _placed(case, setting)
-    peer = DenseBiasAttention(layer).train(case.training)
-    return Form(
-        peer, "torch scaled_dot_product_attention with a bias per pair", layer, same_function=True
-    )
-
-
 FORMS: Mapping[str, Callable[[LayerCase, Setting], Form]] = MappingProxyType(
     {
-        "convattn": _ours,
-        "reference": _reference,
-        "published": _published,
+        "convattn": _same_function('this library, impl="auto"', lambda layer: layer),
+        "reference": _same_function(
+            "this library's readable path: explicit weights, without content once for all images",
+            _reference,
+        ),
+        "published": _same_function(
+            "the published formulation: scores of all pairs, softmax, one einsum",
+            PublishedAttention,
+        ),
         "conv": _conv,
-        "sdpa": _sdpa,
+        "sdpa": _same_function(
+            "torch scaled_dot_product_attention with a bias per pair", DenseBiasAttention
+        ),
     }
 )
 """Builders of the forms, each from the data of a case alone."""

@@ -9,7 +9,6 @@ trained-networks.json:
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def main() -> None:
             names.append(name)
     learned = []
     for seed in seeds_of(runs, *TUNED):
-        learned.append(asdict(fine_tuned(bench, runs, seed)))
+        learned.append(fine_tuned(bench, runs, seed))
         names += [f"{name}-{seed}" for name in TUNED[1:]]
     content = {
         **environment(__file__),

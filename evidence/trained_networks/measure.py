@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -126,29 +125,11 @@ def attentional(bench: Bench, folder: Path) -> Iterator[dict[str, Any]]:
         yield bench.row(folder.name, words, network, convolutions, certificate)
 
 
-@dataclass(frozen=True)
-class FineTuned:
-    """One run that learned on after conversion, and its control; centres in pixels, gates as shares of attention."""
+def fine_tuned(bench: Bench, runs: Path, seed: int) -> dict[str, Any]:
+    """Compares a network that learned on as attention with one that learned on as convolutions.
 
-    seed: int
-    epochs_before: int
-    epochs_after: int
-    sharpness_before: float
-    content: bool
-    trained: float
-    converted: float
-    fine_tuned: float
-    control: float
-    centres_moved: float
-    centres_moved_most: float
-    sharpness_least: float
-    sharpness_most: float
-    gate: float
-    gate_most: float
-
-
-def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
-    """Compares a network that learned on as attention with one that learned on as convolutions."""
+    Centres are in pixels, gates are shares of attention.
+    """
     names = ("resnet18", "resnet18-to-attention", "resnet18-longer")
     folders = [runs / f"{name}-{seed}" for name in names]
     first, second, control = (RunRecord.load(folder / "record.json") for folder in folders)
@@ -167,20 +148,20 @@ def fine_tuned(bench: Bench, runs: Path, seed: int) -> FineTuned:
     layers = [layer for layer in end.modules() if isinstance(layer, RelativeAttention)]
     gates = [layer.gate.tanh().abs() for layer in layers if layer.gate is not None]
     opened = torch.cat(gates) if gates else torch.zeros(1)
-    return FineTuned(
-        seed=seed,
-        epochs_before=first.recipe["training"]["epochs"],
-        epochs_after=second.recipe["training"]["epochs"],
-        sharpness_before=convert["sharpness"],
-        content=convert["content"],
-        trained=first.results["test_accuracy"],
-        converted=bench.accuracy(start),
-        fine_tuned=second.results["test_accuracy"],
-        control=control.results["test_accuracy"],
-        centres_moved=torch.cat(moved).mean().item(),
-        centres_moved_most=torch.cat(moved).max().item(),
-        sharpness_least=torch.cat(sharpness).min().item(),
-        sharpness_most=torch.cat(sharpness).max().item(),
-        gate=opened.mean().item(),
-        gate_most=opened.max().item(),
-    )
+    return {
+        "seed": seed,
+        "epochs_before": first.recipe["training"]["epochs"],
+        "epochs_after": second.recipe["training"]["epochs"],
+        "sharpness_before": convert["sharpness"],
+        "content": convert["content"],
+        "trained": first.results["test_accuracy"],
+        "converted": bench.accuracy(start),
+        "fine_tuned": second.results["test_accuracy"],
+        "control": control.results["test_accuracy"],
+        "centres_moved": torch.cat(moved).mean().item(),
+        "centres_moved_most": torch.cat(moved).max().item(),
+        "sharpness_least": torch.cat(sharpness).min().item(),
+        "sharpness_most": torch.cat(sharpness).max().item(),
+        "gate": opened.mean().item(),
+        "gate_most": opened.max().item(),
+    }
