@@ -60,8 +60,13 @@ LAYERS = {
 }
 
 
+def gradient(module, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(module(x).square().sum(), x)[0]
+
+
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
+def test_a_frozen_layer_computes_the_layer_and_its_gradients_for_any_number_of_images(make):
     torch.manual_seed(0)
     layer, x = make(), images(3, 4, 11, 13)
     frozen = freeze(layer, x[:1])
@@ -69,9 +74,10 @@ def test_a_frozen_layer_computes_the_layer_for_any_number_of_images(make):
     assert layer.training
     assert not frozen.training
     layer.eval()
-    high = copy.deepcopy(layer).double()(x.double())
+    for compute in (call, gradient):
+        high = compute(copy.deepcopy(layer).double(), x.double())
+        assert_within_budget(compute(frozen, x), high, roundings(compute, layer, x))
     with torch.no_grad():
-        assert_within_budget(frozen(x), high, roundings(call, layer, x))
         assert frozen(x[:0]).shape == layer(x[:0]).shape
         before = frozen(x)
         assert torch.equal(pickle.loads(pickle.dumps(frozen))(x), before)
@@ -96,20 +102,6 @@ def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
     assert not isinstance(frozen[0].layers[0], RelativeAttention2d)
     high = copy.deepcopy(padded).double()(x.double())
     assert_within_budget(frozen(x), high, roundings(call, padded, x))
-
-
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_gradients_of_the_images_are_right(make):
-    torch.manual_seed(0)
-    layer, x = make().eval(), images(3, 4, 11, 13)
-    frozen = freeze(layer, x)
-
-    def gradient(module, x):
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(module(x).square().sum(), x)[0]
-
-    high = gradient(copy.deepcopy(layer).double(), x.double())
-    assert_within_budget(gradient(frozen, x), high, roundings(gradient, layer, x))
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["kernel", "matrices"])

@@ -48,25 +48,6 @@ def soft_network(sharpness, padding=0):
     return nn.Sequential(soft_layer(sharpness, padding), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-CONVOLUTIONS = {
-    "1-D": lambda: nn.Conv1d(3, 5, 5),
-    "2-D": lambda: nn.Conv2d(3, 5, 3, padding=1),
-    "3-D": lambda: nn.Conv3d(2, 3, (1, 2, 3)),
-    "stride and dilation": lambda: nn.Conv2d(3, 5, 3, stride=2, dilation=3),
-    "groups": lambda: nn.Conv2d(4, 6, 3, groups=2),
-    "depthwise": lambda: nn.Conv2d(5, 5, 3, groups=5, bias=False),
-    "circular": lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"),
-    "reflect": lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"),
-    "transposed": lambda: nn.ConvTranspose2d(3, 5, 3, stride=2),
-    "float64": lambda: nn.Conv2d(3, 5, 3).double(),
-    "bfloat16": lambda: nn.Conv2d(3, 5, 3).bfloat16(),
-}
-
-
-def there_and_back(conv):
-    return attention_to_conv(conv_to_attention(conv)[0])[1]
-
-
 def conv2d(**options):
     return conv_to_attention(nn.Conv2d(3, 5, 3), **options)[1]
 
@@ -85,14 +66,10 @@ def cifar_like(sharpness):
 
 
 EXACT = {
-    **{
-        f"{name} to attention": lambda make=make: conv_to_attention(make())[1]
-        for name, make in CONVOLUTIONS.items()
-    },
-    **{
-        f"{name} and back": lambda make=make: there_and_back(make())
-        for name, make in CONVOLUTIONS.items()
-    },
+    "layer": conv2d,
+    "layer of bfloat16 and back": lambda: attention_to_conv(
+        conv_to_attention(nn.Conv2d(3, 5, 3).bfloat16())[0]
+    )[1],
     "softmax of hard heads": lambda: conv2d(impl="separable"),
     "closed gates": lambda: conv2d(content=True),
     "sharpness that hides behind rounding": lambda: conv2d(sharpness=20.0),

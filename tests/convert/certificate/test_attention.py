@@ -48,13 +48,6 @@ def test_the_same_conversion_has_the_same_certificate_and_leaves_the_random_stat
     assert "output_padding is used instead" in first.not_covered[0]
 
 
-@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
-@pytest.mark.parametrize("padding", [0, 3])
-def test_check_images_fit_every_padding(padding, padding_mode):
-    conv = nn.Conv1d(2, 3, 5, padding=padding, padding_mode=padding_mode)
-    assert conv_to_attention(conv)[1].passed
-
-
 @pytest.mark.parametrize(
     "fault",
     [

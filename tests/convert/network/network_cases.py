@@ -162,34 +162,6 @@ class Renamed(nn.Conv2d):
         return f"{self.in_channels} to {self.out_channels}"
 
 
-class Doubled(nn.Conv2d):
-    """Computes something else by a method of its own."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class DoubledInside(nn.Conv2d):
-    def _conv_forward(self, x, weight, bias):
-        return super()._conv_forward(x, 2 * weight, bias)
-
-
-class Computed(nn.Conv2d):
-    """Reads its weight in another way."""
-
-    def __getattr__(self, name):
-        value = super().__getattr__(name)
-        return 2 * value if name == "weight" else value
-
-
-class Scaled(nn.Conv2d):
-    """Overrides nothing and holds a parameter that something else may use."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.scale = nn.Parameter(torch.ones(1))
-
-
 class Functional(nn.Module):
     """Calls a convolution with a parameter of its own."""
 
