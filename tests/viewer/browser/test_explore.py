@@ -182,6 +182,24 @@ def test_the_view_is_taken_along(opened, address, shown):
     expect(status).to_contain_text("take the link from the address bar")
 
 
+@pytest.mark.parametrize("scale", [1, 1.37])
+def test_nothing_shows_between_the_cells_of_a_saved_map(browser, opened, address, scale):
+    """A map for print whose cells are all black is black on white paper."""
+    ET.register_namespace("", "http://www.w3.org/2000/svg")
+    printed = ET.fromstring(download(opened(f"{address}#layer=0&head=0"), "Save map as SVG"))
+    for element in list(printed):
+        if element.tag.endswith("rect"):
+            element.set("fill", "black")
+        else:
+            printed.remove(element)
+    page = browser.new_page(device_scale_factor=scale)
+    page.set_content(f"<body style='margin: 0'>{ET.tostring(printed, encoding='unicode')}</body>")
+    drawn = Image.open(io.BytesIO(page.screenshot())).convert("L")
+    page.close()
+    inside = drawn.crop((2, 2, int(238 * scale), int(238 * scale)))
+    assert inside.getextrema() == (0, 0)
+
+
 PAPER = "getComputedStyle(document.querySelector('.convattn')).getPropertyValue('--paper')"
 WEAKEST = "[...canvas.getContext('2d').getImageData(0, 0, 1, 1).data].join()"
 

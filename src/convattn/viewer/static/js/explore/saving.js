@@ -62,6 +62,9 @@ function shape(kind, attributes, text = "") {
   return element;
 }
 
+/** What keeps the background from showing between cells that touch. */
+const SEAMLESS = { "shape-rendering": "crispEdges" };
+
 /** Width of the map in a picture for print, and of its scale with the numbers, in points. */
 const PRINT = { map: 240, gap: 10, scale: 12, numbers: 48, text: 9 };
 
@@ -85,7 +88,7 @@ function mapSvg(model) {
   model.map(layer, head).forEach((value, key) => {
     const place = { x: (key % cols) * side, y: Math.floor(key / cols) * side, width: side, height: side };
     const fill = colourOf(levelOf(value, low, high));
-    picture.append(shape("rect", { ...place, fill, stroke: fill, "stroke-width": 0.1 }));
+    picture.append(shape("rect", { ...SEAMLESS, ...place, fill }));
   });
   if (view.query) {
     const { extent, query } = view;
@@ -102,9 +105,7 @@ function mapSvg(model) {
   const step = (side * rows) / steps;
   for (let at = 0; at < steps; at++) {
     const fill = colourOf(Math.round((255 * (steps - 1 - at)) / (steps - 1)));
-    picture.append(
-      shape("rect", { x, y: at * step, width: PRINT.scale, height: step, fill, stroke: fill, "stroke-width": 0.3 }),
-    );
+    picture.append(shape("rect", { ...SEAMLESS, x, y: at * step, width: PRINT.scale, height: step, fill }));
   }
   const font = { "font-family": "sans-serif", "font-size": PRINT.text };
   const beside = x + PRINT.scale + 3;
