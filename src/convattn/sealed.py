@@ -56,18 +56,15 @@ def write_sealed(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     certificate: Record | None = None,
-    *,
-    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes tensors, the configuration that builds their network, and a certificate, with digests of all.
 
-    Files of these names in the folder are replaced, the configuration last. `metadata` is text for the head of the file
-    of tensors, from which nothing is read. Raises UnsupportedModelError if a tensor holds NaN or has a dtype that the
-    format lacks, and WriteError if the files cannot be written.
+    Files of these names in the folder are replaced, the configuration last. Raises UnsupportedModelError if a tensor
+    holds NaN or has a dtype that the format lacks, and WriteError if the files cannot be written.
     """
     plain = _plain(tensors)
     _require_numbers(plain, UnsupportedModelError)
-    _write_tensors(folder / WEIGHTS, plain, {"format": "pt", **(metadata or {})})
+    _write_tensors(folder / WEIGHTS, plain)
     digests = {WEIGHTS: file_sha256(folder / WEIGHTS)}
     if certificate is not None:
         digests[CERTIFICATE] = file_sha256(certificate.save(folder / CERTIFICATE))
@@ -262,10 +259,10 @@ def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[st
     return {**tensors, **{key: tensor.to(dtype) for key, tensor in floating.items()}}
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with new_file(path) as file:
         try:
-            save_file(tensors, file, metadata=metadata)
+            save_file(tensors, file, metadata={"format": "pt"})
         except (KeyError, ValueError, TypeError) as error:
             raise UnsupportedModelError(f"{type(error).__name__}: {error}") from None
         except SafetensorError as error:

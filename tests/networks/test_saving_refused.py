@@ -76,26 +76,20 @@ def test_arguments_that_are_no_network_and_no_certificate_of_it_are_refused(
     tmp_path, without_type_checks
 ):
     small, other = nn.Sequential(nn.Conv1d(2, 3, 5)), nn.Sequential(nn.ReLU(), nn.Conv1d(2, 3, 5))
-    pair = network_to_attention(small, images=torch.zeros(1, 2, 7))
-    message = "certificate must be that of this Sequential, which has no 1, but is that of a torch.nn.*Sequential"
-    back = network_to_conv(pair[0], images=torch.zeros(1, 2, 7))
-    for arguments, expected in (
-        ((pair,), "network must be an nn.Module, but is of type tuple"),
-        ((pair[0], "passed"), "certificate must be what the conversion returned, but is 'passed'"),
-        ((pair[0], network_to_attention(other, images=torch.zeros(1, 2, 7))[1]), message),
-        (
-            (pair[0], back[1]),
-            "certificate must be .*, where 0 is attention, but is that of network_to_conv",
-        ),
-        (
-            (back[0], pair[1]),
-            "certificate must be .*, where 0 is no attention, but is that of network_to_attention",
-        ),
+    images = torch.zeros(1, 2, 7)
+    attention, certificate = network_to_attention(small, images=images)
+    back, certificate_back = network_to_conv(attention, images=images)
+    _, of_other = network_to_attention(other, images=images)
+    message = "certificate must be that of this Sequential as it is now, but is of another network"
+    for network, given, expected in (
+        ((attention, certificate), None, "network must be an nn.Module, but is of type tuple"),
+        (attention, "passed", "certificate must be what the conversion returned, but is 'passed'"),
+        (attention, of_other, message),
+        (attention, certificate_back, message),
+        (back, certificate, message),
     ):
         with pytest.raises(ArgumentError, match=expected):
-            save_network(
-                arguments[0], tmp_path / "made", certificate=dict(enumerate(arguments)).get(1)
-            )
+            save_network(network, tmp_path / "made", certificate=given)
     assert list(tmp_path.iterdir()) == []
 
 

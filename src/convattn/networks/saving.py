@@ -24,7 +24,7 @@ from convattn.errors import (
     optional_module,
 )
 from convattn.files import new_folder, write_atomically
-from convattn.layers import FrozenAttention, RelativeAttention
+from convattn.layers import FrozenAttention
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
 from convattn.networks.replaced import describe_layers, differences, put_layers
@@ -126,7 +126,7 @@ def save_network(
     }
     with new_folder(folder, replace=replace) as temporary:
         try:
-            write_sealed(temporary, config, tensors, certificate, metadata=tied)
+            write_sealed(temporary, config, tensors, certificate)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{refusal}: {error}") from None
         write_atomically(temporary / "README.md", network_card(config, network, certificate))
@@ -223,28 +223,13 @@ def _require_saveable(network: nn.Module) -> None:
 
 def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> None:
     """Raises ArgumentError unless a certificate is of a network as it is now, or of a layer of it."""
-    expected = f"certificate must be that of this {type(network).__name__}"
     holders = [network]
     if isinstance(certificate, Certificate):
         holders = [module for module in network.modules() if type(module) in KINDS.values()]
-    else:
-        to_attention = certificate.to_attention
-        for layer in certificate.layers:
-            try:
-                parts = network.get_submodule(layer.name).modules()
-            except AttributeError:
-                raise ArgumentError(
-                    f"{expected}, which has no {layer.name}, but is that of a {certificate.source}"
-                ) from None
-            if any(isinstance(part, RelativeAttention) for part in parts) != to_attention:
-                article = "no attention" if to_attention else "attention"
-                raise ArgumentError(
-                    f"{expected}, where {layer.name or ITSELF} is {article}, but is that of {certificate.direction}"
-                )
     if all(network_digest(holder) != certificate.weights for holder in holders):
         raise ArgumentError(
-            f"certificate must be that of this {type(network).__name__} as it is now, but its weights or its layers"
-            " were changed. Convert again, or leave it out"
+            f"certificate must be that of this {type(network).__name__} as it is now, but is of another network, or its"
+            " weights or its layers were changed. Convert again, or leave it out"
         )
 
 
