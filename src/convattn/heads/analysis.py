@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -122,17 +122,17 @@ def analyze(
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
             network = model
-            image = partial(_image, images)
+            grid = None
             if name == SHUFFLED:
                 shape = tuple(images[0].shape)
                 grid = runs[MEASURED].grid
                 if not can_shuffle(shape, grid):
                     notes.append(f"{SHUFFLED}: {shape} is not cut into a grid of {grid}")
                     continue
-                image = partial(_shuffled, images, grid)
             elif name == UNTRAINED:
                 network = untrained(model, SEED)
             runs[name] = Run(count, layers, kernel_size)
+            image = partial(_image, images, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     modules = model.named_modules(remove_duplicate=False)
@@ -146,16 +146,7 @@ def analyze(
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
-        layers=tuple(
-            _layer_report(
-                name,
-                main,
-                runs,
-                radius,
-                without_content=name.partition(AGAIN)[0] in built,
-            )
-            for name in main.layers
-        ),
+        layers=tuple(_layer_report(name, main, runs, radius, built) for name in main.layers),
         versions=describe_versions(),
         weights=_digests(model, main),
         not_covered=(*_LIMITS, *notes, *_not_covered(main, runs)),
@@ -185,8 +176,10 @@ def _require(images: Any, kernel_size: int, controls: Any) -> None:
             raise UnknownNameError("control", name, CONTROLS)
 
 
-def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
-    """Returns an image; raises ArgumentError unless it is a dense tensor with values."""
+def _image(
+    images: Tensor | Sequence[Tensor], number: int, grid: tuple[int, ...] | None = None
+) -> Tensor:
+    """Returns an image, shuffled if a grid is given; raises ArgumentError unless it is a dense tensor with values."""
     image = images[number]
     name = f"images[{number}]"
     if not isinstance(image, Tensor):
@@ -195,11 +188,7 @@ def _image(images: Tensor | Sequence[Tensor], number: int) -> Tensor:
         raise ArgumentError(must_be(name, "dense", image.layout))
     if image.is_meta:
         raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return image
-
-
-def _shuffled(images: Tensor | Sequence[Tensor], grid: tuple[int, ...], number: int) -> Tensor:
-    return shuffled(_image(images, number), grid, number)
+    return image if grid is None else shuffled(image, grid, number)
 
 
 _SECONDS = 10.0
@@ -241,7 +230,7 @@ class Run:
         """Starts without images; `layers` are the names of those to measure, None for all."""
         self.count = count
         self.layers: dict[str, LayerMeasure] = {}
-        self.passed_over: list[str] = []
+        self.passed_over: dict[str, None] = {}
         self._names = layers
         self._kernel_size = kernel_size
         self._masked: set[str] = set()  # Layers whose masks differ between batches
@@ -261,19 +250,9 @@ class Run:
         """Measures the images, in a random order.
 
         `image` returns one by its number, and `advance` is called with the size of each batch. The memory of an image
-        in the run `like`, which may be this one, is known from its first batch on.
+        in the run `like`, which may be this one, is known from its first batch on. If masks of a layer turn out to
+        differ between batches, sums start anew.
         """
-        while not self._measure_all(model, image, advance, like):
-            self.layers.clear()
-
-    def _measure_all(
-        self,
-        model: nn.Module,
-        image: Callable[[int], Tensor],
-        advance: Callable[[int], None],
-        like: "Run",
-    ) -> bool:
-        """Measures the images; False if masks of a layer turned out to differ between batches: sums start anew."""
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
@@ -288,9 +267,10 @@ class Run:
             self._add(model, batch, members, held_out=start >= fitted)
             if len(self._masked) > known:
                 advance(-start)
-                return False
+                self.layers.clear()
+                self.measure(model, image, advance, like)
+                return
             advance(stop - start)
-        return True
 
     def _batches(self, ends: Sequence[int], like: "Run") -> Iterator[tuple[int, int]]:
         """Cuts the images up to each end into batches, none of a single image if that can be helped."""
@@ -345,8 +325,7 @@ class Run:
                 on_cpu[key] = value.cpu()
         call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):
-            if (name or ITSELF) not in self.passed_over:
-                self.passed_over.append(name or ITSELF)
+            self.passed_over[name or ITSELF] = None
             return
         if name in self._masked and call.layout.allowed is not None:
             allowed = call.layout.allowed.expand(len(call.weights), -1, -1, -1)
@@ -379,10 +358,9 @@ def _layer_report(
     main: Run,
     controls: Mapping[str, Run],
     radius: int,
-    *,
-    without_content: bool,
+    built: Collection[str],
 ) -> LayerReport:
-    """Makes the report of one layer, with its controls."""
+    """Makes the report of one layer, with its controls; `built` are the layers without content."""
     layer = main.layers[name]
     pairs = layer.pairs
     layout = layer.pairs.layout
@@ -404,7 +382,7 @@ def _layer_report(
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),
         kernel_size=layer.kernel_size,
-        without_content=without_content,
+        without_content=name.partition(AGAIN)[0] in built,
     )
 
 

@@ -34,9 +34,6 @@ UNTRAINED = "untrained weights"
 AGAIN = " (call "
 """Stands in the name of a further call of a layer, before its number."""
 
-_NEIGHBOURING = 3
-"""Layers whose heads may hold the taps of a kernel together."""
-
 
 @dataclass(frozen=True)
 class HeadStatistics:
@@ -293,11 +290,6 @@ class HeadReport(Record):
         for layer in self.layers:
             words = count_words(layer.verdicts)
             lines.append(f"  {layer.name or ITSELF}: {words}")
-        held = {first: self.taps(first, _NEIGHBOURING) for first in range(len(self.layers))}
-        most = max(held, key=lambda first: len(held[first]))
-        if held[most]:
-            near = [layer.name or ITSELF for layer in self.layers[most : most + _NEIGHBOURING]]
-            lines.append(f"  taps together   {'; '.join(held[most])}, in {', '.join(near)}")
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 

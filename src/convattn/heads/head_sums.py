@@ -199,8 +199,7 @@ def attention_on_grid(
 ) -> Float[Tensor, "images groups rows cols"]:
     """Returns the weights of a head for the pairs that count, and 0 for the others."""
     weights = call.weights[:, :, head]
-    if not weights.dtype.is_floating_point or weights.dtype.itemsize < 4:
-        weights = weights.float()
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     weights = _select(weights, pairs.rows, 2)
     weights = _select(weights, pairs.cols, 3)
     return weights if pairs.valid is None else weights * pairs.valid

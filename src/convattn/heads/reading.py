@@ -302,12 +302,12 @@ class _Pass:
         inputs = [x for x in arguments if isinstance(x, Tensor)]
         return _proved(
             call,
-            layout,
-            by_group(weights),
             proof,
+            by_group(weights),
+            product.rounding,
+            layout=layout,
             inputs=on_grid(inputs[0], layout, images) if inputs else None,
             outputs=on_grid(out, layout, images),
-            rounding=product.rounding,
             allowed=allowed,
         )
 
@@ -370,17 +370,9 @@ def _with_mask(
 
 
 def _proved(
-    call: CallContext,
-    layout: Layout,
-    weights: Tensor,
-    proof: Proof,
-    *,
-    inputs: Tensor | None,
-    outputs: Tensor | None,
-    rounding: float,
-    allowed: Tensor | None = None,
+    call: CallContext, proof: Proof, weights: Tensor, rounding: float, **facts: Any
 ) -> AttentionCall:
-    """Describes a call, unless the proof fails."""
+    """Describes a call, of which weights are off by `rounding` of themselves, unless the proof fails."""
     if not proof.error <= proof.budget:
         raise UnsupportedModelError(
             f"weights × values is {proof.error:.3g} off what it computed, and rounding explains {proof.budget:.3g}"
@@ -388,14 +380,11 @@ def _proved(
     return AttentionCall(
         name=call.name,
         kind=full_name(type(call.module)),
-        layout=layout,
         weights=weights,
-        inputs=inputs,
-        outputs=outputs,
         normalised=rows_sum_to_one(weights, rounding),
         error=proof.error,
         budget=proof.budget,
-        allowed=allowed,
+        **facts,
     )
 
 
@@ -421,12 +410,12 @@ def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
     weights = own_weights(layer, x)
     return _proved(
         call,
-        layout,
-        weights[:, None],
         prove_own(layer, x[:1], y[:1], weights[:1]),
+        weights[:, None],
+        torch.finfo(weights.dtype).eps,
+        layout=layout,
         inputs=x.flatten(2).mT if grid == layout.grid else None,  # channels are first
         outputs=y.flatten(2).mT,
-        rounding=torch.finfo(weights.dtype).eps,
     )
 
 
