@@ -13,7 +13,7 @@ import torch
 
 from convattn.data import ImageDataset, load_cifar10
 from convattn.files import write_atomically
-from convattn.provenance import describe_hardware, describe_versions, find_revision, portable_path
+from convattn.provenance import describe_hardware, describe_versions, find_revision
 
 ROOT = Path(__file__).parents[1]
 """The folder of the repository."""
@@ -70,7 +70,7 @@ def environment(script: str, *packages: str) -> dict[str, Any]:
     Returns:
         The command, in which an absolute path is its last part alone; hardware, versions, and the code's revision.
     """
-    words = [portable_path(Path(word)) if word.startswith("/") else word for word in sys.argv[1:]]
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     command = shlex.join(["python", "-m", f"evidence.{Path(script).parent.name}", *words])
     if _CIFAR10 in os.environ:
         command = f"{_CIFAR10}=FOLDER {command}"

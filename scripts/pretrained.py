@@ -32,7 +32,7 @@ from convattn.lab.run_setup import load_data_of
 from convattn.lab.tables import markdown_table, write_parquet
 from convattn.networks import load_network
 from convattn.networks.pretrained import CARD, PretrainedCard
-from convattn.provenance import RunRecord, find_revision, portable_path
+from convattn.provenance import RunRecord, find_revision
 from convattn.sealed import LOAD_AS, WEIGHTS, read_sealed, write_sealed
 
 ROOT = Path(__file__).parents[1]
@@ -215,7 +215,7 @@ def main(arguments: list[str]) -> int:
         if options.name is None:
             parser.error("RUN and NAME are needed")
         target = PLACES[options.package] / options.name
-        command = ["python", "scripts/pretrained.py", portable_path(options.run), options.name]
+        command = ["python", "scripts/pretrained.py", options.run.name, options.name]
         command += ["--package"] if options.package else []
         revision = find_revision()  # before a folder is replaced, which would count as a change
         try:

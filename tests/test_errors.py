@@ -129,9 +129,9 @@ def test_messages_about_arguments_have_one_form():
 
 
 def test_a_long_value_is_cut_and_its_type_named():
-    message = must_be("shape", "4 whole numbers", list(range(1000)), because="a reason")
+    message = must_be("shape", "4 whole numbers", list(range(1000)))
     assert message.startswith("shape must be 4 whole numbers, but is [0, 1, 2, 3,")
-    assert message.endswith("… (of type list): a reason")
+    assert message.endswith("… (of type list)")
     assert len(message) < 300
     assert must_be("shape", "one number", "a" * 298).endswith("a'")
 

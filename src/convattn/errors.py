@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 
-def must_be(argument: str, expectation: str, value: object, *, because: str = "") -> str:
-    """Returns the message "`argument` must be `expectation`, but is `value`", cut if long, and the reason at the end.
+def must_be(argument: str, expectation: str, value: object) -> str:
+    """Returns the message "`argument` must be `expectation`, but is `value`", cut if long.
 
     Example:
         >>> must_be("stride", "an integer of at least 1", 0)
@@ -63,8 +63,7 @@ def must_be(argument: str, expectation: str, value: object, *, because: str = ""
         shown = f"a number of type {type(value).__name__} that is too long to print"
     if len(shown) > 300:
         shown = f"{shown[:200]}… (of type {type(value).__name__})"
-    reason = f": {because}" if because else ""
-    return f"{argument} must be {expectation}, but is {shown}{reason}"
+    return f"{argument} must be {expectation}, but is {shown}"
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:

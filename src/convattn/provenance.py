@@ -69,16 +69,6 @@ def find_revision(folder: Path = Path(__file__).parent) -> str | None:
     return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def portable_path(path: Path) -> str:
-    """Returns a path as a recorded command names it: of an absolute one the name alone.
-
-    Example:
-        >>> portable_path(Path("docs/results")), portable_path(Path("/home/somebody/results"))
-        ('docs/results', 'results')
-    """
-    return path.name if path.is_absolute() else path.as_posix()
-
-
 def _git(folder: Path, *arguments: str) -> str | None:
     """Returns what a git command prints, or None where it fails."""
     try:

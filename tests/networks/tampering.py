@@ -7,7 +7,6 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +40,7 @@ class Saved:
     """A saved folder, what its user gives to load it, and what it computes."""
 
     folder: Path
-    model: Callable[[], nn.Module] | None
+    model: nn.Module | None
     before: tuple
 
     def load(self, folder: Path, *, verify: bool) -> nn.Module:
@@ -61,7 +60,7 @@ def save_all(place: Path) -> list[Saved]:
     plain = AttentionNet(width=8, depth=2, heads=4, ffn=8, patch=1).eval()
     folders = [
         (save_network(made, place / "network", certificate=certificate), None),
-        (save_network(tied, place / "own", certificate=promise), Own),
+        (save_network(tied, place / "own", certificate=promise), Own()),
         (save_network(layer, place / "layer", certificate=proof), None),
         (save_network(plain, place / "plain"), None),
     ]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.cli.command import run
 
 from convattn import save_network
-from convattn.cli import main
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import load_digits, normalise
 from convattn.errors import ArgumentError, MissingDependencyError
@@ -55,7 +55,7 @@ def test_networks_of_other_data_are_not_shown_on_the_images_of_one(digits_run):
 
 def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
     out, digits = tmp_path / "report", load_digits()
-    assert main(["analyze", str(digits_run), "--no-controls", "--limit", "30", "-o", str(out)]) == 0
+    assert run(f"analyze {digits_run} --no-controls --limit 30 -o {out}") == 0
     prepared = normalise(digits.test.images[:30], digits.mean, digits.std)
     assert HeadReport.load(out / "report.json") == analyze(
         load_network(digits_run), prepared, controls=(), progress=False
@@ -66,33 +66,20 @@ def test_a_network_is_analysed_without_images_of_ones_own(digits_run, tmp_path):
 
 def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(digits_run, tmp_path):
     wanted = {
-        (): "16 images of the test set of digits",
-        ("--limit", "3"): "3 images of the test set of digits",
-        ("--shape", "1,8,8"): "one standard normal image (1, 1, 8, 8), seed 0",
+        "": "16 images of the test set of digits",
+        "--limit 3": "3 images of the test set of digits",
+        "--shape 1,8,8": "one standard normal image (1, 1, 8, 8), seed 0",
     }
     for options, words in wanted.items():
-        out = tmp_path / "".join(["conv", *options])
-        assert main(
-            [
-                "convert",
-                str(digits_run),
-                "--to",
-                "conv",
-                "-o",
-                str(out),
-                "--allow-difference",
-                *options,
-            ]
-        ) in (
-            0,
-            3,
-        )
+        out = tmp_path / f"conv{options}"
+        line = f"convert {digits_run} --to conv -o '{out}' --allow-difference {options}"
+        assert run(line) in (0, 3)
         assert NetworkCertificate.load(out / "certificate.json").images == words
 
 
 def test_what_nobody_knows_needs_images(tmp_path, capsys):
     save_network(AttentionNet(width=8, depth=1, heads=4, ffn=8), tmp_path / "mine")
-    assert main(["analyze", str(tmp_path / "mine"), "-o", str(tmp_path / "report")]) == 2
+    assert run(f"analyze {tmp_path}/mine -o {tmp_path}/report") == 2
     message = f"images must be given: {tmp_path / 'mine'} is not known to be trained on CIFAR-10 or digits"
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "report").exists()
@@ -100,10 +87,7 @@ def test_what_nobody_knows_needs_images(tmp_path, capsys):
 
 def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_path, capsys):
     for command in ("analyze", "view"):
-        assert (
-            main([command, "timm:no-such-network", "--pretrained", "-o", str(tmp_path / "out")])
-            == 2
-        )
+        assert run(f"{command} timm:no-such-network --pretrained -o {tmp_path}/out") == 2
         assert "--images must be given for timm:no-such-network" in capsys.readouterr().err
 
 
@@ -147,20 +131,7 @@ def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path,
 def test_without_scikit_learn_a_network_of_digits_is_converted(
     digits_run, tmp_path, no_scikit_learn
 ):
-    assert (
-        main(
-            [
-                "convert",
-                str(digits_run),
-                "--to",
-                "conv",
-                "-o",
-                str(tmp_path / "conv"),
-                "--allow-difference",
-            ]
-        )
-        == 3
-    )
+    assert run(f"convert {digits_run} --to conv -o {tmp_path}/conv --allow-difference") == 3
     words = NetworkCertificate.load(tmp_path / "conv" / "certificate.json").images
     assert words.startswith(
         "one standard normal image (1, 1, 8, 8), seed 0, in place of test images: this needs scikit-learn"

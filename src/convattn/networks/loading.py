@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ _LARGEST = 1 << 14
 def load_network(
     source: str | os.PathLike[str],
     *,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
+    model: nn.Module | None = None,
     verify: bool = True,
     revision: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -51,7 +51,7 @@ def load_network(
             network that comes with the package, which `convattn info` lists; or, where there is no such folder, the
             repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
-            changed, or a function that builds one. Its weights play no part.
+            changed. Its weights play no part.
         verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, or
             tensors hold NaN. False loads folders that were edited on purpose.
         revision: Branch, tag or commit of the repository; None takes its main branch.
@@ -115,7 +115,7 @@ def _restore(
     folder: Path,
     config: dict[str, Any],
     tensors: Mapping[str, Tensor],
-    model: nn.Module | Callable[[], nn.Module] | None,
+    model: nn.Module | None,
 ) -> nn.Module:
     """Builds a network, puts its layers in their places, and gives it the tensors."""
     file = folder / CONFIG
@@ -126,7 +126,9 @@ def _restore(
     if damaged:
         raise CheckpointError(f"{file} is damaged: {', '.join(damaged)}")
     if model is not None:
-        network = _given_network(model)
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(must_be_a("model", "a network", model))
+        network = copy.deepcopy(model)
     elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place
     else:
@@ -141,17 +143,6 @@ def _restore(
             f"the files in {folder} do not fit {together}: {without_trace(error)}"
         ) from None
     return network.eval()
-
-
-def _given_network(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    """Returns a copy of the network given, or what the function given builds."""
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
-    network = model() if callable(model) else model
-    if not isinstance(network, nn.Module):
-        expected = "a network, or a function that returns one"
-        raise ArgumentError(must_be_a("model", expected, network))
-    return network
 
 
 def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
