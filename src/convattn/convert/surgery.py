@@ -74,15 +74,6 @@ def find_empty(module: nn.Module) -> str | None:
     return next((name for name, tensor in held if tensor.is_meta), None)
 
 
-def keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
-    """Gives a new module the mode of the old one, in training or not; parts taken over from the old one keep theirs."""
-    taken = set(old.modules())
-    for part in new.modules():
-        if part not in taken:
-            part.training = old.training
-    return new
-
-
 def replaced_methods(module: nn.Module) -> list[str]:
     """Names the methods that were replaced on a module, so that it may compute something else than its class."""
     names = []

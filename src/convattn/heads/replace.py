@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from convattn.convert.network_runs import copy_network
-from convattn.convert.surgery import full_name, graft, keep_modes
+from convattn.convert.surgery import full_name, graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
@@ -164,7 +164,7 @@ def replace_convolutional_heads(
             any_length = layer.pattern == "sequence" and not layer.prefix
             grid = None if any_length else layer.grid
             attention = ConvolvedAttention(matrices, measured, grid)
-            new_layers[old] = keep_modes(old, matrices.wrap(attention))
+            new_layers[old] = _keep_modes(old, matrices.wrap(attention))
             if len(layer.grid) == 2:
                 fix_grid(network, layer.name, layer.grid)
         records += _records(layer, reasons, box)
@@ -183,6 +183,15 @@ def replace_convolutional_heads(
         parameters_before=sum(parameter.numel() for parameter in model.parameters()),
         not_covered=(*_NOT_COVERED, *other_weights),
     )
+
+
+def _keep_modes(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Gives a new module the mode of the old one, in training or not; parts taken over from the old one keep theirs."""
+    taken = set(old.modules())
+    for part in new.modules():
+        if part not in taken:
+            part.training = old.training
+    return new
 
 
 def _records(
