@@ -175,72 +175,86 @@ CONVERSIONS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
 # --- Faults -----------------------------------------------------------------------------------------------------------
 
 
-def weighted(network: nn.Module) -> dict[str, nn.Conv2d | nn.Linear]:
-    """Lists the convolutions and linear maps."""
+def weighted(network: nn.Module) -> dict[str, Any]:
+    """Finds the convolutions and linear maps."""
     kinds, layers = (nn.Conv2d, nn.Linear), network.named_modules()
     return {name: layer for name, layer in layers if isinstance(layer, kinds)}
 
 
-def change_weight(network: nn.Module, draw: random.Random, *, by: float) -> str:
-    """Adds to one weight of a layer."""
-    name, layer = draw.choice([*weighted(network).items()])
-    weight = layer.weight.data.view(-1)
-    weight[draw.randrange(len(weight))] += by
-    return name
-
-
-def swap_axes(network: nn.Module, draw: random.Random) -> str | None:
-    """Swaps two axes of a kernel, or of a square matrix."""
-    square = []
+def square(network: nn.Module) -> dict[str, Any]:
+    """Finds the layers with square kernels, or square matrices."""
+    layers = {}
     for name, layer in weighted(network).items():
         rows, columns = layer.weight.shape[-2:]
         if rows == columns > 1:
-            square.append((name, layer))
-    if not square:
-        return None
-    name, layer = draw.choice(square)
-    layer.weight.data = layer.weight.data.mT.contiguous()
-    return name
+            layers[name] = layer
+    return layers
 
 
-def pad_otherwise(network: nn.Module, draw: random.Random) -> str | None:
-    """Repeats border pixels where zeros belong."""
-    padded = []
-    for name, layer in network.named_modules():
-        if type(layer) is nn.Conv2d and layer.padding not in (0, (0, 0)):
-            padded.append((name, layer))
-    if not padded:
-        return None
-    name, layer = draw.choice(padded)
-    layer.padding_mode = "replicate"
-    return name
+def padded(network: nn.Module) -> dict[str, Any]:
+    """Finds the convolutions that pad."""
+
+    def pads(layer: nn.Module) -> bool:
+        return type(layer) is nn.Conv2d and layer.padding not in (0, (0, 0))
+
+    return {name: layer for name, layer in network.named_modules() if pads(layer)}
 
 
-def drop_bias(network: nn.Module, draw: random.Random) -> str:
-    """Sets the bias of a layer to zero."""
-    biases = []
+def biased(network: nn.Module) -> dict[str, Any]:
+    """Finds the biases that are not zero, by the names of their layers."""
+    biases = {}
     for name, parameter in network.named_parameters():
         if name.endswith(".bias") and parameter.any():
-            biases.append((name.removesuffix(".bias"), parameter))
-    name, bias = draw.choice(biases)
+            biases[name.removesuffix(".bias")] = parameter
+    return biases
+
+
+def change_weight(layer: Any, draw: random.Random, *, by: float) -> None:
+    """Adds to one weight."""
+    weight = layer.weight.data.view(-1)
+    weight[draw.randrange(len(weight))] += by
+
+
+def swap_axes(layer: Any, _: random.Random) -> None:
+    """Swaps two axes of the weight."""
+    layer.weight.data = layer.weight.data.mT.contiguous()
+
+
+def pad_otherwise(layer: Any, _: random.Random) -> None:
+    """Repeats border pixels where zeros belong."""
+    layer.padding_mode = "replicate"
+
+
+def drop_bias(bias: Any, _: random.Random) -> None:
+    """Sets a bias to zero."""
     bias.data.zero_()
-    return name
 
 
-def halve(network: nn.Module, draw: random.Random) -> str:
-    """Rounds the weights of a layer to float16."""
-    name, layer = draw.choice([*weighted(network).items()])
+def halve(layer: Any, _: random.Random) -> None:
+    """Rounds the weights to float16."""
     layer.weight.data = layer.weight.data.half().float()
+
+
+FAULTS = {
+    **{f"weight by {by:.0e}": (weighted, partial(change_weight, by=by)) for by in CHANGES},
+    "swapped axes": (square, swap_axes),
+    "wrong padding": (padded, pad_otherwise),
+    "dropped bias": (biased, drop_bias),
+    "half precision": (weighted, halve),
+}
+"""Where a fault can be, and what makes it."""
+
+
+def plant(fault: str, network: nn.Module, draw: random.Random) -> str | None:
+    """Makes a fault somewhere; returns the name of the layer, None if the network has no place for it."""
+    places, damage = FAULTS[fault]
+    found = places(network)
+    if not found:
+        return None
+    name = draw.choice([*found])
+    damage(found[name], draw)
     return name
 
-
-FAULTS: dict[str, Callable[[nn.Module, random.Random], str | None]] = {
-    **{f"weight by {by:.0e}": partial(change_weight, by=by) for by in CHANGES},
-    "swapped axes": swap_axes,
-    "wrong padding": pad_otherwise,
-    "dropped bias": drop_bias,
-    "half precision": halve,
-}
 
 IN_FILES = {f"weight by {by:.0e}, in the file": by for by in (1e-3, 1e-5)}
 
@@ -336,9 +350,9 @@ def measure(
     kind = kinds[place % len(kinds)]
     right = CONVERSIONS[kind](copy.deepcopy(network), images)
     yield compare(kind, right, right(images))
-    for fault, plant in FAULTS.items():
+    for fault in FAULTS:
         damaged = copy.deepcopy(network)
-        layer = plant(damaged, random.Random(f"{name} {fault}"))
+        layer = plant(fault, damaged, random.Random(f"{name} {fault}"))
         if layer is not None:
             effect = (outputs(damaged, images) - exact).abs().max().item()
             other = CONVERSIONS[kind](damaged, images)

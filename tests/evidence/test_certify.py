@@ -15,6 +15,7 @@ from evidence.certify.__main__ import (
     fault_table,
     filled,
     largest_missed,
+    plant,
     planted,
     random_cnn,
     right_table,
@@ -30,7 +31,7 @@ def case():
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_changes_the_layer_that_it_names_and_no_other(case, kind):
     damaged = copy.deepcopy(case[0])
-    layer = FAULTS[kind](damaged, random.Random(7))
+    layer = plant(kind, damaged, random.Random(7))
     before, after = case[0].state_dict(), damaged.state_dict()
     changed = {
         name.rpartition(".")[0] for name in before if not torch.equal(before[name], after[name])
