@@ -30,10 +30,6 @@ MISTAKES = {
         "Unknown option: --outptu. Did you mean --output?",
     ),
     "missing argument": ("train", 'Command "train" parameter RECIPE requires an argument.'),
-    "missing runs": (
-        "reproduce all",
-        "runs must be a folder that exists, but is 'runs'",
-    ),
     "missing output": (
         "convert convolution",
         'Command "convert" parameter --output requires an argument.',
@@ -46,10 +42,6 @@ MISTAKES = {
     "not an integer": (
         "convert x -o new --kernel-size 1.5",
         "Invalid value for --kernel-size: must be an integer, but is '1.5'",
-    ),
-    "missing source": (
-        "convert nowhere -o new",
-        "there is no folder 'nowhere'; networks by name are timm:NAME",
     ),
     "sharpness": (
         "convert convolution -o new --sharpness 0",
@@ -68,16 +60,11 @@ MISTAKES = {
         "must be new or empty",
     ),
     "taken folder of a demo": ("demo -o convolution", "--output must be new or empty"),
-    "unknown recipe, nothing near": ("train nope", "unknown recipe 'nope'. Known: "),
     "unknown recipe": (
         "train digits-quadratik",
         "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
     ),
     "missing recipe": ("train mine.toml", "mine.toml: cannot read the recipe"),
-    "unknown key": (
-        "train digits-quadratic --set training.epohcs=3",
-        "did you mean 'epochs'",
-    ),
     "wrong value": (
         "train digits-quadratic --set training.epochs=many",
         "training.epochs must be an integer",
@@ -85,10 +72,6 @@ MISTAKES = {
     "no value": (
         "train digits-quadratic --set training.epochs",
         "--set must be of the form KEY=VALUE",
-    ),
-    "no key": (
-        "train digits-quadratic --set =3",
-        "--set must be of the form KEY=VALUE, but is '=3'",
     ),
     "missing data": (
         "train digits-quadratic --set data.name=cifar10 --set data.folder=none",

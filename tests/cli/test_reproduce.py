@@ -58,26 +58,9 @@ def test_a_table_with_missing_rows_says_how_many_and_how_long_they_take(runs, tm
     assert re.search(listed, printed, flags=re.MULTILINE)
 
 
-def test_nothing_made_is_exit_code_1(runs, tmp_path, capsys):
-    assert run(f"reproduce fig5 --runs {runs} --scale small") == 1
-    out = capsys.readouterr().out
-    assert "fig5: not made; missing sa-learned\n" in out
-    assert "missing runs: sa-learned; --train trains them, about " in out
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("fig1 --runs .", "unknown target 'fig1'"),
-        ("fig3 --runs . --scale huge", "unknown scale 'huge'"),
-        ("fig3 --runs nowhere", "runs must be a folder that exists, but is 'nowhere'"),
-        ("fig3", "runs must be a folder that exists, but is 'runs'"),
-    ],
-)
-def test_mistakes_are_exit_code_2(arguments, message, capsys):
-    assert run(f"reproduce {arguments}") == 2
-    assert message in capsys.readouterr().err
+def test_mistakes_are_exit_code_2(capsys):
+    assert run("reproduce fig3") == 2
+    assert "runs must be a folder that exists, but is 'runs'" in capsys.readouterr().err
 
 
 def test_missing_matplotlib_is_told_before_anything_is_made(runs, tmp_path, monkeypatch, capsys):
