@@ -46,15 +46,13 @@ def test_incomplete_is_exit_code_1_and_earlier_output_is_kept(runs, tmp_path, ca
     assert (tmp_path / "reproduce-all" / "reproduction.json").read_text() == "precious"
 
 
-def test_a_table_with_missing_rows_says_how_many_and_how_long_they_take(runs, tmp_path, capsys):
+def test_a_table_with_missing_rows_says_how_many(runs, tmp_path, capsys):
     assert run(f"reproduce table1 --runs {runs} --scale small") == 1
     printed = capsys.readouterr().out
     count = len(TARGETS["table1"].recipes)
     line = f"table1: made without {count - 1} of {count} recipes; missing resnet18, "
     assert re.search(f"^{line}", printed, flags=re.MULTILINE)
-    listed = (
-        r"missing runs: resnet18, .*; --train trains them, about \d+\.\d hours on this processor$"
-    )
+    listed = r"missing runs: resnet18, .*; --train trains them$"
     assert re.search(listed, printed, flags=re.MULTILINE)
 
 

@@ -18,10 +18,3 @@ def whole(tmp_path_factory):
 def runs(tmp_path_factory):
     """A folder with tiny runs of every recipe, not to be changed."""
     return make_all(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(autouse=True)
-def without_estimates(request, monkeypatch):
-    """Takes no time to estimate the hours of missing runs, except where the estimate is tested."""
-    if "hours" not in request.node.name:
-        monkeypatch.setattr("convattn.lab.reproduction._training_hours", lambda *_: 1.0)

@@ -54,7 +54,7 @@ WRONG_TABLES = {
     "no rows": (good(0), "the file has no rows"),
     "column missing": (
         pa.table({"image": [b""], "label": [1]}),
-        "expected the columns img: struct<bytes: binary, path: string> and label: int64, but found image: binary",
+        "expected the columns img: struct<bytes: binary, path: string>, label: int64, but found image: binary",
     ),
     "image is not a struct": (
         pa.table({"img": [b""], "label": [1]}),

@@ -162,7 +162,7 @@ def test_single_images_are_three_different_ones_and_named(made, runs):
     assert [row["attention"] for row in rows if row["layer"] == 0] == expected
 
 
-def test_nothing_to_make_leaves_no_folder_and_says_the_hours_that_are_missing(tmp_path):
+def test_nothing_to_make_leaves_no_folder_and_says_the_runs_that_are_missing(tmp_path):
     runs = tmp_path / "my runs"
     runs.mkdir()
     result = reproduce(["fig5", "fig13"], runs, tmp_path / "out", scale="small", data=tmp_path)
@@ -173,9 +173,8 @@ def test_nothing_to_make_leaves_no_folder_and_says_the_hours_that_are_missing(tm
     ]
     names = ("sa-learned", "sa-quadratic-generalized", "sa-quadratic-generalized-pruned")
     assert result.missing == names
-    assert 0 < result.hours < 1000
     assert "fig5: not made; missing sa-learned" in result.summary()
-    assert f"missing runs: {', '.join(names)}; --train trains them, about " in result.summary()
+    assert f"missing runs: {', '.join(names)}; --train trains them" in result.summary()
 
 
 def test_rows_without_runs_say_so(tmp_path):

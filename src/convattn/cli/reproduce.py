@@ -22,7 +22,7 @@ def reproduce(
 
     A table is written as Markdown and JSON; a figure as PNG and SVG, with its numbers as parquet.
     reproduction.json says what each shows. `convattn view` shows the network of a run. If runs are missing, what they
-    are and how many hours they would take is printed, and everything that needs none of them is made; --train trains
+    are is printed, and everything that needs none of them is made; --train trains
     them first. At scale tiny that takes minutes, and is done without being asked for.
 
     Args:

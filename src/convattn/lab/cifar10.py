@@ -6,7 +6,6 @@ Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from convattn.sealed import file_sha256
 
 _FILES = {"train": "train-00000-of-00001.parquet", "test": "test-00000-of-00001.parquet"}
 _REPOSITORY, _SUBFOLDER = "uoft-cs/cifar10", "plain_text"
+_COLUMNS = {"img": "struct<bytes: binary, path: string>", "label": "int64"}
 _SIZE = (32, 32)
 _CLASSES = 10
 
@@ -99,9 +99,13 @@ def _read_split(path: Path) -> ImageSplit:
     pa = optional_module("pyarrow.parquet", "pyarrow", "train")
     try:
         table = pa.parquet.read_table(path)
-        _require_columns(path, table.schema)
+        columns = {field.name: str(field.type) for field in table.schema}
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error})") from None
+    if {**columns, **_COLUMNS} != columns:
+        expected = ", ".join(f"{name}: {kind}" for name, kind in _COLUMNS.items())
+        listed = ", ".join(f"{name}: {kind}" for name, kind in columns.items()) or "none"
+        raise DataError(f"{path}: expected the columns {expected}, but found {listed}")
     if table.num_rows == 0:
         raise DataError(f"{path}: the file has no rows")
     encoded = table["img"].combine_chunks().field("bytes").to_pylist()
@@ -120,21 +124,6 @@ def _labels(path: Path, labels: np.ndarray) -> torch.Tensor:
     if wrong.size:
         raise DataError(f"{path}: row {wrong[0]}: label must be from 0 to {_CLASSES - 1}")
     return torch.from_numpy(labels.astype(np.int64))
-
-
-def _require_columns(path: Path, schema: Any) -> None:
-    """Raises if the columns are not those of the Hub's copy."""
-    pa = optional_module("pyarrow", "pyarrow", "train")
-    types = {field.name: field.type for field in schema}
-    image, label = types.get("img", pa.null()), types.get("label", pa.null())
-    position = image.get_field_index("bytes") if pa.types.is_struct(image) else -1
-    holds_bytes = position >= 0 and pa.types.is_binary(image.field(position).type)
-    if holds_bytes and pa.types.is_integer(label):
-        return
-    listed = ", ".join(f"{name}: {kind}" for name, kind in types.items()) or "none"
-    raise DataError(
-        f"{path}: expected the columns img: struct<bytes: binary, path: string> and label: int64, but found {listed}"
-    )
 
 
 def _decode(path: Path, row: int, encoded: bytes | None) -> np.ndarray:

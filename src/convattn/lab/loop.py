@@ -107,11 +107,11 @@ def train(
         finished = folder.require_new() if not resume else folder.find_finished(recipe)
         if finished is not None:
             return finished
-    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     revision = find_revision()
     data = load_data(recipe.data) if data is None else data
     if recipe.data.held_out is not None:
         data = data.held_out(recipe.data.held_out)
+    accelerator = _start_accelerator(recipe.training.precision, trackers, folder)
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:

@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from convattn.errors import (
     ArgumentError,
@@ -32,7 +29,6 @@ from convattn.lab.paper_figures import (
 )
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
-from convattn.lab.run_setup import draw_network
 from convattn.lab.runs import RunGroup, RunListing, find_runs, group_runs
 from convattn.record import Record
 
@@ -78,7 +74,6 @@ class Reproduction(Record):
     # Runs whose settings are not their recipe's own, and runs not shown, with the reason
     notes: tuple[str, ...]
     missing: tuple[str, ...]  # Recipes without a run, in an order in which they can be trained
-    hours: float  # About how long these take on this processor
 
     @property
     def complete(self) -> bool:
@@ -97,8 +92,7 @@ class Reproduction(Record):
         lines += [target.summary() for target in self.targets]
         if self.missing:
             names = ", ".join(self.missing)
-            time = f"about {self.hours:,.1f} hours on this processor"
-            lines.append(f"missing runs: {names}; --train trains them, {time}")
+            lines.append(f"missing runs: {names}; --train trains them")
         return "\n".join(lines)
 
 
@@ -169,7 +163,7 @@ def reproduce(
     data: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Makes tables and figures from the runs in a folder, and says what is missing, and how long that would take.
+    """Makes tables and figures from the runs in a folder, and says what is missing.
 
     Args:
         targets: Names of `TARGETS`, or "all".
@@ -217,7 +211,6 @@ def reproduce(
             targets=tuple(results),
             notes=_notes(targets, groups),
             missing=missing,
-            hours=_training_hours(missing, scale),
         )
         if folder is not None:
             report.save(folder / "reproduction.json")
@@ -252,26 +245,6 @@ def _train_missing(
 def _place(runs: Path, recipe: str, scale: str) -> Path:
     """Returns the folder of a run that is trained because it was missing."""
     return runs / f"{recipe}-{scale}-0"
-
-
-def _training_hours(recipes: Sequence[str], scale: str) -> float:
-    """Estimates the hours of runs on this processor, from a step on a random image each."""
-    seconds = 0.0
-    for name in recipes:
-        recipe = load_recipe(name, scale=scale)
-        shape, count = _IMAGES[recipe.data.name]
-        network, images = draw_network(recipe.model, shape, 10), torch.randn(1, *shape)
-        step = 0.0
-        for _ in range(2):  # the first step loads code
-            start = time.perf_counter()
-            network(images).sum().backward()
-            step = time.perf_counter() - start
-        seconds += step * recipe.training.epochs * count
-    return seconds / 3600
-
-
-_IMAGES = {"cifar10": ((3, 32, 32), 50_000), "digits": ((1, 8, 8), 1437)}
-"""Shape and number of the training images of a data set."""
 
 
 def _groups(found: RunListing, scale: str) -> dict[str, list[RunGroup]]:

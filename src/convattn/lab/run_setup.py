@@ -64,17 +64,17 @@ def build_network(recipe: Recipe, data: ImageDataset) -> Network:
     `SpeedNet` whitens the patches of the first training images. The convolutions that the recipe names are then
     converted to attention.
     """
-    fresh = draw_network(recipe.model, data.image_shape, data.num_classes)
+    fresh = _draw_network(recipe.model, data)
     if isinstance(fresh, SpeedNet):
         fresh.stem.whiten(normalise(data.train.images[:_WHITENED], data.mean, data.std))
     network = fresh if recipe.start.recipe is None else _load_start(recipe.start, fresh)
     return network if recipe.convert is None else _convert(network, recipe.convert, data)
 
 
-def draw_network(recipe: NetworkRecipe, shape: tuple[int, int, int], classes: int) -> Network:
-    """Draws the network of a recipe, for images of (channels, rows, cols)."""
-    channels, rows, cols = shape
-    options = recipe.to_dict() | {"num_classes": classes, "in_channels": channels}
+def _draw_network(recipe: NetworkRecipe, data: ImageDataset) -> Network:
+    """Draws the network of a recipe, for images of the shape and the classes of a data set."""
+    channels, rows, cols = data.image_shape
+    options = recipe.to_dict() | {"num_classes": data.num_classes, "in_channels": channels}
     del options["kind"]
     if isinstance(recipe, AttentionNetRecipe):
         return AttentionNet(**options, image_size=max(rows, cols))
