@@ -146,6 +146,11 @@ def test_one_number_serves_all_axes_and_words_are_read():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        *(
+            ({name: 0}, ArgumentError, f"{name} must be an integer of at least 1, or 2 of them")
+            for name in ("stride", "dilation", "input_dilation")
+        ),
+        ({"stride": "2"}, ArgumentError, "stride must be .* but is '2'"),
         (
             {"kernel_size": 0},
             ArgumentError,
@@ -156,20 +161,11 @@ def test_one_number_serves_all_axes_and_words_are_read():
             ArgumentError,
             "kernel_size must be an integer of at least 1, or 2 of them",
         ),
-        ({"kernel_size": True}, ArgumentError, "kernel_size must be .* but is True"),
-        ({"kernel_size": 3.0}, ArgumentError, "kernel_size must be .* but is 3.0"),
         (
             {"stride": (1, 0)},
             ArgumentError,
             r"stride must be an integer of at least 1, .* but is \(1, 0\)",
         ),
-        ({"stride": "2"}, ArgumentError, "stride must be .* but is '2'"),
-        (
-            {"dilation": -1},
-            ArgumentError,
-            "dilation must be an integer of at least 1, or 2 of them, but is -1",
-        ),
-        ({"input_dilation": 0}, ArgumentError, "input_dilation must be an integer of at least 1"),
         (
             {"padding": -1},
             ArgumentError,
@@ -196,12 +192,7 @@ def test_one_number_serves_all_axes_and_words_are_read():
         (
             {"padding_mode": "zero"},
             UnknownNameError,
-            "unknown padding_mode 'zero': did you mean 'zeros'",
-        ),
-        (
-            {"padding_mode": "constant"},
-            UnknownNameError,
-            "Known: circular, reflect, replicate, zeros",
+            "unknown padding_mode 'zero': did you mean 'zeros'.*Known: circular, reflect, replicate, zeros",
         ),
         (
             {"padding": "same", "stride": 2},

@@ -261,17 +261,6 @@ def test_loading_never_rounds(tmp_path, name):
         read_sealed(narrow(tmp_path, name, wide=wide))
 
 
-def test_a_narrow_file_that_was_changed_is_refused(tmp_path):
-    folder = narrow(tmp_path, "float32")
-    replace_weights(folder, half=NARROW["half"].nextafter(torch.tensor(9.0, dtype=torch.float16)))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
-        read_sealed(folder)
-    folder = narrow(folder, "float32")
-    replace_weights(folder)  # the same values, as float32
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
-        read_sealed(folder)
-
-
 def test_tensors_that_share_memory_or_are_part_of_one_are_written_whole(tmp_path):
     whole = torch.arange(35.0).reshape(5, 7)
     tensors = {

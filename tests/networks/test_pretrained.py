@@ -47,18 +47,11 @@ def test_an_installation_without_networks_has_no_names(tmp_path, monkeypatch):
         load_network(f"convattn:{NAMES[0]}")
 
 
-def test_folder_that_was_changed_is_refused(tmp_path, monkeypatch):
+def test_a_network_without_its_card_is_said(tmp_path, monkeypatch):
     shutil.copytree(pretrained._folder(), tmp_path / "copy")
     monkeypatch.setattr(pretrained, "_folder", lambda: tmp_path / "copy")
     assert pretrained_names() == NAMES
-    file = tmp_path / "copy" / NAMES[0] / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
-        load_network(f"convattn:{NAMES[0]}")
-    load_network(f"convattn:{NAMES[0]}", verify=False)
-    (file.parent / "card.json").unlink()
+    (tmp_path / "copy" / NAMES[0] / "card.json").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read PretrainedCard from .*card\.json"):
         pretrained_card(NAMES[0])
 

@@ -241,6 +241,15 @@ DAMAGES = {
         lambda f: (f / "config.json").write_text("{"),
         "config.json is not readable",
     ),
+    "deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "is not readable"),
+    "list": (
+        lambda f: (f / "config.json").write_text("[]"),
+        "does not describe a network of convattn",
+    ),
+    "value": (
+        lambda f: write_config(f, options={"width": 0}),
+        "cannot be built: width must be an integer of at least 1, but is 0",
+    ),
     "another kind": (
         lambda f: write_config(f, kind="Linear"),
         "does not describe a network of convattn",
