@@ -39,23 +39,16 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
     return network
 
 
-_AXES = {1: ("cells",), 2: ("rows", "cols")}
-_PIXELS = {
-    1: "channels (cells length)",
-    2: "channels (rows height) (cols width)",
-}
-_PATCHES = {
-    1: "cells channels length",
-    2: "(rows cols) channels height width",
-}
-"""Axes of a grid, an image and its patches, by the number of axes of the grid."""
+_PIXELS = "channels (rows height) (cols width)"
+_PATCHES = "(rows cols) channels height width"
+"""Axes of an image and of its patches; a sequence is an image of one row."""
 
 
 def can_shuffle(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     """Says whether an image can be cut into patches, one for each position of the first layer's grid."""
     if len(shape) == 1:
         return len(grid) == 1
-    if len(grid) not in _AXES or len(shape) != len(grid) + 1:
+    if len(grid) > 2 or len(shape) != len(grid) + 1:
         return False
     return all(size >= cells for size, cells in zip(shape[1:], grid, strict=True))
 
@@ -69,16 +62,15 @@ def shuffled(image: Tensor, grid: tuple[int, ...], seed: int) -> Tensor:
     if image.ndim == 1 and not image.is_floating_point():
         order = torch.randperm(max(len(image) - 2, 0), generator=generator).to(image.device)
         return torch.cat([image[:1], image[1 + order], image[1:][-1:]])
-    copy = image.clone()
-    channels = copy[None] if image.ndim == 1 else copy
-    filled = []
-    for size, cells in zip(channels.shape[1:], grid, strict=True):
-        filled.append(slice(size // cells * cells))
-    region = channels[:, *filled]
-    pixels = _PIXELS[len(grid)]
-    patches = _PATCHES[len(grid)]
-    sizes = dict(zip(_AXES[len(grid)], grid, strict=True))
-    cut = rearrange(region, f"{pixels} -> {patches}", **sizes)
+    copy = image.clone(memory_format=torch.contiguous_format)
+    picture = copy
+    if len(grid) == 1:
+        grid = (1, *grid)
+        picture = copy.view(-1, 1, copy.shape[-1])
+    rows, cols = grid
+    _, height, width = picture.shape
+    region = picture[:, : height // rows * rows, : width // cols * cols]
+    cut = rearrange(region, f"{_PIXELS} -> {_PATCHES}", rows=rows, cols=cols)
     order = torch.randperm(len(cut), generator=generator).to(image.device)
-    region.copy_(rearrange(cut[order], f"{patches} -> {pixels}", **sizes))
+    region.copy_(rearrange(cut[order], f"{_PATCHES} -> {_PIXELS}", rows=rows, cols=cols))
     return copy

@@ -1,8 +1,8 @@
 """Changes the weights of a vision transformer in place, so that its heads start near the taps of a convolution."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float64
@@ -18,7 +18,6 @@ from convattn.heads.families.attention_class import PatchNetwork
 Kind: TypeAlias = Literal["mimetic", "impulse", "exact"]
 """A way to start heads: two published ones, and the score of a quadratic encoding, written as queries and keys."""
 
-_KINDS = ("mimetic", "impulse", "exact")
 _QUERY_KEY, _VALUE_OUT = (0.7, 0.7), (0.4, -0.4)
 """Mimetic products: factors of normal numbers of variance 1/D, and of the identity."""
 
@@ -82,14 +81,13 @@ def init_heads_(
     if any(taps % 2 == 0 for taps in kernel):
         expected = "odd, so that there is a patch in the middle"
         raise ArgumentError(must_be("kernel_size", expected, kernel_size))
-    if kind not in _KINDS:
+    if kind not in get_args(Kind):
         raise ArgumentError(must_be("kind", "mimetic, impulse or exact", kind))
     if not isinstance(vit, nn.Module):
         raise ArgumentError(must_be_a("vit", "a network (torch.nn.Module)", vit))
-    describe = _description(vit)
+    network = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
-    network = describe(vit)
     layers = [_Maps(vit.get_submodule(name)) for name in _layers(vit, network)]
     if kind == "exact" and layers[0].width < _FEATURES:
         raise UnsupportedModelError(
@@ -163,15 +161,15 @@ class _Maps:
         return (self.scale * query @ key.T).softmax(-1)
 
 
-def _description(vit: nn.Module) -> Callable[[nn.Module], PatchNetwork]:
-    """Returns the function that describes networks of this class, or raises UnsupportedModelError."""
+def _description(vit: nn.Module) -> PatchNetwork:
+    """Describes a network, or raises UnsupportedModelError if nothing is known of its class."""
     kind = full_name(type(vit))
     if kind not in PATCH_NETWORKS:
         raise UnsupportedModelError(
             f"cannot initialise the heads of {type(vit).__name__}: supported are VisionTransformer and"
             " VisionTransformerDistilled of timm, ViTModel and ViTFor… of transformers"
         )
-    return PATCH_NETWORKS[kind]
+    return PATCH_NETWORKS[kind](vit)
 
 
 def _layers(vit: nn.Module, network: PatchNetwork) -> list[str]:
