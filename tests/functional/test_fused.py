@@ -105,6 +105,7 @@ def test_queries_at_a_time_are_the_reference_with_all_gradients(
     expected = expected_of(layers["reference"], x)
     for budget in (1, 3000):
         monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
+        monkeypatch.setattr(MODULE, "KEPT_BYTES", budget)
         check(layers["content"], x, expected)
 
 
@@ -186,9 +187,8 @@ def test_heads_of_every_width_are_the_reference(content):
 
 def test_a_query_that_forgets_its_channels_is_noticed(channels, monkeypatch):
     """Negative control: without the content-position term the check fails."""
-    module = importlib.import_module("convattn.functional.positions")
-    right = module.feature_channels
-    monkeypatch.setattr(module, "feature_channels", lambda *args: 0 * right(*args))
+    right = MODULE._looked_up
+    monkeypatch.setattr(MODULE, "_looked_up", lambda *args: 0 * right(*args))
     with pytest.raises(AssertionError, match="result: error"):
         check(made("content"), torch.randn(3, 4, 5, 7))
 
@@ -235,11 +235,14 @@ def saved_bytes(layer, x):
 
 
 @pytest.mark.parametrize("encoding", [LearnedAxial(2, 2, extent=24, width=3), LearnedTable(2, 2)])
-def test_weights_are_not_kept_for_the_backward_pass(encoding):
+def test_many_weights_are_not_kept_for_the_backward_pass(encoding, monkeypatch):
     layer = RelativeAttention2d(4, 5, num_heads=2, encoding=encoding, content=NARROW)
     x = torch.randn(2, 4, 24, 24)
     weights = 2 * 2 * 24**4 * 4
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", weights - 1)
     assert saved_bytes(layer, x) < weights / 2
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", weights)
+    assert saved_bytes(layer, x) > weights
     layer.impl = "reference"
     assert saved_bytes(layer, x) > weights
 

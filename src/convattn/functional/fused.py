@@ -25,20 +25,34 @@ from convattn.grid import Axis
 PIECE_BYTES = 1 << 22
 """Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
 
+KEPT_BYTES = 1 << 25
+"""Bytes of all weights of a call up to which they are kept for the gradient: a step takes 0.8 to 0.9 of the time."""
+
 
 class Mask(NamedTuple):
-    """Scores to add to those of the content.
+    """Scores to add to those of the content: a sum over axes, or of one axis that holds all keys.
 
     Attributes:
-        scores: Takes the slice that some queries are, these queries, (images, heads, queries, width), and the tables;
-            returns (images, heads, queries, keys).
-        tables: What the scores are looked up in.
+        rows: Takes the slice that some queries are, these queries, (images, heads, queries, width), and the tables;
+            returns (images or one, heads, queries, keys along each axis, side by side).
+        keys: Number of keys along each axis.
+        tables: What the rows are looked up in.
         numbers: How many products with each query are in memory beside the scores; with 0 queries play no part.
     """
 
-    scores: Callable[..., Tensor]
+    rows: Callable[..., Tensor]
+    keys: tuple[int, ...]
     tables: tuple[Tensor, ...]
     numbers: int
+
+    def scores(
+        self, some: slice, query: Tensor, *tables: Tensor
+    ) -> Float[Tensor, "images heads queries keys"]:
+        """Returns the scores of some queries and every key."""
+        total = query.new_zeros(*query.shape[:3], 1)
+        for own in self.rows(some, query, *tables).split(self.keys, dim=-1):
+            total = (total[..., None] + own[..., None, :]).flatten(-2)
+        return total
 
     def backward(
         self,
@@ -52,8 +66,14 @@ class Mask(NamedTuple):
         wanted = (needed[0] and self.numbers > 0, *needed[3:])
         if not any(wanted):
             return [None] * len(wanted)
-        compute = partial(self.scores, some)
-        return backward_to_differentiate(compute, (query, *tables), wanted, upstream)
+        by_axis = upstream.unflatten(-1, self.keys)
+        sums = []
+        for axis in range(len(self.keys)):
+            others = [3 + other for other in range(len(self.keys)) if other != axis]
+            sums.append(by_axis.sum(others) if others else by_axis)
+        rows = partial(self.rows, some)
+        along = torch.cat(sums, dim=-1)
+        return backward_to_differentiate(rows, (query, *tables), wanted, along)
 
 
 def displacement_mask(
@@ -66,28 +86,58 @@ def displacement_mask(
     Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
     """
     device = (*scores, *features)[0].device
-    sizes, along = [len(axis.queries) for axis in axes], []
+    numbers = sum(table.shape[1] for table in features)
     if max(len(scores), len(features)) == len(axes) > 1:
-        along = [axis.index(device) for axis in axes]
-    else:
-        sizes = [prod(sizes)]
+        places = [axis.index(device) for axis in axes]
+        windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
+        rows = partial(_rows_of_axes, axes, places, len(windows))
+        return Mask(rows, tuple(axis.keys for axis in axes), (*windows, *features), numbers)
+    rows = partial(_rows_of_all, axes, len(scores))
+    return Mask(rows, (prod(axis.keys for axis in axes),), (*scores, *features), numbers)
 
-    def added(some: slice, query: Tensor, *tables: Tensor) -> Tensor:
-        total = query.new_zeros(*query.shape[:3], 1)
-        numbers = torch.arange(prod(sizes), device=device)[some]
-        for part, positions in enumerate(torch.unravel_index(numbers, sizes)):
-            places = along[part][positions] if along else displacement_places(axes, positions)
-            own = total.new_zeros(())
-            if scores:
-                own = own + tables[part][:, places]
-            if features:
-                seen = query @ tables[len(scores) + part].mT
-                own = own + seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
-            # (images, heads, queries, keys so far, keys along this axis)
-            total = (total[..., None] + own[..., None, :]).flatten(-2)
-        return total
 
-    return Mask(added, (*scores, *features), sum(table.shape[1] for table in features))
+def _rows_of_axes(
+    axes: Sequence[Axis],
+    places: Sequence[Tensor],
+    scored: int,
+    some: slice,
+    query: Tensor,
+    *tables: Tensor,
+) -> Float[Tensor, "images heads queries _"]:
+    """Looks up the scores of an axis in (heads, queries along it, keys along it), those of features by displacement."""
+    sizes = [len(axis.queries) for axis in axes]
+    numbers = torch.arange(prod(sizes), device=query.device)[some]
+    rows = []
+    for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
+        own = query.new_zeros(*query.shape[:3], 1)
+        if scored:
+            own = own + tables[axis].index_select(1, along)
+        if len(tables) > scored:
+            own = own + _looked_up(query, tables[scored + axis], places[axis][along])
+        rows.append(own)
+    return torch.cat(rows, dim=-1)
+
+
+def _rows_of_all(
+    axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
+) -> Float[Tensor, "images heads queries keys"]:
+    """Looks up scores of all axes at once, by displacement."""
+    queries = prod(len(axis.queries) for axis in axes)
+    places = displacement_places(axes, torch.arange(queries, device=query.device)[some])
+    total = query.new_zeros(*query.shape[:3], 1)
+    for table in tables[:scored]:
+        total = total + table[:, places]
+    for table in tables[scored:]:
+        total = total + _looked_up(query, table, places)
+    return total
+
+
+def _looked_up(
+    query: Tensor, features: Tensor, places: Tensor
+) -> Float[Tensor, "images heads queries keys"]:
+    """Computes q·r_δ for every displacement, and looks those of each query up."""
+    seen = query @ features.mT
+    return seen.gather(-1, places.expand(*seen.shape[:2], -1, -1))
 
 
 def fused_attention(
@@ -128,7 +178,9 @@ def fused_attention(
     if dropout or own_operations:
         y = _explicit(mask, dropout, query, key, value, *tables)
     else:
-        y = _InPieces.apply(mask, query, key, value, *tables)
+        weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
+        keeps = torch.is_grad_enabled() and weights <= KEPT_BYTES
+        y = _InPieces.apply(mask, keeps, query, key, value, *tables)
     return y.to(given)
 
 
@@ -184,46 +236,52 @@ def _with_graph(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
 
 
 class _InPieces(torch.autograd.Function):
-    """Attention by explicit weights of some queries at a time, which are computed again for the gradient."""
+    """Attention by explicit weights of some queries at a time, kept or computed again for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, mask: Mask | None, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, mask: Mask | None, keeps: bool, *inputs: Tensor) -> Tensor:
         query, _, value, *_ = inputs
         y = query.new_empty(*query.shape[:3], value.shape[-1])
+        kept = []
         for some, places in _pieces(mask, inputs):
             parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
             weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
             y[places[0]] = _mixed(weights, parts[2])
+            if keeps:
+                kept.append(weights)
         ctx.mask = mask
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs, *kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask, inputs, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        mask, saved, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        inputs, kept = saved[: len(needed)], saved[len(needed) :]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_explicit, mask, 0.0)
-            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
+            return None, None, *backward_to_differentiate(compute, inputs, needed, gradient)
         sums = [torch.zeros_like(tensor) for tensor in inputs]
-        for some, places in _pieces(mask, inputs):
+        for number, (some, places) in enumerate(_pieces(mask, inputs)):
             parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
             query, key, value, *tables = parts
-            weights = _weights(mask, some, query, key, *tables)
+            weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
             upstream = gradient[places[0]]
-            by_scores = upstream @ value.mT
-            # exactly 0 where weights are exactly 0 and 1
-            by_scores -= torch.linalg.vecdot(by_scores, weights)[..., None]
+            by_scores = _by_weights(upstream, value)
+            # the softmax's gradient, exactly 0 where weights are exactly 0 and 1
             by_scores *= weights
-            found = [by_scores @ key, by_scores.mT @ query, _by_value(weights, upstream, value)]
+            by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
+            # of narrow queries and keys these products take a quarter of the time of by_scores @ key
+            by_query, by_key = (key.mT @ by_scores.mT).mT, (query.mT @ by_scores).mT
+            found = [by_query, by_key, _by_value(weights, upstream, value)]
             if mask is not None:
-                by_query, *by_tables = mask.backward(some, query, tables, needed, by_scores)
+                seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)
                 found += by_tables
-                if by_query is not None:
-                    found[0] += by_query
+                if seen is not None:
+                    found[0] += seen
             for total, place, own in zip(sums, places, found, strict=True):
                 if own is not None:
                     total[place] += own
-        return None, *sums
+        return None, None, *sums
 
 
 def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice, list[Any]]]:
@@ -278,3 +336,12 @@ def _by_value(
     if value.shape[1] > 1:
         return weights.mT @ upstream
     return (weights.flatten(1, 2).mT @ upstream.flatten(1, 2))[:, None]
+
+
+def _by_weights(
+    upstream: Float[Tensor, "images heads queries inner"], value: Tensor
+) -> Float[Tensor, "images heads queries keys"]:
+    """Returns the gradient of `_mixed` with respect to the weights."""
+    if value.shape[1] > 1:
+        return upstream @ value.mT
+    return (upstream.flatten(1, 2) @ value[:, 0].mT).unflatten(1, upstream.shape[1:3])

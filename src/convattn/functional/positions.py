@@ -10,11 +10,10 @@ channels, up to a term of the query alone, which the softmax drops; but its term
 """
 
 from collections.abc import Sequence
-from math import prod, tanh
+from math import tanh
 from typing import NamedTuple
 
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
@@ -235,21 +234,6 @@ def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:
     return tuple(Axis(range(axis), axis) if isinstance(axis, int) else axis for axis in axes)
 
 
-def one_hot_channels(
-    query: Float[Tensor, "images heads queries width"],
-    axes: Sequence[Axis],
-    scores: Sequence[Float[Tensor, "heads _"]],
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
-) -> Channels:
-    """Returns the channels of s_h(δ) + q·r_δ, of which one may be missing, from tables of each axis's displacements."""
-    own = query.new_zeros(())
-    if scores:
-        own = score_channels(scores, axes)
-    if features:
-        own = own + feature_channels(query, features, axes)
-    return Channels(own, one_hot(axes, query.dtype, query.device))
-
-
 def score_channels(
     tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis]
 ) -> Float[Tensor, "heads queries channels"]:
@@ -263,25 +247,6 @@ def score_channels(
 def _finite(scores: Tensor) -> Float[Tensor, "..."]:
     """Raises scores of −∞ to numbers that leave no weight either."""
     return scores.clamp(min=torch.finfo(scores.dtype).min * _LEAST)
-
-
-def feature_channels(
-    query: Float[Tensor, "images heads queries width"],
-    tables: Sequence[Float[Tensor, "heads_or_one _ width"]],
-    axes: Sequence[Axis],
-) -> Float[Tensor, "images heads queries channels"]:
-    """Returns the queries' channels of scores q·r_δ, if r_δ = Σ_a r_a[δ_a], from one table of features per axis."""
-    heads = query.shape[1]
-    sizes = [len(axis.queries) for axis in axes]
-    parts = []
-    for number, (table, axis) in enumerate(zip(tables, axes, strict=True)):
-        windows = table[:, axis.index(table.device)].expand(heads, -1, -1, -1)
-        around = prod(sizes[:number]), sizes[number], prod(sizes[number + 1 :])
-        apart = query.unflatten(2, around)
-        pattern = "images heads before q after width, heads q keys width"
-        seen = einsum(apart, windows, f"{pattern} -> images heads before q after keys")
-        parts.append(seen.flatten(2, 4))
-    return torch.cat(parts, dim=-1)
 
 
 def one_hot(

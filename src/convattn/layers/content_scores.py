@@ -15,7 +15,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional.fused import displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
-    one_hot_channels,
+    one_hot,
     second_degree,
     second_degree_error,
     second_degree_key,
@@ -155,13 +155,14 @@ class ContentScores(nn.Module):
                 scores, features = self._tables(
                     axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
                 )
+                if form == "mask" and bias is not None and features:
+                    scores = _for_biased(bias, scores, features)
+                mask = displacement_mask(axes, scores, features)
                 if form == "one-hot":
-                    channels = one_hot_channels(unbiased, axes, scores, features)
+                    own = mask.rows(slice(None), unbiased, *mask.tables)
+                    channels = Channels(own, one_hot(axes, wide, keys.device))
                     query, key = channels.append(query, key)
-                else:
-                    if bias is not None and features:
-                        scores = _for_biased(bias, scores, features)
-                    mask = displacement_mask(axes, scores, features)
+                    mask = None
             return fused_attention(query, key, value.to(wide), mask, dropout)
 
     def _tables(
