@@ -63,7 +63,7 @@ def write_sealed(
     holds NaN or has a dtype that the format lacks, and WriteError if the files cannot be written.
     """
     plain = _plain(tensors)
-    _require_numbers(plain, UnsupportedModelError)
+    _require_numbers(plain)
     _write_tensors(folder / WEIGHTS, plain)
     digests = {WEIGHTS: file_sha256(folder / WEIGHTS)}
     if certificate is not None:
@@ -123,7 +123,7 @@ def _is_sealed(folder: Path) -> bool:
 def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration and the tensors that `write_sealed` wrote, after comparing all files with its digests.
 
-    With verify=False, changes and NaN are accepted. Raises CheckpointError, which names the file, if one is missing,
+    With verify=False, changes are accepted. Raises CheckpointError, which names the file, if one is missing,
     damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
     config = read_config(folder)
@@ -133,7 +133,6 @@ def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], d
         raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
     if verify:
         _require_saved(folder, config)
-        _require_numbers(tensors, CheckpointError, f"{folder / WEIGHTS}: ")
     _warn_of_certificate(folder)
     if LOAD_AS in config:
         tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
@@ -283,14 +282,12 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return plain
 
 
-def _require_numbers(
-    tensors: Mapping[str, Tensor], error: type[Exception], place: str = ""
-) -> None:
-    """Raises the given error if tensors hold NaN, and names them."""
+def _require_numbers(tensors: Mapping[str, Tensor]) -> None:
+    """Raises UnsupportedModelError if tensors hold NaN, and names them."""
     wrong = [name for name, tensor in tensors.items() if _has_nan(tensor)]
     if wrong:
         verb = "holds" if len(wrong) == 1 else "hold"
-        raise error(f"{place}{some(wrong)} {verb} NaN")
+        raise UnsupportedModelError(f"{some(wrong)} {verb} NaN")
 
 
 def _has_nan(tensor: Tensor) -> bool:

@@ -52,8 +52,8 @@ def load_network(
             repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
             changed. Its weights play no part.
-        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, or
-            tensors hold NaN. False loads folders that were edited on purpose.
+        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving. False
+            loads folders that were edited on purpose.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.
         force_download: Whether to download files again that are in the cache.
