@@ -25,7 +25,7 @@ from convattn.grid import Axis
 PIECE_BYTES = 1 << 22
 """Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
 
-KEPT_BYTES = 1 << 25
+KEPT_BYTES = 1 << 26
 """Bytes of all weights of a call up to which they are kept for the gradient: a step takes 0.8 to 0.9 of the time."""
 
 
