@@ -84,7 +84,6 @@ def test_failing_runs_are_named_with_their_last_line(untrained, capsys):
     ("words", "message"),
     [
         ("--seeds one", "--seeds must be whole numbers separated by commas, but is 'one'"),
-        ("--set epochs", "--set must be of the form KEY=VALUE, but is 'epochs'"),
         ("--grid =3", "--grid must be of the form KEY=VALUE, but is '=3'"),
         (
             "--grid model.heads=2 --grid model.heads=3",

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.heads.head_snapshots import HEAD_COLUMNS
 
 
 def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
@@ -41,20 +42,9 @@ class HeadTrace:
             precisions = _precisions(encoding).tolist()
             for head, (row, col) in enumerate(centres):
                 (row_row, row_col), (_, col_col) = precisions[head]
-                self.rows.append(
-                    {
-                        "step": step,
-                        "epoch": epoch,
-                        "layer": layer,
-                        "head": head,
-                        "centre_row": row,
-                        "centre_col": col,
-                        "sharpness": (row_row + col_col) / 4,
-                        "precision_row_row": row_row,
-                        "precision_row_col": row_col,
-                        "precision_col_col": col_col,
-                    }
-                )
+                place = (step, epoch, layer, head, row, col)
+                values = (*place, (row_row + col_col) / 4, row_row, row_col, col_col)
+                self.rows.append(dict(zip(HEAD_COLUMNS, values, strict=True)))
 
 
 def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "heads 2 2"]:

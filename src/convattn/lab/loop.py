@@ -210,8 +210,7 @@ def _run_epochs(
             bar.update(task, result=line)
             if tell is not None and accelerator.is_main_process:
                 tell(line + time_left(trainer.history, recipe.training.epochs, time.time()))
-            if accelerator.log_with:
-                accelerator.log(metrics, step=trainer.step)
+            accelerator.log(metrics, step=trainer.step)
 
 
 def time_left(history: Sequence[dict[str, float]], epochs: int, now: float) -> str:
@@ -228,9 +227,6 @@ def time_left(history: Sequence[dict[str, float]], epochs: int, now: float) -> s
 @contextmanager
 def _tracked(accelerator: "Accelerator", recipe: Recipe) -> Iterator[None]:
     """Starts the trackers, and closes them at the end, also after an error."""
-    if not accelerator.log_with:
-        yield
-        return
     accelerator.init_trackers(recipe.name, config=flat_values(recipe))
     try:
         yield

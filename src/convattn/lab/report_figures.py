@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from convattn.errors import optional_module
-from convattn.heads.head_report import (
-    HeadReport,
-    LayerReport,
-    LayerStatistics,
-)
+from convattn.heads.head_report import HeadReport, LayerReport
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.wording import counted
 
-CONTROLS = {"measured": ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
+_MEASURED = "this network"
+
+CONTROLS = {_MEASURED: ("-", "o"), "shuffled images": ("--", "s"), "untrained weights": (":", "^")}
 """Line and marker of what was measured and of each control."""
 
 
@@ -40,18 +38,13 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
                 color=COLOURS[0],
                 alpha=0.45,
             )
-        for name, (style, marker) in CONTROLS.items():
-            measured = [statistics_of(layer, name) for layer in report.layers]
-            means = [math.nan if one is None else one.mean("distance") for one in measured]
+        for colour, (name, (style, marker)) in zip(COLOURS, CONTROLS.items(), strict=False):
+            means = []
+            for layer in report.layers:
+                statistics = layer.measured if name == _MEASURED else layer.control(name)
+                means.append(math.nan if statistics is None else statistics.mean("distance"))
             if not all(map(math.isnan, means)):
-                panel.plot(
-                    depth,
-                    means,
-                    style,
-                    marker=marker,
-                    color=colour_of(name),
-                    label=f"mean, {words_of(name)}",
-                )
+                panel.plot(depth, means, style, marker=marker, color=colour, label=f"mean, {name}")
         panel.plot(
             depth,
             [layer.uniform_distance for layer in report.layers],
@@ -59,7 +52,8 @@ def distance_by_depth(path: str | os.PathLike[str], report: HeadReport) -> Path:
             label="looks everywhere",
         )
         panel.set(xlabel="layer", ylabel="mean attention distance (cells)", ylim=(0, None))
-        whole_layers(panel, len(report.layers))
+        panel.set_xlim(0.5, len(depth) + 0.5)
+        panel.locator_params(axis="x", integer=True, nbins=min(len(depth), 14) + 1)
         figure.legend(loc="outside lower center", ncols=2)
         panel.set_title("how far heads look (dots: heads)")
     return Path(path)
@@ -155,13 +149,13 @@ def head_pictures(layer: LayerReport) -> list[bytes]:
 
 
 def kernel_image(layer: LayerReport, kernel: Sequence[float]) -> np.ndarray:
-    """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest."""
+    """Puts the weights of a kernel on a grid of whole displacements; those between them go to the nearest.
+
+    Sequences lie along a row.
+    """
     near = _near(layer)
-    places = (
-        np.array([_row_col(list(layer.displacements[number])) for number in near])
-        .round()
-        .astype(int)
-    )
+    steps = [(0.0, *layer.displacements[number])[-2:] for number in near]
+    places = np.array(steps).round().astype(int)
     kernel = [kernel[number] for number in near]
     low, high = places.min(axis=0), places.max(axis=0)
     total, count = np.zeros(high - low + 1), np.zeros(high - low + 1)
@@ -185,29 +179,3 @@ def _near(layer: LayerReport) -> list[int]:
         if sum(abs(head.kernel[number]) for head in layer.heads for number in near) >= 0.95 * whole:
             break
     return near
-
-
-def _row_col(shift: list[float]) -> tuple[float, float]:
-    """Returns row and column of a displacement; sequences lie along a row."""
-    return (0.0, shift[0]) if len(shift) == 1 else (shift[0], shift[1])
-
-
-def statistics_of(layer: LayerReport, name: str) -> LayerStatistics | None:
-    """Returns what was measured, or one of its controls, by a name of `CONTROLS`; None where it was not taken."""
-    return layer.measured if name == "measured" else layer.control(name)
-
-
-def colour_of(name: str) -> str:
-    """Returns the colour of what was measured or of a control."""
-    return COLOURS[list(CONTROLS).index(name)]
-
-
-def words_of(name: str) -> str:
-    """Returns what a legend calls it."""
-    return "this network" if name == "measured" else name
-
-
-def whole_layers(panel: Any, count: int) -> None:
-    """Marks whole numbers along an axis of layers."""
-    panel.set_xlim(0.5, count + 0.5)
-    panel.locator_params(axis="x", integer=True, nbins=min(count, 14) + 1)
