@@ -7,11 +7,11 @@ import timm
 import torch
 from tests.heads.attention_cases import STAGES, TIMM, Case, timm_model
 from tests.heads.attention_other_cases import ALL, CASES, SLOW
+from tests.heads.watch_cases import drawn, seen_by
 from torch import nn
 
 from convattn.convert import network_to_attention
 from convattn.heads.layout import OUTSIDE
-from convattn.heads.reading import watch
 
 TOLERANCE = 1e-11  # of float64 scores, which move by far more where a token changes, and by rounding elsewhere
 
@@ -73,10 +73,9 @@ def weights_of(case, given):
         handles.append(
             network.get_submodule(case.moved).register_forward_pre_hook(move, with_kwargs=True)
         )
-    calls = []
-    watch(network, images, calls.append, layers=case.layer)
-    assert [call.name for call in calls] == [case.layer]
-    return calls[0]
+    (call,) = seen_by(network, images, layers=case.layer)
+    assert call.name == case.layer
+    return call
 
 
 def changed(call, *, exact=True):
@@ -147,10 +146,12 @@ def test_padding_is_neither_a_position_nor_a_prefix():
 
 def test_a_patch_embedding_that_was_converted_still_tells_the_grid():
     network = timm.create_model("vit_tiny_patch16_224", img_size=(48, 32), depth=1).eval()
-    images, calls = torch.randn(1, 3, 48, 32), []
+    images = torch.randn(1, 3, 48, 32)
+    layouts = []
     for one in (network, network_to_attention(network, images=images)[0]):
-        watch(one, images, calls.append, layers="blocks.0.attn")
-    before, after = (call.layout for call in calls)
+        (call,) = seen_by(one, images, layers="blocks.0.attn")
+        layouts.append(call.layout)
+    before, after = layouts
     assert (
         (after.grid, after.prefix, after.pattern)
         == (before.grid, before.prefix, before.pattern)
@@ -203,12 +204,8 @@ READ = {
 @pytest.mark.parametrize("case", READ.values(), ids=READ)
 def test_one_image_tells_the_layout(case):
     """The quick part of `test_tokens_lie_where_the_layout_says`, which moves the tokens one by one."""
-    calls = []
-    images = torch.randn(
-        1, *case.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
-    watch(case.build().double(), images, calls.append, layers=case.layer)
-    (call,) = calls
+    images = drawn(*case.size, images=1).double()
+    (call,) = seen_by(case.build().double(), images, layers=case.layer)
     layout = call.layout
     assert (call.name, layout.pattern, layout.grid, layout.prefix) == (case.layer, *case[3:6])
     assert call.error <= call.budget
@@ -218,13 +215,7 @@ def test_one_image_tells_the_layout(case):
 
 
 def test_a_network_around_changes_no_layout():
-    case, calls = READ["windows of an image with channels first"], []
-    watch(
-        nn.Sequential(case.build()),
-        torch.randn(1, *case.size),
-        calls.append,
-        layers=f"0.{case.layer}",
-    )
-    assert [(call.layout.pattern, call.layout.grid) for call in calls] == [
-        (case.pattern, case.grid)
-    ]
+    case = READ["windows of an image with channels first"]
+    around = nn.Sequential(case.build())
+    (call,) = seen_by(around, drawn(*case.size), layers=f"0.{case.layer}")
+    assert (call.layout.pattern, call.layout.grid) == (case.pattern, case.grid)

@@ -1,6 +1,7 @@
 """What `replace_convolutional_heads` refuses, and why heads and layers are left."""
 
 import copy
+import re
 from dataclasses import replace
 from math import nan
 
@@ -54,74 +55,56 @@ def with_head(report, **changes):
     return with_layer(report, **changed_head(report.layers[0], **changes))
 
 
-@pytest.mark.parametrize(
-    "threshold", [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)], ids=repr
-)
-def test_thresholds_out_of_range(network, report, threshold, without_type_checks):
-    with pytest.raises(ArgumentError, match=r"threshold must be a number in \(0, 1\]"):
-        replace_convolutional_heads(network, report, threshold)
+MISTAKES = {
+    r"threshold must be a number in \(0, 1\]": (
+        "threshold",
+        [0, -0.1, 1.01, nan, float("inf"), "0.9", None, True, torch.tensor(0.5)],
+    ),
+    "model must be a network": ("model", [None, "vit", torch.zeros(3)]),
+    "report must be a HeadReport": ("report", [None, "report.json", {}]),
+    "heads must be pairs of a layer's name and .*, but is": (
+        "heads",
+        [
+            3,
+            "blocks.0.attn",
+            [0],
+            [("blocks.0.attn",)],
+            [([], 0)],
+            [("blocks.7.attn", 0)],
+            [("blocks.0.attn", 3)],
+            [("blocks.0.attn", -1)],
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize("model", [None, "vit", torch.zeros(3)], ids=["none", "text", "tensor"])
-def test_what_is_no_network(report, model, without_type_checks):
-    with pytest.raises(ArgumentError, match="model must be a network"):
-        replace_convolutional_heads(model, report)
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_are_told(network, report, message, without_type_checks):
+    argument, values = MISTAKES[message]
+    for value in values:
+        with pytest.raises(ArgumentError) as caught:
+            replace_convolutional_heads(**{"model": network, "report": report, argument: value})
+        assert re.match(message, str(caught.value)), value
 
 
-@pytest.mark.parametrize("wrong", [None, "report.json", {}], ids=repr)
-def test_what_is_no_report(network, wrong, without_type_checks):
-    with pytest.raises(ArgumentError, match="report must be a HeadReport"):
-        replace_convolutional_heads(network, wrong)
+def other_report(network, report):
+    """Calls with a report of another network, or one that contradicts itself, by the message."""
+    twice = replace(report, layers=(report.layers[0], report.layers[0]))
+    rope = with_layer(report, kind="timm.layers.attention.AttentionRope")
+    return {
+        "have layers": (network, replace(report, layers=())),
+        "name each layer once": (network, twice),
+        "be of this network, but this one has no layer 'blocks.0.attn'": (torchvision_vit(), report),
+        "be of this network, but this one has no layer 'blocks.1.attn'": (timm_vit(depth=1), report),
+        "be of this network, where blocks.0.attn is a timm": (network, rope),
+        "be of this network, but blocks.0.attn has 9 heads": (timm_vit(num_heads=9), report),
+    }
 
 
 def test_a_report_of_another_network(network, report):
-    with pytest.raises(
-        ArgumentError,
-        match=r"report must be of this network, but this one has no layer 'blocks.0.attn'",
-    ):
-        replace_convolutional_heads(torchvision_vit(), report)
-    with pytest.raises(
-        ArgumentError, match=r"report must be of this network, where blocks.0.attn is a timm"
-    ):
-        replace_convolutional_heads(
-            network, with_layer(report, kind="timm.layers.attention.AttentionRope")
-        )
-    with pytest.raises(
-        ArgumentError, match=r"report must be of this network, but blocks.0.attn has 9 heads"
-    ):
-        replace_convolutional_heads(timm_vit(num_heads=9), report)
-    with pytest.raises(ArgumentError, match=r"has no layer 'blocks.1.attn'"):
-        replace_convolutional_heads(timm_vit(depth=1), report)
-
-
-def test_a_report_that_contradicts_itself(network, report):
-    with pytest.raises(ArgumentError, match="report must have layers"):
-        replace_convolutional_heads(network, replace(report, layers=()))
-    with pytest.raises(ArgumentError, match="report must name each layer once"):
-        replace_convolutional_heads(
-            network, replace(report, layers=(report.layers[0], report.layers[0]))
-        )
-
-
-@pytest.mark.parametrize(
-    "heads",
-    [
-        3,
-        "blocks.0.attn",
-        [0],
-        [("blocks.0.attn",)],
-        [([], 0)],
-        [("blocks.7.attn", 0)],
-        [("blocks.0.attn", 3)],
-        [("blocks.0.attn", -1)],
-    ],
-    ids=repr,
-)
-def test_heads_that_there_are_not(network, report, heads, without_type_checks):
-    with pytest.raises(
-        ArgumentError, match=r"^heads must be pairs of a layer's name and .*, but is"
-    ):
-        replace_convolutional_heads(network, report, heads=heads)
+    for message, given in other_report(network, report).items():
+        with pytest.raises(ArgumentError, match=f"^report must {message}"):
+            replace_convolutional_heads(*given)
 
 
 @pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)

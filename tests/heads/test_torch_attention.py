@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.heads.watch_cases import drawn, seen_by
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
@@ -9,7 +10,6 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import register_attention
 from convattn.heads.layout import global_layout
-from convattn.heads.reading import watch
 
 IMAGES, HEADS, QUERIES, KEYS = 2, 3, 7, 11
 
@@ -99,10 +99,8 @@ def in_dtype(masks, dtype):
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_weights_are_those_that_the_module_gives_out(options):
-    network, calls = made(options), []
-    tokens = torch.randn(IMAGES, QUERIES + KEYS, 6, generator=torch.Generator().manual_seed(1))
-    watch(network, tokens, calls.append)
-    (call,) = calls
+    tokens = drawn(QUERIES + KEYS, 6)
+    (call,) = seen_by(made(options), tokens)
 
     def given_out(network, tokens):
         return network(tokens, need_weights=True, average_attn_weights=False)[1]
@@ -119,11 +117,9 @@ def test_weights_are_those_that_the_module_gives_out(options):
 
 
 def test_keys_that_a_mask_hides_have_no_weight():
-    mask, calls = hidden(IMAGES * HEADS, QUERIES, KEYS), []
-    watch(
-        made({"masks": {"attn_mask": mask}}), torch.randn(IMAGES, QUERIES + KEYS, 6), calls.append
-    )
-    weights = calls[0].weights[:, 0]
+    mask = hidden(IMAGES * HEADS, QUERIES, KEYS)
+    (call,) = seen_by(made({"masks": {"attn_mask": mask}}), drawn(QUERIES + KEYS, 6))
+    weights = call.weights[:, 0]
     assert torch.equal(weights == 0, mask.view(IMAGES, HEADS, QUERIES, KEYS))
 
 
@@ -153,11 +149,11 @@ DIRECT = {
 @pytest.mark.parametrize(("name", "sizes", "whole"), DIRECT.values(), ids=DIRECT)
 def test_masks_of_truth_values_are_those_of_added_infinity(name, sizes, whole):
     register_attention(Direct, lambda seen: seen.global_layout((KEYS,)))
-    tokens, found = torch.randn(IMAGES, KEYS, 6, generator=torch.Generator().manual_seed(1)), []
+    found = []
     mask = hidden(*sizes)
     for given in (mask, torch.zeros(sizes).masked_fill(mask, -torch.inf)):
         torch.manual_seed(0)
-        watch(Direct(**{name: given}), tokens, found.append)
+        found += seen_by(Direct(**{name: given}), drawn(KEYS, 6))
     assert torch.equal(found[0].weights, found[1].weights)
     assert torch.equal(
         found[0].weights[:, 0] == 0, mask.view(whole).expand(IMAGES, HEADS, KEYS, KEYS)
@@ -166,15 +162,14 @@ def test_masks_of_truth_values_are_those_of_added_infinity(name, sizes, whole):
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
 def test_keys_that_are_no_tokens_are_refused_by_name_where_they_are_read(options):
-    tokens, calls = torch.randn(IMAGES, QUERIES + KEYS, 6), []
+    tokens = drawn(QUERIES + KEYS, 6)
     network = nn.Sequential(Whole(**options), Whole())
     with pytest.raises(
         UnsupportedModelError,
         match=r"^0 \(Whole\): weights of .* are not those of 1 groups of 18 queries and 18 keys$",
     ):
-        watch(network, tokens, calls.append)
-    watch(network, tokens, calls.append, layers="1")
-    assert [call.name for call in calls] == ["1"]
+        seen_by(network, tokens)
+    assert [call.name for call in seen_by(network, tokens, layers="1")] == ["1"]
 
 
 class Tokens(nn.Module):
