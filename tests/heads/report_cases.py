@@ -16,6 +16,7 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
 from convattn.heads.head_report import (
+    HEAD_NUMBERS,
     Estimate,
     HeadReport,
     HeadStatistics,
@@ -154,7 +155,7 @@ def attention_maps(network, *arguments, **named):
     return met
 
 
-def report_of(network, maps, grid=GRID, prefix=1, radius=None, **changes):
+def report_of(network, maps, grid=GRID, prefix=1, radius=None):
     """Makes a report from attention maps."""
     layers = tuple(
         layer_report(
@@ -162,16 +163,19 @@ def report_of(network, maps, grid=GRID, prefix=1, radius=None, **changes):
         )
         for name, weights in maps.items()
     )
-    facts = {
-        "images": 2,
-        "control_images": 0,
-        "image_shape": (),
-        "groups": 2,
-        "kernel_size": 3,
-        "seed": 0,
-    }
-    values = {**facts, "radius": radius or max(grid) - 1, "versions": {}, "weights": {}, **changes}
-    return HeadReport(model=type(network).__name__, layers=layers, **values)
+    return HeadReport(
+        model=type(network).__name__,
+        images=2,
+        control_images=0,
+        image_shape=(),
+        groups=2,
+        kernel_size=3,
+        radius=radius or max(grid) - 1,
+        seed=0,
+        layers=layers,
+        versions={},
+        weights={},
+    )
 
 
 def layer_report(name, kind, weights, grid, prefix, radius=None):
@@ -221,30 +225,21 @@ def head_statistics(head, weights, grid, prefix, shifts):
     ).double()
     within = sum(sums.values()) / prod(grid) / on_grid.sum(-1).mean().item()
     left, whole = (on_grid - fitted).square().mean(), (on_grid - on_grid.mean()).square().mean()
-    one = dict.fromkeys(
-        (
-            *("spread", "entropy", "effective_positions", "hard_share", "content_share"),
-            *("distance", "evenness", "nearness", "side_share", "line_share"),
-        ),
-        UNKNOWN,
-    )
+    numbers = dict.fromkeys(HEAD_NUMBERS, UNKNOWN)
+    numbers["position_score"] = Estimate((1 - left / whole).item(), nan)
+    numbers["kernel_share"] = Estimate(within, nan)
     return HeadStatistics(
         head=head,
         shift=(),
-        **one,
         hard_shift=(),
         hard_shift_error=(),
         side=(),
         line=0,
-        shift_invariance=UNKNOWN,
-        position_score=Estimate((1 - left / whole).item(), nan),
-        non_locality=UNKNOWN,
-        prefix_share=UNKNOWN,
         prefix_weights=tuple(weights[:, prefix:, :prefix].mean((0, 1)).tolist()),
         prefix_maps=tuple(tuple(row) for row in weights[:, :prefix].mean(0).tolist()),
         kernel=kernel,
         position_kernel=kernel,
-        kernel_share=Estimate(within, nan),
+        **numbers,
     )
 
 
@@ -335,8 +330,8 @@ KINDS = ("timm, two prefix tokens", "transformers", "torchvision", "bert")
 """A network of each kind."""
 
 
-def measured(name, **changes):
+def measured(name):
     """A network, its images and its report."""
     make, draw, grid, prefix = NETWORKS[name]
     network, x = make(), draw()
-    return network, x, report_of(network, attention_maps(network, x), grid, prefix, **changes)
+    return network, x, report_of(network, attention_maps(network, x), grid, prefix)

@@ -65,20 +65,15 @@ def test_untrained_weights_have_nothing_in_common():
 def test_shuffled_images_hold_the_same_patches(sizes, grid):
     image = torch.arange(torch.Size(sizes).numel()).reshape(sizes)
     made = shuffled(image, grid, 0)
-    steps = [size // cells for size, cells in zip(sizes[1:], grid, strict=True)]
 
     def patches(picture):
-        found = set()
-        for cell in (
-            torch.cartesian_prod(*[torch.arange(cells) for cells in grid])
-            .view(-1, len(grid))
-            .tolist()
-        ):
-            part = tuple(
-                slice(at * step, (at + 1) * step) for at, step in zip(cell, steps, strict=True)
-            )
-            found.add(tuple(picture[:, *part].flatten().tolist()))
-        return found
+        parts = [picture]
+        for axis, cells in enumerate(grid, start=1):
+            pieces = []
+            for part in parts:
+                pieces += part.split(picture.shape[axis] // cells, axis)[:cells]
+            parts = pieces
+        return {tuple(part.flatten().tolist()) for part in parts}
 
     assert patches(made) == patches(image)
     assert not torch.equal(made, image)

@@ -94,8 +94,14 @@ def other_report(network, report):
     return {
         "have layers": (network, replace(report, layers=())),
         "name each layer once": (network, twice),
-        "be of this network, but this one has no layer 'blocks.0.attn'": (torchvision_vit(), report),
-        "be of this network, but this one has no layer 'blocks.1.attn'": (timm_vit(depth=1), report),
+        "be of this network, but this one has no layer 'blocks.0.attn'": (
+            torchvision_vit(),
+            report,
+        ),
+        "be of this network, but this one has no layer 'blocks.1.attn'": (
+            timm_vit(depth=1),
+            report,
+        ),
         "be of this network, where blocks.0.attn is a timm": (network, rope),
         "be of this network, but blocks.0.attn has 9 heads": (timm_vit(num_heads=9), report),
     }
