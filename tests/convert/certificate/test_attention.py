@@ -82,14 +82,6 @@ def test_a_layer_whose_own_path_is_wrong_does_not_pass(monkeypatch):
     assert conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), impl="separable")[1].passed
 
 
-def test_autocast_does_not_reach_the_measurement():
-    torch.manual_seed(0)
-    conv = nn.Conv2d(3, 5, 3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = conv_to_attention(conv)[1]
-    assert inside == conv_to_attention(conv)[1]
-
-
 @pytest.mark.parametrize("mode", PADDING_MODES)
 def test_the_smallest_image_just_holds_the_window(mode):
     for k, dilation, spread, before, after in product(

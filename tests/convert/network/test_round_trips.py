@@ -123,17 +123,6 @@ def test_ties_come_back():
     assert back[0].weight is back[2].weight
 
 
-def test_a_transposed_convolution_of_stride_1_is_said_to_come_back_as_a_plain_one():
-    network = nn.Sequential(nn.ConvTranspose2d(2, 3, 3))
-    x = torch.randn(2, 2, 7, 9)
-    attention, there = network_to_attention(network, images=x)
-    back, _ = network_to_conv(attention, images=x)
-    assert type(back[0]) is nn.Conv2d
-    note = "of stride 1, a transposed convolution comes back as a plain one"
-    assert there.layers[0].notes == (note,)
-    assert f"note            {note} (0)" in there.summary()
-
-
 def detect(conv, x):
     """Returns the places where a map is high, as many as there are, and one less in float64."""
     y = conv(x).sum(1)
