@@ -14,6 +14,7 @@ from benchmarks.measure import (
     in_a_process_of_its_own,
     make_call,
     plain_float32,
+    ratios,
     time_rounds,
 )
 
@@ -48,6 +49,14 @@ def test_memory_of_other_systems_is_unknown(monkeypatch):
 def test_child_that_is_killed_is_told():
     with pytest.raises(MemoryError, match="the process was killed"):
         in_a_process_of_its_own(be_killed)
+
+
+def test_ratios_are_of_the_same_round_and_times_are_those_of_the_clock():
+    ticks = iter(range(100))
+    seconds = time_rounds({"a": list, "b": list}, rounds=2, clock=lambda: next(ticks))
+    assert seconds == {"a": (1, 1), "b": (1, 1)}
+    divided = ratios({"base": (1.0, 2.0), "a": (3.0, 4.0)}, "base")
+    assert divided == {"base": [1.0, 1.0], "a": [3.0, 2.0]}
 
 
 def test_calls_take_turns_and_each_begins_in_its_round():

@@ -21,6 +21,7 @@ def test_exact_borders_change_no_decision_and_paddings_are_beside_them(rows):
     assert rows["exact"]["certificate"]["verdict"] == "exact"
     assert rows["exact"]["largest_difference"] < 1e-4 * rows["zeros"]["largest_difference"]
     assert rows["zeros"]["tests"] == 20
+    assert rows["zeros"]["largest_difference"] != rows["replicate"]["largest_difference"]
 
 
 def test_a_changed_decision_is_counted_with_its_gap():
