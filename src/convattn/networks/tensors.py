@@ -151,20 +151,10 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
                     f"{name} must hold floating-point numbers, not {weights[name].dtype}"
                 )
     except CheckpointError as error:
-        hint = _prefix_hint(expected, weights)
         raise CheckpointError(
-            f"the weights in {path} do not fit {type(network).__name__}: {error}{hint}"
+            f"the weights in {path} do not fit {type(network).__name__}: {error}"
         ) from None
     network.load_state_dict(weights)
-
-
-def _prefix_hint(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str:
-    """Suggests a prefix to remove, if all names have one, as a wrapper adds it, and fit without it."""
-    prefixes = {name.partition(".")[0] for name in weights}
-    names = {name.partition(".")[2] for name in weights}
-    if len(prefixes) != 1 or not names & expected.keys():
-        return ""
-    return f"; all names in the file begin with '{prefixes.pop()}.': remove this prefix"
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -181,11 +171,11 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{start}{type(error).__name__}: {reason}") from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{start}it holds no state dict")
-    for name, tensor in content.items():
-        if not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{start}it holds no state dict")
-        if not isinstance(name, str):
-            raise CheckpointError(f"{start}tensors must have names, but one has {name!r}")
+    if not isinstance(content, Mapping) or not all(map(_is_named_tensor, content.items())):
+        raise CheckpointError(f"{start}it holds no state dict: tensors by their names")
     return dict(content)
+
+
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    name, tensor = item
+    return isinstance(name, str) and isinstance(tensor, Tensor)
