@@ -300,7 +300,7 @@ MISTAKES = {
     "no network": ("vit", noise(2, 3, 8, 8), {}, "model must be an nn.Module"),
     "meta network": (gated(0.5).to("meta"), IMAGE[None], {}, "on the meta device"),
     "no images": (gated(0.5), noise(0, 6, 5, 6), {}, "images must be at least one"),
-    "a file name": (gated(0.5), "images", {}, "images must be a tensor or a sequence"),
+    "a file name": (gated(0.5), "images", {}, r"images\[0\] must be a tensor, but is of type str"),
     "one number": (gated(0.5), torch.zeros(3), {}, "images must be a batch"),
     "nothing": (gated(0.5), torch.zeros(3, 6, 0, 6), {}, "at least one value each"),
     "numbers": (gated(0.5), [1, 2], {}, r"images\[0\] must be a tensor"),
@@ -314,7 +314,7 @@ MISTAKES = {
     "layer": (gated(0.5), IMAGE[None], {"layers": ["x"]}, "layers must be a pattern that matches"),
     "no layer": (gated(0.5), IMAGE[None], {"layers": []}, "layers must be a name pattern or"),
     "control": (gated(0.5), IMAGE[None], {"controls": ["x"]}, "unknown control"),
-    "text": (gated(0.5), IMAGE[None], {"controls": "x"}, "controls must be a list"),
+    "one number for all": (gated(0.5), 3, {}, "images must be a tensor or a sequence"),
     "even": (gated(0.5), IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),
     "radius": (gated(0.5), IMAGE[None], {"radius": -1}, "radius must be an integer"),
 }

@@ -51,7 +51,7 @@ def test_other_layouts_and_models_are_refused():
     del network.layers[0].attention.q_proj
     with pytest.raises(
         UnsupportedModelError,
-        match=r"layers\.0\.attention \(ViTAttention\): it has no q_proj: only the layout",
+        match=r"layers\.0\.attention \(ViTAttention\): its q_proj must be an nn.Linear, but",
     ):
         init_heads_(network, "impulse")
     swin = transformers.SwinModel(

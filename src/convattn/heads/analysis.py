@@ -155,7 +155,7 @@ def analyze(
 
 def _require(images: Any, kernel_size: int, controls: Any) -> None:
     """Raises on a mistake in the arguments."""
-    if isinstance(images, str | bytes) or not isinstance(images, Tensor | Sequence):
+    if not isinstance(images, Tensor | Sequence):
         raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
     if isinstance(images, Tensor) and images.ndim < 2:
         shape = tuple(images.shape)
@@ -169,8 +169,6 @@ def _require(images: Any, kernel_size: int, controls: Any) -> None:
         raise ArgumentError(must_be("images", "of at least one value each", tuple(first.shape)))
     if kernel_size % 2 == 0:
         raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
-    if isinstance(controls, str):
-        raise ArgumentError(must_be("controls", "a list of names", controls))
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)

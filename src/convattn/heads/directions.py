@@ -13,7 +13,11 @@ _SAME = 0.5
 
 
 class Directions:
-    """The side and the line of each head that get most of its attention on all images."""
+    """The side and the line of each head that get most of its attention on all images.
+
+    Attributes:
+        lines: The axis across the line of each head: 0 for its row, 1 for its column.
+    """
 
     def __init__(self, total: HeadSums, pairs: Pairs) -> None:
         """Finds side and line of each head from the sums over all images."""
@@ -22,13 +26,13 @@ class Directions:
         self._to_sides = torch.cat([steps < 0, steps > 0], dim=1).double()
         self._on_lines = (steps.abs() < _SAME).double()
         self._sides = (total.absolute @ self._to_sides).argmax(dim=1)
-        self._lines = (total.absolute @ self._on_lines).argmax(dim=1)
+        self.lines = (total.absolute @ self._on_lines).argmax(dim=1)
 
     def shares(self, sums: HeadSums) -> dict[str, Float64[Tensor, " heads"]]:
         """Returns the shares of attention on each head's side and line, from sums over some images."""
         mass = sums.absolute.sum(dim=1)
         on_side = (sums.absolute @ self._to_sides).gather(1, self._sides[:, None])[:, 0]
-        on_line = (sums.absolute @ self._on_lines).gather(1, self._lines[:, None])[:, 0]
+        on_line = (sums.absolute @ self._on_lines).gather(1, self.lines[:, None])[:, 0]
         if self._axes == 1:
             on_line = torch.full_like(on_line, nan)
         return {"side_share": on_side / mass, "line_share": on_line / mass}
@@ -39,7 +43,3 @@ class Directions:
         side = [0] * self._axes
         side[number % self._axes] = -1 if number < self._axes else 1
         return tuple(side)
-
-    def line(self, head: int) -> int:
-        """Returns the axis across the line of a head: 0 for its row, 1 for its column."""
-        return int(self._lines[head])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convattn.convert.surgery import find_empty, full_name
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork
@@ -83,8 +83,6 @@ def init_heads_(
         raise ArgumentError(must_be("kernel_size", expected, kernel_size))
     if kind not in get_args(Kind):
         raise ArgumentError(must_be("kind", "mimetic, impulse or exact", kind))
-    if not isinstance(vit, nn.Module):
-        raise ArgumentError(must_be_a("vit", "a network (torch.nn.Module)", vit))
     network = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")

@@ -145,7 +145,7 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                     jackknife(axis) for axis in hard_shifts[1:, head].T.tolist()
                 ),
                 side=directions.side(head),
-                line=directions.line(head),
+                line=int(directions.lines[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
                 kernel=tuple(weights[head].tolist()) if has_kernel else (),

@@ -124,13 +124,8 @@ _WHISPER_NAMES = _CLIP_NAMES | {"scale": "scaling"}
 def _tower_matrices(
     attention: nn.Module, names: Mapping[str, str], mask: str | None = None
 ) -> TokenAttention:
-    """Returns the matrices of a vision tower's attention, of transformers' version 5."""
+    """Returns the matrices of a vision tower's attention."""
     maps = ("q_proj", "k_proj", "v_proj", names["output"])
-    missing = [name for name in maps if not hasattr(attention, name)]
-    if missing:
-        raise UnsupportedModelError(
-            f"it has no {missing[0]}: only the layout of version 5 is supported"
-        )
     query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
         heads=int(getattr(attention, names["heads"])),
