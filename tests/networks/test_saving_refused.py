@@ -1,5 +1,7 @@
 """Networks and certificates that a folder could not bring back are refused before it is made."""
 
+import json
+
 import pytest
 import timm
 import torch
@@ -254,6 +256,16 @@ def test_the_card_counts_the_layers_that_are_described(tmp_path):
     folder = save_network(made, tmp_path / "made", certificate=certificate)
     card = (folder / "README.md").read_text()
     assert "`config.json` describes 1 `Conv1d`, 1 `RelativeAttention1d` of it." in card
+
+
+def test_of_a_known_source_only_what_differs_from_a_new_network_is_described(tmp_path):
+    network = ConvNet(width=8, depth=2, ffn=8).eval()
+    images = torch.randn(1, 3, 8, 8)
+    made, _ = network_to_attention(network, include="blocks.1.*", images=images)
+    for saved, names in ((network, []), (made, [["blocks.1.mixer"]])):
+        folder = save_network(saved, tmp_path / str(len(names)))
+        layers = json.loads((folder / "config.json").read_text())["layers"]
+        assert [layer["names"] for layer in layers] == names
 
 
 OTHER_LAYERS = {
