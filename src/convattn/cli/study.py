@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from convattn.cli.output import (
     Count,
-    OutputOrDefault,
+    Output,
     Settings,
     key_values,
     print_record,
@@ -25,7 +25,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     overrides: Settings = (),
     grid: tuple[str, ...] = (),
     baseline: str | None = None,
-    output: OutputOrDefault = None,
+    output: Output = Path("study"),
     workers: Count = 1,
     threads: Count | None = None,
     json: bool = False,
@@ -45,7 +45,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
         baseline: Recipe or variant NAME[KEY=VALUE] with which the others are compared. Default: the first.
-        output: Folder of the study. Default: study.
+        output: Folder of the study.
         workers: Runs at a time.
         threads: Threads of each run. Default: OMP_NUM_THREADS; if that is not set, one for tiny images, and for others
             the cores divided by the workers.
@@ -57,13 +57,12 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     seed_numbers = _read_seeds(seeds)
     changes = key_values(overrides, "--set")
     variants = _read_grid(grid)
-    folder = Path("study") if output is None else output
     from convattn.lab import study as run_study
 
     try:
         record = run_study(
             recipes,
-            output=folder,
+            output=output,
             seeds=seed_numbers,
             scale=scale,
             overrides=changes,
@@ -75,10 +74,10 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"the same command goes on; finished runs in {folder} are kept"
+            f"the same command goes on; finished runs in {output} are kept"
         ) from None
     print_record(
-        record, f"{record.summary()}\nwrote {folder}; look at {folder / 'study.md'}", json=json
+        record, f"{record.summary()}\nwrote {output}; look at {output / 'study.md'}", json=json
     )
     return 1 if record.failures else 0
 
