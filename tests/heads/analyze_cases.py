@@ -3,6 +3,7 @@
 import torch
 
 from convattn import RelativeAttention2d, Shift
+from convattn.heads.analysis import analyze
 
 
 def noise(images, *sizes, seed=1):
@@ -25,3 +26,8 @@ def gated(share, sharpness=6.0):
         network.gate.copy_(torch.logit(torch.tensor(share, dtype=torch.float64)))
         network.content.query.weight.mul_(sharpness)
     return network.eval()
+
+
+def report_of(share, images, **options):
+    """The report of such heads on noise."""
+    return analyze(gated(share), noise(images, 6, 5, 6), progress=False, **options)

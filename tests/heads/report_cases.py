@@ -34,20 +34,14 @@ TIMM = {
     "embed_dim": 18,
     "num_heads": 3,
 }
-BERT = {
-    "vocab_size": 40,
+SIZES = {
     "hidden_size": 15,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
     "intermediate_size": 20,
 }
-VIT = {
-    "hidden_size": 15,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "image_size": 28,
-}
+BERT = {"vocab_size": 40, **SIZES}
+VIT = {"image_size": 28, "patch_size": 4, **SIZES}
 TOWERS = {
     "dinov2": ("Dinov2Model", "Dinov2Config", 1, {}),
     "dinov2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", 5, {}),
@@ -85,17 +79,14 @@ def torchvision_vit():
 
 def transformers_vit(**options):
     return randomised(
-        transformers.ViTForImageClassification(
-            transformers.ViTConfig(patch_size=4, **VIT, **options)
-        )
+        transformers.ViTForImageClassification(transformers.ViTConfig(**VIT, **options))
     )
 
 
 def tower(kind, config, **options):
     """A vision tower of transformers by the names of its model and configuration."""
-    settings = {**VIT, "patch_size": 4, **options}
-    network = getattr(transformers, kind)(getattr(transformers, config)(**settings))
-    return randomised(network)
+    settings = getattr(transformers, config)(**VIT, **options)
+    return randomised(getattr(transformers, kind)(settings))
 
 
 def whisper():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
-from tests.heads.analyze_cases import gated, hooks, noise
+from tests.heads.analyze_cases import gated, hooks, noise, report_of
 from torch import nn
 
 from convattn import AttentionNet
@@ -96,12 +96,12 @@ def test_a_wave_is_shuffled_in_stretches():
 
 
 def test_four_images_give_every_number_its_error():
-    layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
+    layer = report_of(0.3, 4, controls=()).layers[0]
     assert all(math.isfinite(head.position_score.error) for head in layer.heads)
 
 
 def test_a_report_is_read_back():
-    report = analyze(gated(0.3), noise(3, 6, 5, 6), progress=False)
+    report = report_of(0.3, 3)
     assert HeadReport.from_json(report.to_json()).to_json() == report.to_json()
     assert len(repr(report.layers[0])) < 1000
     assert len(repr(report.layers[0].heads[0])) < 1000
@@ -112,7 +112,7 @@ def test_a_report_is_read_back():
 
 @pytest.mark.parametrize(("error", "told"), [(0.96, False), (0.1, True), (math.nan, True)])
 def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, told):
-    layer = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False).layers[0]
+    layer = report_of(0.3, 4, controls=()).layers[0]
     measured = replace(layer.measured, convolution_score=Estimate(0.37, error))
     sentence = replace(layer, measured=measured, controls=()).sentence
     assert ("explains at least 37" in sentence) == told
@@ -120,7 +120,7 @@ def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, tol
 
 
 def test_rows_hold_every_head_in_every_condition():
-    report = analyze(gated(0.3), noise(3, 6, 5, 6), progress=False)
+    report = report_of(0.3, 3)
     rows = report.rows()
     assert len(rows) == 3 * len(report.layers[0].heads)
     assert {row["condition"] for row in rows} == {"measured", *CONTROLS}
@@ -133,7 +133,7 @@ def test_rows_hold_every_head_in_every_condition():
 
 
 def test_a_report_prints_its_answer_in_the_first_line():
-    report = analyze(gated(0.3), noise(4, 6, 5, 6), controls=(), progress=False)
+    report = report_of(0.3, 4, controls=())
     assert str(report) == report.summary()
     first = str(report).splitlines()[0]
     assert first == f"RelativeAttention2d: {report.headline()}"
@@ -297,33 +297,33 @@ def test_layers_can_be_chosen():
 
 IMAGE = noise(6, 5, 6)
 MISTAKES = {
-    "no network": ("vit", noise(2, 3, 8, 8), {}, "model must be an nn.Module"),
-    "meta network": (gated(0.5).to("meta"), IMAGE[None], {}, "on the meta device"),
-    "no images": (gated(0.5), noise(0, 6, 5, 6), {}, "images must be at least one"),
-    "a file name": (gated(0.5), "images", {}, r"images\[0\] must be a tensor, but is of type str"),
-    "one number": (gated(0.5), torch.zeros(3), {}, "images must be a batch"),
-    "nothing": (gated(0.5), torch.zeros(3, 6, 0, 6), {}, "at least one value each"),
-    "numbers": (gated(0.5), [1, 2], {}, r"images\[0\] must be a tensor"),
-    "array": (gated(0.5), [IMAGE, IMAGE.numpy()], {}, r"\[1\] must be a tensor, .* type ndarray"),
-    "sparse": (gated(0.5), IMAGE[None].to_sparse(), {}, r"images\[0\] must be dense, but is"),
-    "grey": (gated(0.5), noise(4, 1, 5, 6), {}, r"images must .* of shape \(2, 1, 5, 6\)"),
-    "sizes": (gated(0.5), [IMAGE, noise(6, 7, 6)], {}, r"of \(6, 5, 6\) and \(6, 7, 6\)"),
-    "meta images": (gated(0.5), IMAGE[None].to("meta"), {}, "on the meta device"),
-    "nan": (gated(0.5), torch.full((3, 6, 5, 6), torch.nan), {}, "must hold finite numbers"),
-    "convolutions": (nn.Conv2d(3, 3, 3), noise(2, 3, 8, 8), {}, "attention"),
-    "layer": (gated(0.5), IMAGE[None], {"layers": ["x"]}, "layers must be a pattern that matches"),
-    "no layer": (gated(0.5), IMAGE[None], {"layers": []}, "layers must be a name pattern or"),
-    "control": (gated(0.5), IMAGE[None], {"controls": ["x"]}, "unknown control"),
-    "one number for all": (gated(0.5), 3, {}, "images must be a tensor or a sequence"),
-    "even": (gated(0.5), IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),
-    "radius": (gated(0.5), IMAGE[None], {"radius": -1}, "radius must be an integer"),
+    "no network": (noise(2, 3, 8, 8), {"model": "vit"}, "model must be an nn.Module"),
+    "meta network": (IMAGE[None], {"model": gated(0.5).to("meta")}, "on the meta device"),
+    "no images": (noise(0, 6, 5, 6), {}, "images must be at least one"),
+    "a file name": ("images", {}, r"images\[0\] must be a tensor, but is of type str"),
+    "one number": (torch.zeros(3), {}, "images must be a batch"),
+    "nothing": (torch.zeros(3, 6, 0, 6), {}, "at least one value each"),
+    "numbers": ([1, 2], {}, r"images\[0\] must be a tensor"),
+    "array": ([IMAGE, IMAGE.numpy()], {}, r"\[1\] must be a tensor, .* type ndarray"),
+    "sparse": (IMAGE[None].to_sparse(), {}, r"images\[0\] must be dense, but is"),
+    "grey": (noise(4, 1, 5, 6), {}, r"images must .* of shape \(2, 1, 5, 6\)"),
+    "sizes": ([IMAGE, noise(6, 7, 6)], {}, r"of \(6, 5, 6\) and \(6, 7, 6\)"),
+    "meta images": (IMAGE[None].to("meta"), {}, "on the meta device"),
+    "nan": (torch.full((3, 6, 5, 6), torch.nan), {}, "must hold finite numbers"),
+    "convolutions": (noise(2, 3, 8, 8), {"model": nn.Conv2d(3, 3, 3)}, "attention"),
+    "layer": (IMAGE[None], {"layers": ["x"]}, "layers must be a pattern that matches"),
+    "no layer": (IMAGE[None], {"layers": []}, "layers must be a name pattern or"),
+    "control": (IMAGE[None], {"controls": ["x"]}, "unknown control"),
+    "one number for all": (3, {}, "images must be a tensor or a sequence"),
+    "even": (IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),
+    "radius": (IMAGE[None], {"radius": -1}, "radius must be an integer"),
 }
 
 
 def test_mistakes_are_told(without_type_checks):
-    for name, (network, images, options, message) in MISTAKES.items():
+    for name, (images, options, message) in MISTAKES.items():
         with pytest.raises(ConvAttnError) as caught:
-            analyze(network, images, **options)
+            analyze(**{"model": gated(0.5), "images": images, **options})
         assert re.search(message, str(caught.value)), (name, str(caught.value))
 
 

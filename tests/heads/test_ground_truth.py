@@ -5,7 +5,7 @@ from math import exp
 import pytest
 import timm
 import torch
-from tests.heads.analyze_cases import gated, noise
+from tests.heads.analyze_cases import gated, noise, report_of
 from tests.heads.reference_statistics import reference
 from torch import nn
 
@@ -80,7 +80,7 @@ NAMES = [
 
 
 def test_heads_of_pure_content_are_no_convolutions():
-    report = analyze(gated(0.0), noise(50, 6, 5, 6), progress=False)
+    report = report_of(0.0, 50)
     for measured in (
         report.layers[0].measured,
         *(item.measured for item in report.layers[0].controls),

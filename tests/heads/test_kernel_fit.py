@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from tests.heads.analyze_cases import gated, noise
+from tests.heads.analyze_cases import report_of
 from tests.heads.reference_statistics import reference_error
 from tests.heads.statistics_cases import LAYOUTS, added, call_of, make_call, measured, within
 
 from convattn.heads import kernel_fit as likelihood
-from convattn.heads.analysis import analyze
 from convattn.heads.controls import CONTROLS
 from convattn.heads.head_sums import make_pairs
 from convattn.heads.kernel_fit import KernelFit, shared_out
@@ -104,6 +103,6 @@ def test_heads_that_look_beyond_the_border_have_not_settled(centre, settled):
 def test_heads_whose_fit_does_not_end_are_named(rounds, monkeypatch):
     monkeypatch.setattr(likelihood, "_ROUNDS", rounds)
     for controls, heads in (((), "3 heads"), (CONTROLS, "9 heads, controls included")):
-        report = analyze(gated(0.9), noise(6, 6, 5, 6), controls=controls, progress=False)
+        report = report_of(0.9, 6, controls=controls)
         expected = f"position scores of {heads}: weights by displacement were not fitted to the end"
         assert (expected in " ".join(report.not_covered)) == (rounds == 0)

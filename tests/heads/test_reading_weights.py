@@ -5,7 +5,16 @@ import copy
 import pytest
 import torch
 from tests.heads.attention_cases import TIMM
-from tests.heads.attention_other_cases import AUDIO, CASES, OWN, TEXTS, transformers_model
+from tests.heads.attention_other_cases import (
+    AUDIO,
+    CASES,
+    OWN,
+    SQUARE,
+    TEXT,
+    TEXTS,
+    TOWER,
+    transformers_model,
+)
 from tests.heads.watch_cases import drawn, seen_by
 
 from convattn.budget import assert_within_budget, roundings
@@ -86,13 +95,7 @@ def test_audio(build, size, layer, tokens):
 def test_padded_texts_have_masks_of_their_own(kind, attention):
     ids, mask = torch.randint(5, 90, (2, 11)), torch.ones(2, 11, dtype=torch.long)
     mask[1, 7:] = 0
-    sizes = {
-        "hidden_size": 12,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 3,
-        "intermediate_size": 16,
-    }
-    network = transformers_model(kind, vocab_size=97, attn_implementation=attention, **sizes)()
+    network = transformers_model(kind, attn_implementation=attention, **TEXT)()
     (call,) = seen_by(network, {"input_ids": ids, "attention_mask": mask})
     assert call.layout.allowed is None
     assert torch.equal(call.allowed[:, 0, 0], mask.bool())
@@ -101,16 +104,10 @@ def test_padded_texts_have_masks_of_their_own(kind, attention):
 
 @pytest.mark.parametrize("kind", ["ViT", "Bert"])
 def test_the_weights_that_transformers_itself_gives_out(kind):
-    sizes = {
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 16,
-    }
-    more = {"image_size": 20, "patch_size": 4} if kind == "ViT" else {"vocab_size": 97}
-    network = transformers_model(kind, **sizes, **more)().eval()
+    sizes = {**(TOWER | SQUARE if kind == "ViT" else TEXT), "num_hidden_layers": 2}
+    network = transformers_model(kind, **sizes)().eval()
     given = drawn(3, 20, 20) if kind == "ViT" else torch.randint(5, 90, (2, 11))
-    plain = transformers_model(kind, **sizes, **more, attn_implementation="eager")().eval()
+    plain = transformers_model(kind, **sizes, attn_implementation="eager")().eval()
     plain.load_state_dict(network.state_dict())
 
     def given_out(plain, given):
