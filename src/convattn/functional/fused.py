@@ -16,9 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.positions import FAST_WIDTHS
 from convattn.functional.reference import attention_weights, displacement_places
-from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    missing_channels,
+    needs_own_operations,
+)
 from convattn.functional.workspace import chunks
 from convattn.grid import Axis
 
@@ -186,10 +189,11 @@ def fused_attention(
 
 def _one_width(*tensors: Tensor) -> list[Tensor]:
     """Appends zeros to queries, keys and values on a CPU, so that they have one width, at which its kernel is fast."""
-    if tensors[0].device.type != "cpu":
+    device = tensors[0].device
+    if device.type != "cpu":
         return list(tensors)
     width = max(tensor.shape[-1] for tensor in tensors)
-    width += -width % FAST_WIDTHS
+    width += missing_channels(width, device)
     padded = []
     for tensor in tensors:
         missing = width - tensor.shape[-1]

@@ -21,7 +21,7 @@ from torch.nn import functional
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.encodings.encoding import compute_parameters
 from convattn.functional.reference import displacement_scores
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import missing_channels, without_autocast
 from convattn.grid import Axis
 
 
@@ -52,9 +52,7 @@ class Channels(NamedTuple):
 
 def _appended(tokens: Tensor, channels: Tensor) -> Float[Tensor, "images heads tokens _"]:
     first = tokens.shape[2] - channels.shape[-2]
-    missing = 0
-    if tokens.device.type == "cpu":
-        missing = -(tokens.shape[-1] + channels.shape[-1]) % FAST_WIDTHS
+    missing = missing_channels(tokens.shape[-1] + channels.shape[-1], tokens.device)
     channels = functional.pad(channels, (0, missing, first, 0))
     return torch.cat([tokens, channels.expand(*tokens.shape[:-1], -1)], dim=-1)
 
@@ -68,9 +66,6 @@ FORMS = {
 
 _WIDEST = 128
 """Most one-hot channels of a sequence: beyond, explicit weights take less time than wide queries."""
-
-FAST_WIDTHS = 4
-"""Widths of which torch's kernel for CPUs is fast are multiples of this; others take up to 1.4 times as long."""
 
 _LEAST = 1 / 4
 """Share of the range of a dtype within which scores are kept: a key of score −∞ would make 0 · ∞ in the product."""
