@@ -160,7 +160,7 @@ FAULTS = [
             None,
             "convert.to_attention",
             "certify_attention",
-            lambda size: of_argument(1, weight_off(size)),
+            lambda size: of_argument(2, weight_off(size)),
         ),
         (
             "attention_to_conv",
