@@ -19,25 +19,25 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 9_800,
+    ROOT: 9_700,
     "encodings": 7_300,
-    "functional": 23_550,
-    "layers": 9_200,
-    "convert": 36_500,
-    "models": 3_000,
-    "networks": 10_050,
-    "heads": 37_000,
-    "viewer": 11_000,
-    "cli": 6_760,
-    "testing": 2_000,
-    "lab": 31_800,
+    "functional": 24_800,
+    "layers": 9_300,
+    "convert": 33_000,
+    "models": 2_900,
+    "networks": 9_500,
+    "heads": 33_700,
+    "viewer": 10_250,
+    "cli": 6_450,
+    "testing": 1_900,
+    "lab": 29_500,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 306_000, ("benchmarks", "evidence", "scripts"): 75_000}
+OUTSIDE = {("tests",): 293_000, ("benchmarks", "evidence", "scripts"): 60_500}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 187_000
+TOTAL = 178_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
