@@ -113,12 +113,19 @@ def test_make_commands_exist():
         assert set(commands) <= set(targets), name(page)
 
 
-def test_files_that_the_makefile_names_exist():
-    files = re.findall(r"\b(\w+/[\w/]+\.py)\b", read("Makefile"))
-    places = [ROOT, ROOT / "tests"]
-    assert len(files) > 5
-    for file in files:
-        assert any((place / file).is_file() for place in places), file
+def test_files_of_code_that_are_named_exist():
+    for page in ("Makefile", "CONTRIBUTING.md", "docs/architecture.md"):
+        files = re.findall(r"\b(\w+/[a-z_/0-9]+\.py)\b", read(page))
+        places = [ROOT, ROOT / "tests", ROOT / "src/convattn"]
+        assert len(files) > 2
+        for file in files:
+            assert any((place / file).is_file() for place in places), f"{page} names {file}"
+
+
+def test_every_decision_is_listed():
+    decisions = ROOT / "docs/decisions"
+    listed = re.findall(r"\]\((\d{4}-[^)]+)\)", read(decisions / "README.md"))
+    assert listed == sorted(file.name for file in decisions.glob("0*.md"))
 
 
 def test_docstrings_name_pages_by_their_path():
