@@ -1,6 +1,6 @@
 """Attention weights of whole architectures at their native sizes: read with their layout and proved, or refused.
 
-Builds each architecture of `attention_subjects` with random weights, runs it on one random image of its native size,
+Builds each architecture of `subjects.py` with random weights, runs it on one random image of its native size,
 and reads every attention layer. Each layer's weights × values must be what the module itself computed within the error
 budget, or the script fails. Writes attention-adapters.json:
 
