@@ -58,7 +58,8 @@ def test_record_without_accuracy_is_unreadable(run):
 
 def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(
-        ArgumentError, match=r"runs must be a folder that exists, but is '.*nowhere'"
+        ArgumentError,
+        match=r"runs must be a folder that exists, but is '.*nowhere'; .* --train makes it",
     ):
         find_runs(tmp_path / "nowhere")
 

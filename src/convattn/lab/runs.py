@@ -86,7 +86,8 @@ def find_runs(folder: str | os.PathLike[str]) -> RunListing:
     A folder is a run if it holds a recipe.toml, a metrics.jsonl or a record.json.
     """
     if not Path(folder).is_dir():
-        raise ArgumentError(must_be("runs", "a folder that exists", str(folder)))
+        wrong = must_be("runs", "a folder that exists", str(folder))
+        raise ArgumentError(f"{wrong}; convattn reproduce --train makes it")
     finished, unfinished, unreadable = [], [], []
     for place in _run_folders(Path(folder), _DEPTH):
         if not (place / _RECORD).exists():
