@@ -83,7 +83,8 @@ def test_pruned_recipe_trains_on_the_run_that_it_is_given(tmp_path):
 
 def test_pruned_recipe_without_a_run_to_start_from_is_refused():
     with pytest.raises(
-        RecipeError, match=r"start\.folder must name the folder of a run of sa-quadratic-generalized"
+        RecipeError,
+        match=r"start\.folder must name the folder of a run of sa-quadratic-generalized",
     ):
         train(load_recipe("sa-quadratic-generalized-pruned", scale="tiny"), progress=False)
 
