@@ -22,6 +22,8 @@ MODULE = importlib.import_module("convattn.functional.fused")
 
 
 NARROW = Content(key_width=3)
+UNPLACED = {"content": Content(key_width=8, position=False), "gate": "sigmoid"}
+"""Options of a layer whose content has no scores of displacements, and goes to the kernel as it is."""
 
 
 def made(impl, content=NARROW, **options):
@@ -193,10 +195,11 @@ def test_a_query_that_forgets_its_channels_is_noticed(channels, monkeypatch):
         check(made("content"), torch.randn(3, 4, 5, 7))
 
 
+@pytest.mark.parametrize("options", [{}, UNPLACED], ids=["a mask", "the kernel"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_around_the_layer_changes_no_gradient(reentrant):
-    layer, x = made("content"), torch.randn(3, 4, 5, 7)
-    expected = expected_of(made("reference"), x)
+def test_a_checkpoint_around_the_layer_changes_no_gradient(reentrant, options):
+    layer, x = made("content", **options), torch.randn(3, 4, 5, 7)
+    expected = expected_of(made("reference", **options), x)
 
     def around(images):
         return checkpoint(layer, images, use_reentrant=reentrant)
@@ -209,8 +212,9 @@ def test_a_checkpoint_around_the_layer_changes_no_gradient(reentrant):
         assert_within_budget(actual, hi, lows, sums=sums)
 
 
-def test_a_backward_pass_frees_what_the_kernel_kept():
-    layer, x = made("content"), torch.randn(3, 4, 5, 7)
+@pytest.mark.parametrize("options", [{}, UNPLACED], ids=["a mask", "the kernel"])
+def test_a_backward_pass_frees_what_the_kernel_kept(options):
+    layer, x = made("content", **options), torch.randn(3, 4, 5, 7)
     y = layer(x)
     y.sum().backward()
     with pytest.raises(RuntimeError, match="a second time"):
