@@ -1,6 +1,7 @@
 """Attention by torch's fused kernel, and in pieces: the definition with all gradients, and nothing large is kept."""
 
 import importlib
+import inspect
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
+from convattn.errors import ShapeError
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -276,3 +278,12 @@ def test_explicit_weights_mix_values_of_few_digits(dtype, width, dropout, heads)
     assert y.shape == (1, 2, 5, width)
     if not dropout:
         assert (y - 1).abs().max() <= 5 * torch.finfo(dtype).eps
+
+
+def test_keys_that_fit_neither_queries_nor_values_are_refused():
+    attend = inspect.unwrap(MODULE.fused_attention)  # users have no type checks of shapes
+    query = torch.randn(1, 2, 5, 3)
+    with pytest.raises(ShapeError, match=r"key\.shape\[-1\] must be 3, but is 4"):
+        attend(query, torch.randn(1, 2, 5, 4), query)
+    with pytest.raises(ShapeError, match=r"value\.shape\[2\] must be 5, but is 4"):
+        attend(query, query, query[:, :, :4])

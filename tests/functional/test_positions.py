@@ -176,3 +176,9 @@ def test_a_bound_of_fewer_roundings_would_be_too_small():
         < moved
         <= quadratic_error(encoding.float(), axes, torch.bfloat16)
     )
+
+
+def test_fewer_tokens_than_places_are_refused():
+    tokens = torch.randn(1, 2, 34, 3)
+    with pytest.raises(ShapeError, match="tokens must be at least 35, the number of places"):
+        position_channels(Quadratic(2, 2), (5, 7)).append(tokens, tokens)

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import attention_weights, displacement_places
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
@@ -162,7 +163,14 @@ def fused_attention(
     Returns:
         Means of the values. Derivatives of any order flow to everything; above the first they take the memory of all
         weights.
+
+    Raises:
+        ShapeError: Keys have another width than queries, or there are not as many as values.
     """
+    if key.shape[-1] != query.shape[-1]:
+        raise ShapeError(must_be("key.shape[-1]", str(query.shape[-1]), key.shape[-1]))
+    if value.shape[2] != key.shape[2]:
+        raise ShapeError(must_be("value.shape[2]", str(key.shape[2]), value.shape[2]))
     inner = value.shape[-1]
     tables = () if mask is None else mask.tables
     # zeros appended to queries and keys would take longer than all weights of some queries

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.encodings.encoding import compute_parameters
+from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import missing_channels, without_autocast
 from convattn.grid import Axis
@@ -46,12 +47,18 @@ class Channels(NamedTuple):
 
         Returns:
             Longer queries and keys.
+
+        Raises:
+            ShapeError: There are fewer tokens than places.
         """
         return _appended(query, self.query), _appended(key, self.key)
 
 
 def _appended(tokens: Tensor, channels: Tensor) -> Float[Tensor, "images heads tokens _"]:
     first = tokens.shape[2] - channels.shape[-2]
+    if first < 0:
+        expected = f"at least {channels.shape[-2]}, the number of places"
+        raise ShapeError(must_be("the number of tokens", expected, tokens.shape[2]))
     missing = missing_channels(tokens.shape[-1] + channels.shape[-1], tokens.device)
     channels = functional.pad(channels, (0, missing, first, 0))
     return torch.cat([tokens, channels.expand(*tokens.shape[:-1], -1)], dim=-1)
