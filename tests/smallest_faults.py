@@ -106,7 +106,6 @@ class Planted:
                 patch.setitem(SLOWNESS, "own channels", 0)
             if fault.in_tiles:
                 patch.setattr(separable, "SMALL_BYTES", -1)
-                patch.setattr(separable, "_FEW", 0)
             if size:
                 fault.inject(patch)
             torch.manual_seed(seed)
@@ -139,7 +138,7 @@ FAULTS = [
         ("reference", "softmax leaks", REFERENCE, "layers.paths", "attention_weights", leak),
         ("reference", "W_h off", REFERENCE, "layers.paths", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
-        ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_head", argument_off(2)),
+        ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_heads", argument_off(2)),
         ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),

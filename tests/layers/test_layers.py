@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
@@ -70,8 +72,8 @@ def test_gradient_of_hard_heads_is_zero_by_definition(case):
     assert not any(gradient.any() for gradient in gradients)
 
 
-PIECE = 260
-"""Bytes of a piece: three rows of five in two dimensions, which are not a multiple of a block."""
+PIECE, LARGER = 260, 700
+"""Bytes of a piece: of one head and image in two dimensions, and of four."""
 
 SOFTER, SHARPER = ({"root_sharpness": torch.tensor(roots)} for roots in ([1.0, 3.0], [2.5, 8.0]))
 SHAPES = {"shape": torch.tensor([[[2.0, 0.4], [-0.2, 1.8]], [[8.0, 0.1], [0.2, 7.0]]])}
@@ -94,79 +96,79 @@ PIECEWISE = [
 class TestLargeImages(CaseContract):
     """The contract where images are cut into pieces and bands of keys are left out, which small ones are not.
 
-    In place of large images the pieces are made small: a few rows, and tiles of two queries wherever a key can be left
-    out.
+    In place of large images the pieces are made small: few heads and images, and tiles of two queries, or of all,
+    wherever a key can be left out. Channels lie last, or between the axes.
     """
 
     cases = PIECEWISE
 
-    @pytest.fixture(autouse=True)
-    def _small_pieces(self, monkeypatch):
-        make_pieces_small(monkeypatch)
+    @pytest.fixture(autouse=True, params=product((0, 100), (PIECE, LARGER), (2, 100)), ids=str)
+    def _small_pieces(self, request, monkeypatch):
+        make_pieces_small(monkeypatch, *request.param)
 
 
-FEW_CHANNELS = [
+def make_pieces_small(monkeypatch, many=0, piece=PIECE, queries=2):
+    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+    monkeypatch.setattr(tiles, "_CACHE", piece)
+    monkeypatch.setattr(tiles, "_SHORT", queries)
+    monkeypatch.setattr(tiles, "_SHORTER", queries)
+    monkeypatch.setattr(tiles, "_MANY", many)
+    monkeypatch.setattr(tiles, "WORTHWHILE", 1)
+
+
+@pytest.mark.parametrize("many", [0, 100])
+@pytest.mark.parametrize("case", PIECEWISE, ids=str)
+def test_keys_are_left_out(case, many, monkeypatch):
+    """Otherwise the class above would show nothing."""
+    left_out, right = [], tiles.axis_tiles
+
+    def watched(weights, *args):
+        cuts = right(weights, *args)
+        for cut in cuts:
+            left_out.extend(weights.shape[2] - (tile.keys.stop - tile.keys.start) for tile in cut)
+        return cuts
+
+    make_pieces_small(monkeypatch, many)
+    monkeypatch.setattr(tiles, "axis_tiles", watched)
+    contract = CaseContract()
+    contract.case = case
+    contract.made()(contract.images())
+    assert max(left_out) > 0
+
+
+PLANES = [
     case
     for case in PIECEWISE
     if case.kind is not RelativeAttention3d and "head_width" not in case.options
 ]
 
 
-class TestFewChannels(CaseContract):
-    """The contract where all heads of one image at a time are computed together."""
+class TestInBfloat16(CaseContract):
+    """The contract of what computes all heads together in bfloat16, in wider numbers and one image at a time."""
 
-    cases = FEW_CHANNELS
+    cases = PLANES
 
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
-        monkeypatch.setattr(separable, "SMALL_BYTES", -1)
+        compute_together(monkeypatch)
         monkeypatch.setattr(all_heads, "_CACHE", 1)
         monkeypatch.setattr(all_heads, "_ALIGNED", 1)
 
 
-@pytest.mark.parametrize("case", FEW_CHANNELS, ids=str)
-def test_heads_of_few_channels_are_computed_together(case, monkeypatch):
-    """Otherwise the class above would show nothing."""
+def compute_together(monkeypatch):
     monkeypatch.setattr(separable, "SMALL_BYTES", -1)
-    monkeypatch.setattr(tiles, "_Product", None)  # calling it would fail
+    monkeypatch.setattr(separable, "product_dtype", lambda _: torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", PLANES, ids=str)
+def test_heads_are_computed_together(case, monkeypatch):
+    """Otherwise the class above would show nothing."""
+    compute_together(monkeypatch)
+    monkeypatch.setattr(all_heads, "_AllHeads", None)  # calling it would fail
     contract = CaseContract()
     contract.case = case
-    contract.made()(contract.images())
-    monkeypatch.setattr(separable, "_FEW", 0)
     with pytest.raises(AttributeError, match="apply"):
         contract.made()(contract.images())
-
-
-def make_pieces_small(monkeypatch):
-    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
-    monkeypatch.setattr(separable, "_FEW", 0)
-    monkeypatch.setattr(tiles, "_CACHE", PIECE)
-    monkeypatch.setattr(tiles, "_SHORT", 2)
-    monkeypatch.setattr(tiles, "_NUMBERS", 0)
-    monkeypatch.setattr(tiles, "WORTHWHILE", 1)
-
-
-@pytest.mark.parametrize("case", PIECEWISE, ids=str)
-def test_keys_are_left_out(case, monkeypatch):
-    """Otherwise the class above would show nothing."""
-    left_out, right = [], tiles.axis_tiles
-
-    def watched(weights, *args, **options):
-        cut = right(weights, *args, **options)
-        for tile in cut:
-            left_out.extend(weights.shape[2] - (keys.stop - keys.start) for keys in tile.keys)
-        return cut
-
-    monkeypatch.setattr(separable, "SMALL_BYTES", -1)
-    monkeypatch.setattr(separable, "_FEW", 0)
-    monkeypatch.setattr(tiles, "_CACHE", PIECE)
-    monkeypatch.setattr(tiles, "_SHORT", 2)
-    monkeypatch.setattr(tiles, "_NUMBERS", 0)
-    monkeypatch.setattr(tiles, "axis_tiles", watched)
-    contract = CaseContract()
-    contract.case = case
-    contract.made()(contract.images())
-    assert max(left_out) > 0
 
 
 def test_the_pieces_are_pieces(monkeypatch):
@@ -175,12 +177,9 @@ def test_the_pieces_are_pieces(monkeypatch):
         None
     ]
     make_pieces_small(monkeypatch)
-    cut = tiles.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 7, 2)
+    (cut,) = tiles.axis_tiles(weights, torch.finfo(torch.float32).eps / 64, 2, [slice(0, 1)])
     assert [tile.queries for tile in cut] == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
-    assert all(keys.stop - keys.start < 6 for tile in cut for keys in tile.keys)
-    assert (
-        len(tiles._image_tiles(torch.zeros(2, 5, 7, 3), [torch.full((1, 5, 5), 0.2), weights])) > 2
-    )
+    assert all(tile.keys.stop - tile.keys.start < 6 for tile in cut)
     contract = TestLargeImages()
     contract.case = PIECEWISE[1]
     right = tiles.axis_tiles

@@ -15,7 +15,6 @@ def contract_on(fault, monkeypatch):
         monkeypatch.setitem(SLOWNESS, "own channels", 0)
     if fault.in_tiles:
         monkeypatch.setattr(separable, "SMALL_BYTES", -1)
-        monkeypatch.setattr(separable, "_FEW", 0)
     contract = CaseContract()
     contract.case = fault.case
     plan = contract.made().plan(contract.images().shape)

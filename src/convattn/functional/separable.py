@@ -7,8 +7,8 @@ all pixels is the general case of weights that are not a product.
 Three ways compute this, by what was measured to be faster:
 
 - plain products of all heads: small calls, and all that torch must see (compilers, autocast, `torch.func`);
-- all heads together in large products (`all_heads.py`): on a CPU in bfloat16 and for few channels;
-- head by head in tiles of the pixels (`tiles.py`): all else.
+- all heads together in large products (`all_heads.py`): on a CPU in bfloat16;
+- in tiles of the queries (`tiles.py`): all else.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,8 @@ from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import autocasts, needs_own_operations, product_dtype
 
 SMALL_BYTES = 15 << 15
-"""Bytes of the means of all heads up to which plain products of all heads are quicker than tiles, head by head: with
-nine heads and 64 channels on 14 x 14 pixels, 430 kB, a forward takes half the time and a step a fifth (one core)."""
-
-_FEW, _NEAR = 8, 64
-"""Most channels, and most keys along an axis, for which all heads together are quicker than one by one: nine heads on
-32 x 32 pixels take a fifth of the time with 3 channels, a third with 8, and as long with 16 (a step, one core)."""
+"""Bytes of the means of all heads up to which plain products of all heads are quicker than tiles: with nine heads and
+64 channels on 14 x 14 pixels, 430 kB, by 1.2 and 1.3 times (forward and a step, one core)."""
 
 _JOINED = 64
 """Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
@@ -63,10 +59,11 @@ def separable_attention(
         or _is_small(weights, keys)
         or needs_own_operations(keys, maps, *weights)
     )
-    if not in_torch and groups == 1 and len(weights) < 3 and _are_computed_together(keys):
+    large = product_dtype(keys) == torch.bfloat16 and keys.device.type == "cpu"
+    if large and not in_torch and groups == 1 and len(weights) < 3:
         return attention_of_all_heads(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
-    # Head by head, results in fewer than 32 bits would be rounded before they are summed.
+    # In tiles, results of a head in fewer than 32 bits would be rounded before they are summed.
     if in_torch or keys.element_size() < 4 or autocasts(keys.device):
         return attend_by_axis(weights, keys, maps, groups)
     return attention_in_tiles(weights, keys, maps, groups)
@@ -84,15 +81,6 @@ def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:
         return False
     pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
     return len(weights[0]) * prod(keys.shape[:2]) * pixels * keys.element_size() <= SMALL_BYTES
-
-
-def _are_computed_together(keys: Tensor) -> bool:
-    """Tells whether all heads are computed together: on a CPU in bfloat16 or for few channels."""
-    if keys.device.type != "cpu":
-        return False
-    dtype = product_dtype(keys)
-    few = keys.shape[1] <= _FEW and max(keys.shape[2:]) <= _NEAR
-    return dtype == torch.bfloat16 or (few and dtype in (torch.float32, torch.float64))
 
 
 def values_first_attention(

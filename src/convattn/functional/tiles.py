@@ -1,20 +1,20 @@
-"""Attention head by head, in tiles of the pixels, so that intermediate results stay in the cache.
+"""Attention in tiles of the queries, so that intermediate results stay in the cache.
 
-    a tile of the pixels      along the rows        along the columns      times W_h, added
-    (rows, cols, channels) →  (rows_out, cols, …) → (rows_out, cols_out, …) →  (pixels_out, outputs)
+    pixels of an image                   (keys, channels, keys)
+    along the first axis, some heads  →  (heads, queries, channels, keys)
+    along the last axis               →  (heads, queries, channels, queries)
+    times W_h, summed over heads      →  (queries, outputs, queries)
 
-Intermediate results are computed for images and tiles that fit the cache, over the keys that matter to the tile's
-queries, and computed again for gradients.
+Channels lie between the axes, so that products are large if channels are few; if they are many, they lie last. Queries
+are computed over the keys that matter to them. For gradients, intermediate results are computed again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,17 +25,15 @@ from convattn.functional.workspace import Workspace, chunks
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
 
-_SHORT = 32
-"""Queries of a tile along an axis on which heads are narrow: enough for matrix products to run at speed, few enough for
-their keys to be few."""
+_SHORT, _SHORTER = 32, 16
+"""Queries along an axis whose keys are found together, if channels lie last, and else: enough for matrix products to
+run at speed, few enough for their keys to be few."""
 
-_NUMBERS = 1 << 16
-"""Numbers of a tile of all images, channels and pixels, below which calls take longer than products: with nine heads on
-64 x 64 pixels, a step in tiles of twice that length takes 0.75 of the time with 16 channels, 0.9 with 32, and 1.07 with
-64 (one core)."""
+_MANY = 1 / 2
+"""Channels by keys along the last axis above which channels lie last."""
 
 WORTHWHILE = 0.6
-"""Share of all keys below which short tiles pay for their calls."""
+"""Share of all keys below which short tiles along an axis after the first pay for their calls."""
 
 
 def attention_in_tiles(
@@ -45,29 +43,39 @@ def attention_in_tiles(
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention`, with weights in the dtype of the keys."""
-    pixels = rearrange(keys, "batch channels ... -> batch ... channels").contiguous()
-    y = _Product.apply(pixels, maps, groups, *weights)
-    return rearrange(y, "batch ... outputs -> batch outputs ...")
+    if len(weights) == 1:  # one row of pixels
+        ones = torch.ones_like(weights[0][:, :1, :1])
+        return attention_in_tiles([ones, *weights], keys[:, :, None], maps, groups)[:, :, 0]
+    order = (1, -1) if keys.shape[1] > _MANY * keys.shape[-1] else (2, 0)
+    pixels = keys.movedim(*order).contiguous()
+    return _Product.apply(pixels, maps, groups, order, *weights).movedim(*order[::-1])
 
 
 class _Product(torch.autograd.Function):
-    """Attend along each axis, then apply the head's matrix, summing over heads in place."""
+    """Attend along each axis, then apply the heads' matrices, summing over heads in place."""
 
     @staticmethod
-    def forward(ctx: Any, pixels: Tensor, maps: Tensor, groups: int, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        pixels: Tensor,
+        maps: Tensor,
+        groups: int,
+        order: tuple[int, int],
+        *weights: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(pixels, maps, *weights)
-        ctx.groups = groups
-        means = _Means(weights, pixels)
+        ctx.groups, ctx.order = groups, order
+        means = _Means(weights, pixels, order)
         queries = [weight.shape[1] for weight in weights]
-        y = pixels.new_zeros(len(pixels), *queries, maps.shape[1])
-        for images, tile in _image_tiles(pixels, weights):
-            part = y[_queries(images, tile)]
+        images = pixels.new_empty(means.images, maps.shape[1], *queries)
+        y = pixels.new_zeros(images.movedim(*order).shape)
+        for tile in means.tiles:
+            part = means.part(y, tile.images, tile.rows.queries)
             total = part
             if not part.is_contiguous():
-                total = means.workspace.get("total", *part.shape).zero_()
-            for head, weight in enumerate(maps):
-                mixed = means.stages(tile, head, pixels[images])[-1]
-                add_head(total.view(-1, total.shape[-1]), mixed, weight, groups)
+                total = means.workspace.get("total", *part.shape).copy_(part)
+            mixed = means.stages(tile)[-1]
+            add_heads(means.by_channel(total), mixed, maps[tile.heads], groups)
             if total is not part:
                 part.copy_(total)
         return y
@@ -75,259 +83,321 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         pixels, maps, *weights = ctx.saved_tensors
-        needs_pixels, needs_maps, _, *needs_weights = ctx.needs_input_grad
+        needs_pixels, needs_maps, _, _, *needs_weights = ctx.needs_input_grad
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             by_pixels, by_maps, *by_weights = backward_to_differentiate(
-                partial(_with_channels_last, ctx.groups),
+                partial(_as_products, ctx.groups, ctx.order),
                 (pixels, maps, *weights),
                 (needs_pixels, needs_maps, *needs_weights),
                 gradient,
             )
-            return by_pixels, by_maps, None, *by_weights
-        means = _Means(weights, pixels)
+            return by_pixels, by_maps, None, None, *by_weights
+        gradient = gradient.contiguous()
+        means = _Means(weights, pixels, ctx.order)
         by_pixels = torch.zeros_like(pixels) if needs_pixels else None
         by_maps = torch.zeros_like(maps) if needs_maps else None
         by_weights = []
         for weight, needed in zip(weights, needs_weights, strict=True):
             by_weights.append(torch.zeros_like(weight) if needed else None)
-        for images, tile in _image_tiles(pixels, weights):
-            upstream = gradient[_queries(images, tile)].flatten(0, -2).contiguous()
-            for head, weight in enumerate(maps):
-                stages = means.stages(tile, head, pixels[images])
-                if by_maps is not None:
-                    head_weight_backward(upstream, stages[-1], ctx.groups, into=by_maps[head])
-                if by_pixels is None and not any(needs_weights):
-                    continue
-                by_mixed = means.workspace.get("gradient", *stages[-1].shape)
-                head_backward(upstream, weight, ctx.groups, out=by_mixed)
-                into = None if by_pixels is None else by_pixels[images]
-                means.backward(tile, head, stages, by_mixed, into, by_weights)
-        return by_pixels, by_maps, None, *by_weights
+        for tile in means.tiles:
+            part = means.part(gradient, tile.images, tile.rows.queries)
+            upstream = means.by_channel(part.contiguous())
+            stages, of_heads = means.stages(tile), maps[tile.heads]
+            if by_maps is not None:
+                maps_backward(upstream, stages[-1], ctx.groups, into=by_maps[tile.heads])
+            if by_pixels is not None or any(needs_weights):
+                heads_backward(upstream, of_heads, ctx.groups, out=stages[-1])
+                means.backward(tile, stages, by_pixels, by_weights)
+        return by_pixels, by_maps, None, None, *by_weights
 
 
-def _with_channels_last(groups: int, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+def _as_products(
+    groups: int, order: tuple[int, int], pixels: Tensor, maps: Tensor, *weights: Tensor
+) -> Tensor:
     """Computes what `_Product` does, in operations that torch can differentiate."""
-    keys = rearrange(pixels, "batch ... channels -> batch channels ...")
-    y = attend_by_axis(weights, keys, maps, groups)
-    return rearrange(y, "batch outputs ... -> batch ... outputs")
+    return attend_by_axis(weights, pixels.movedim(*order[::-1]), maps, groups).movedim(*order)
 
 
-class QueryTile(NamedTuple):
-    """Queries along one axis that are computed together."""
+class Window(NamedTuple):
+    """Queries along one axis, and the keys that get all their attention but rounding."""
 
-    queries: slice  # positions in the output
-    keys: list[slice]  # for each head, the keys that get all attention but rounding
-
-    @property
-    def longest(self) -> int:
-        """The larger of the numbers of queries and keys."""
-        return max(length_of(self.queries), *map(length_of, self.keys))
+    queries: slice
+    keys: slice
 
 
-def length_of(part: slice) -> int:
-    """Returns the number of positions in a slice."""
-    return part.stop - part.start
+def _whole(weight: Float[Tensor, "heads queries keys"]) -> Window:
+    """Returns all queries and keys."""
+    return Window(slice(0, weight.shape[1]), slice(0, weight.shape[2]))
 
 
-def _queries(images: slice, tile: Sequence[QueryTile]) -> tuple[slice, ...]:
-    return images, *(part.queries for part in tile)
+class _Tile(NamedTuple):
+    """What is computed together; if channels lie last, several heads of one image or one head of several."""
 
-
-def _image_tiles(
-    pixels: Tensor, weights: Sequence[Tensor]
-) -> list[tuple[slice, tuple[QueryTile, ...]]]:
-    """Cuts one call into images and tiles of queries; on a GPU it is one piece."""
-    if pixels.device.type != "cpu":
-        whole = []
-        for weight in weights:
-            heads, queries, keys = weight.shape
-            whole.append(QueryTile(slice(0, queries), [slice(0, keys)] * heads))
-        return [(slice(0, len(pixels)), tuple(whole))]
-    fitting = _CACHE // max(1, pixels.shape[-1] * pixels.element_size())
-    negligible = torch.finfo(pixels.dtype).eps / 64
-    side = (_NUMBERS / max(1, len(pixels) * pixels.shape[-1])) ** (1 / len(weights))
-    detached = [weight.detach() for weight in weights]
-    tiles, images = tiles_of_all_axes(detached, negligible, fitting, max(_SHORT, int(side)))
-    return list(product(chunks(len(pixels), images), tiles))
-
-
-def tiles_of_all_axes(
-    weights: Sequence[Float[Tensor, "heads _ _"]], negligible: float, pixels: int, short: int
-) -> tuple[list[tuple[QueryTile, ...]], int]:
-    """Cuts the grid of queries into tiles of about so many pixels, and returns how many images go together (≥ 1).
-
-    On axes on which heads are narrow, tiles have `short` queries.
-    """
-    others = []
-    for number, weight in enumerate(weights[1:], start=1):
-        # The third of three axes keeps its keys, so that the axes after the second are one block of memory.
-        tiles = axis_tiles(weight, negligible, weight.shape[1], short, cut_keys=number < 2)
-        others.append(tiles)
-    per_row = prod(max(tile.longest for tile in tiles) for tiles in others)
-    first = axis_tiles(weights[0], negligible, max(pixels // max(1, per_row), short), short)
-    largest = per_row * max(tile.longest for tile in first)
-    return list(product(first, *others)), max(1, pixels // max(1, largest))
+    images: slice
+    heads: slice
+    rows: Window  # along the first axis
+    others: Sequence[list[Window]]  # along each further axis, all queries
 
 
 def axis_tiles(
     weights: Float[Tensor, "heads queries keys"],
     negligible: float,
-    longest: int,
-    short: int,
-    *,
-    cut_keys: bool = True,
-) -> list[QueryTile]:
-    """Cuts the queries along one axis into tiles: of at most `longest` queries, or `short` if heads are narrow."""
-    # `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only.
-    heads, queries, keys = weights.shape
-    if cut_keys:
-        tiles = _narrow_tiles(weights, negligible, min(short, longest))
-        used = sum(length_of(part) for tile in tiles for part in tile.keys)
-        if used < WORTHWHILE * keys * heads * len(tiles):
-            return tiles
-    return [QueryTile(part, [slice(0, keys)] * heads) for part in chunks(queries, longest)]
+    length: int,
+    parts: Sequence[slice],
+) -> list[list[Window]]:
+    """Cuts the queries along one axis into tiles of a length, each with the keys that matter to one of its queries.
 
-
-def _narrow_tiles(weights: Tensor, negligible: float, length: int) -> list[QueryTile]:
-    """Cuts the queries into tiles of a length, each with the keys that matter to its queries."""
-    parts, keys = chunks(weights.shape[1], length), weights.shape[2]
-    most = torch.stack([weights[:, part].amax(1) for part in parts])
+    `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only. Returns
+    the tiles for each part of the heads.
+    """
+    tiles, keys = chunks(weights.shape[1], length), weights.shape[2]
+    most = torch.stack([weights[:, tile].amax(1) for tile in tiles])
     before = (most.cumsum(-1) <= negligible).sum(-1)
     lows = before.clamp(max=keys - 1)  # where no key matters, one stays
     after = (most.flip(-1).cumsum(-1) <= negligible).sum(-1)
     highs = (keys - after).maximum(lows + 1)
-    tiles = []
-    for part, starts, stops in zip(parts, lows.tolist(), highs.tolist(), strict=True):
-        tiles.append(QueryTile(part, list(map(slice, starts, stops))))
-    return tiles
+    found = list(zip(tiles, lows.tolist(), highs.tolist(), strict=True))
+    cuts = []
+    for part in parts:
+        cut = []
+        for tile, starts, stops in found:
+            cut.append(Window(tile, slice(min(starts[part]), max(stops[part]))))
+        cuts.append(cut)
+    return cuts
 
 
 class _Means:
-    """One head's weighted means of a tile, in memory that every head and tile uses again."""
+    """Weighted means of the pixels, in memory that every tile uses again.
 
-    def __init__(self, weights: Sequence[Float[Tensor, "heads _ _"]], like: Tensor) -> None:
+    Pixels are (images, rows, other axes, channels) or (rows, images, channels, other axes).
+    """
+
+    def __init__(self, weights: Sequence[Tensor], pixels: Tensor, order: tuple[int, int]) -> None:
         self.weights = weights
-        self.workspace = Workspace(like)
+        self.pixels = pixels
+        self.last = order[1] == -1  # whether channels lie last
+        self.short = _SHORT if self.last else _SHORTER
+        self.images = pixels.shape[0 if self.last else 1]
+        self.workspace = Workspace(pixels)
+        self.tiles = list(self._tiles())
 
-    def stages(
-        self,
-        tile: Sequence[QueryTile],
-        head: int,
-        pixels: Float[Tensor, "images *spatial channels"],
-    ) -> list[Tensor]:
-        """Takes the means along one axis after the other; returns the pixels before, between and after."""
-        # Each is (all axes before, keys along the axis, all axes after); the last is (pixels, channels).
-        stage = _region(pixels, tile, head).flatten(2)
-        stages = [stage]
-        for number, (weight, part) in enumerate(zip(self.weights, tile, strict=True)):
-            rows = weight[head, part.queries, part.keys[head]]
-            out = self.workspace.get(f"mixed {number}", len(stage), len(rows), stage.shape[2])
-            mixed = torch.bmm(rows.expand(len(stage), -1, -1), stage, out=out)
-            if number + 1 < len(self.weights):
-                keys = length_of(tile[number + 1].keys[head])
-                stage = mixed.view(len(stage) * len(rows), keys, -1)
+    def _tiles(self) -> Iterator[_Tile]:
+        """Cuts the call into tiles; elsewhere than on a CPU each head is one."""
+        heads, queries, _ = self.weights[0].shape
+        images, together, length = self.images, 1, queries
+        if self.pixels.device.type == "cpu":
+            length = min(queries, self.short)
+            row = length * self.pixels.shape[-1 if self.last else 2]
+            for weight in self.weights[1:]:
+                row *= max(weight.shape[1:])
+            fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
+            if self.last and images > 1:
+                images = fitting
             else:
-                stage = mixed.view(-1, pixels.shape[-1])
+                together = -(-heads // -(-heads // fitting))  # so that parts are about as large
+                images = fitting // together
+        parts = chunks(heads, together)
+        first, *others = self.weights
+        rows = self._windows(first, parts, length)
+        windows = list(zip(*[self._windows(weight, parts) for weight in others], strict=True))
+        for several in chunks(self.images, images):
+            for same_queries in zip(*rows, strict=True):
+                for tile in zip(parts, same_queries, windows, strict=True):
+                    yield _Tile(several, *tile)
+
+    def _windows(
+        self, weight: Tensor, parts: Sequence[slice], length: int | None = None
+    ) -> list[list[Window]]:
+        """Cuts an axis into tiles of a length; into short ones, if that pays, where none is given."""
+        if weight.device.type != "cpu":
+            return [[_whole(weight)]] * len(parts)
+        negligible = torch.finfo(weight.dtype).eps / 64
+        cuts = axis_tiles(weight.detach(), negligible, length or self.short, parts)
+        if length is None:
+            for number, tiles in enumerate(cuts):
+                used = sum(tile.keys.stop - tile.keys.start for tile in tiles)
+                if used > WORTHWHILE * weight.shape[2] * len(tiles):
+                    cuts[number] = [_whole(weight)]
+        return cuts
+
+    def part(self, x: Tensor, images: slice, rows: slice) -> Tensor:
+        """Views some rows of some images."""
+        return x[images, rows] if self.last else x[rows, images]
+
+    def by_channel(self, part: Tensor) -> Float[Tensor, "before channels behind"]:
+        """Views pixels as matrices with a row for each channel."""
+        if self.last:
+            return part.view(1, -1, part.shape[-1]).mT
+        return part.view(-1, part.shape[2], prod(part.shape[3:]))
+
+    def along(self, axis: int, stage: Tensor) -> Float[Tensor, "heads before keys behind"]:
+        """Views means as matrices with a row for each key along the next axis."""
+        behind = prod(self.pixels.shape[axis + (2 if self.last else 3) :])
+        return stage.view(len(stage), -1, self.weights[axis].shape[2], behind)
+
+    def stages(self, tile: _Tile) -> list[Tensor]:
+        """Takes the means along one axis after the other; returns those after each axis.
+
+        Each is (heads, before, queries along the axis, behind), but the last (heads, before, channels, behind).
+        """
+        heads = tile.heads.stop - tile.heads.start
+        weight, seen = self._first(tile, self.pixels)
+        stage = self.workspace.get("mixed 0", len(seen), weight.shape[1], seen.shape[2])
+        stages = [torch.bmm(weight, seen, out=stage).view(heads, -1)]
+        for axis, windows in enumerate(tile.others, start=1):
+            weight, x = self.weights[axis][tile.heads], self.along(axis, stages[-1])
+            _, before, _, behind = x.shape
+            stage = self.workspace.get(f"mixed {axis}", heads, before, weight.shape[1], behind)
+            for queries, keys in windows:
+                self._mix(weight[:, queries, keys], x[:, :, keys], stage[:, :, queries])
             stages.append(stage)
+        if self.last:
+            stages[-1] = stage.view(heads, 1, -1, self.pixels.shape[-1]).mT
+        else:
+            others = prod(weight.shape[1] for weight in self.weights[1:])
+            stages[-1] = stage.view(heads, -1, self.pixels.shape[2], others)
         return stages
 
     def backward(
         self,
-        tile: Sequence[QueryTile],
-        head: int,
+        tile: _Tile,
         stages: Sequence[Tensor],
-        gradient: Float[Tensor, "pixels channels"],
-        by_pixels: Float[Tensor, "images *spatial channels"] | None,
+        by_pixels: Float[Tensor, "_ _ *_"] | None,
         by_weights: Sequence[Float[Tensor, "heads _ _"] | None],
     ) -> None:
-        """Backpropagates from the last of the stages, and adds to the gradients that are not None.
+        """Backpropagates from the last stage, which holds its gradient, and adds to the gradients that are not None."""
+        gradient = stages[-1].mT if self.last else stages[-1]
+        for axis in reversed(range(1, len(self.weights))):
+            weight, by_weight = self.weights[axis][tile.heads], by_weights[axis]
+            x, windows = self.along(axis, stages[axis - 1]), tile.others[axis - 1]
+            upstream = gradient.view(*x.shape[:2], -1, x.shape[3])
+            gradient = self.workspace.get(f"back {axis}", *x.shape)
+            add = windows != [_whole(weight)]
+            if add:
+                gradient.zero_()
+            for queries, keys in windows:
+                above, seen = upstream[:, :, queries], x[:, :, keys]
+                if by_weight is not None:
+                    by_weight[tile.heads, queries, keys] += self._sum_of_products(above, seen)
+                back = weight[:, queries, keys].mT
+                self._mix(back, above, gradient[:, :, keys], add=add)
+        weight, seen = self._first(tile, self.pixels)
+        upstream = gradient.view(len(seen), weight.shape[1], -1)
+        if by_weights[0] is not None:
+            into = by_weights[0][tile.heads, tile.rows.queries, tile.rows.keys]
+            into += self._products(upstream, seen.mT).sum(0).view(into.shape)
+        if by_pixels is not None:
+            self._first(tile, by_pixels)[1].baddbmm_(weight.mT, upstream)
 
-        None of the stages may lie in memory that this function uses.
-        """
-        for number in reversed(range(len(self.weights))):
-            part, stage = tile[number], stages[number]
-            rows = self.weights[number][head, part.queries, part.keys[head]]
-            upstream = gradient.view(len(stage), len(rows), stage.shape[2])
-            by_weight = by_weights[number]
-            if by_weight is not None:
-                products = self._summed_products(upstream, stage)
-                by_weight[head, part.queries, part.keys[head]] += products
-            back = rows.mT.expand(len(stage), -1, -1)
-            if number:
-                out = self.workspace.get(f"back {number}", *stage.shape)
-                gradient = torch.bmm(back, upstream, out=out)
-            elif by_pixels is not None:
-                _region(by_pixels, tile, head).view(stage.shape).baddbmm_(back, upstream)
-
-    def _summed_products(
+    def _mix(
         self,
-        upstream: Float[Tensor, "before queries behind"],
-        stage: Float[Tensor, "before keys behind"],
-    ) -> Float[Tensor, "queries keys"]:
-        """Multiplies queries with keys and sums over all else, with nothing larger than the factors in memory."""
-        before, queries, behind = upstream.shape
-        keys = stage.shape[1]
-        if queries * keys > (queries + keys) * behind:
-            pattern = "before queries behind, before keys behind -> queries keys"
-            return einsum(upstream, stage, pattern)
-        out = self.workspace.get("products", before, queries, keys)
-        return torch.bmm(upstream, stage.mT, out=out).sum(0)
+        weight: Float[Tensor, "heads queries keys"],
+        x: Float[Tensor, "heads before keys behind"],
+        out: Float[Tensor, "heads before queries behind"],
+        *,
+        add: bool = False,
+    ) -> None:
+        """Writes the products along an axis into `out`, or adds them to it."""
+        if x.shape[3] == 1:
+            self._multiply(out[..., 0], x[..., 0], weight.mT, add=add)
+            return
+        for of_head, keys, means in zip(weight, x, out, strict=True):
+            self._multiply(means, of_head.expand(len(keys), -1, -1), keys, add=add)
+
+    def _sum_of_products(
+        self,
+        upstream: Float[Tensor, "heads before queries behind"],
+        x: Float[Tensor, "heads before keys behind"],
+    ) -> Float[Tensor, "heads queries keys"]:
+        if x.shape[3] == 1:
+            return torch.bmm(upstream[..., 0].mT, x[..., 0])
+        pairs = zip(upstream, x, strict=True)
+        return torch.stack([self._products(above, keys.mT).sum(0) for above, keys in pairs])
+
+    def _multiply(self, out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+        """Writes products of matrices, or adds them."""
+        # Into memory with gaps they go one by one, and threads would wait for each other after each.
+        if not out.is_contiguous() and torch.get_num_threads() > 1:
+            products = self._products(left, right)
+            torch.add(out, products, out=out) if add else out.copy_(products)
+        elif add:
+            out.baddbmm_(left, right)
+        else:
+            torch.bmm(left, right, out=out)
+
+    def _products(self, left: Tensor, right: Tensor) -> Tensor:
+        """Multiplies matrices, in memory that is used again."""
+        out = self.workspace.get("products", *left.shape[:2], right.shape[2])
+        return torch.bmm(left, right, out=out)
+
+    def _first(self, tile: _Tile, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights along the first axis, the same for each image, and a view of what they are times."""
+        weight = self.weights[0][tile.heads, tile.rows.queries, tile.rows.keys].flatten(0, 1)
+        part = self.part(pixels, tile.images, tile.rows.keys)
+        seen = part.flatten(2) if self.last else part.flatten(1)[None]
+        return weight.expand(len(seen), -1, -1), seen
 
 
-def _region(pixels: Tensor, tile: Sequence[QueryTile], head: int) -> Tensor:
-    """Returns a view of the keys that a head looks at."""
-    return pixels[(slice(None), *(part.keys[head] for part in tile))]
-
-
-def add_head(
-    out: Float[Tensor, "pixels outputs"],
-    mixed: Float[Tensor, "pixels channels"],
-    weight: Float[Tensor, "outputs channels_per_group"],
+def add_heads(
+    out: Float[Tensor, "before outputs behind"],
+    mixed: Float[Tensor, "heads before channels behind"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
     groups: int,
 ) -> None:
-    """Adds one head's matrix times its pixels: out += W_h · mixed."""
-    if groups == 1:
-        out.addmm_(mixed, weight.contiguous().mT)
-    elif groups == out.shape[1] == mixed.shape[1]:
-        out.addcmul_(mixed, weight[:, 0])
-    else:
-        _split(out, groups).baddbmm_(_split(mixed, groups), weight.unflatten(0, (groups, -1)).mT)
+    """Adds each head's matrix times its pixels: out += Σ_h W_h · mixed_h."""
+    if groups == out.shape[1] == mixed.shape[2]:
+        for of_head, weight in zip(mixed, maps, strict=True):
+            out.addcmul_(of_head, weight)
+        return
+    parts = _split(out, groups)
+    for of_head, blocks in zip(_split(mixed, groups), _blocks(maps, len(out), groups), strict=True):
+        parts.baddbmm_(blocks, of_head)
 
 
-def head_backward(
-    gradient: Float[Tensor, "pixels outputs"],
-    weight: Float[Tensor, "outputs channels_per_group"],
+def heads_backward(
+    gradient: Float[Tensor, "before outputs behind"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
     groups: int,
     *,
-    out: Float[Tensor, "pixels channels"],
+    out: Float[Tensor, "heads before channels behind"],
 ) -> None:
-    """Writes the gradient of `add_head` with respect to the mixed pixels into `out`."""
-    if groups == 1:
-        torch.mm(gradient, weight, out=out)
-    elif groups == gradient.shape[1] == out.shape[1]:
-        torch.mul(gradient, weight[:, 0], out=out)
-    else:
-        back = torch.bmm(_split(gradient, groups), weight.unflatten(0, (groups, -1)))
-        out.copy_(rearrange(back, "groups pixels channels -> pixels (groups channels)"))
+    """Writes the gradient of `add_heads` with respect to the mixed pixels into `out`."""
+    if groups == gradient.shape[1] == out.shape[2]:
+        torch.mul(gradient, maps[:, None], out=out)
+        return
+    upstream, blocks = _split(gradient, groups), _blocks(maps, len(gradient), groups).mT
+    for of_head, block in zip(_split(out, groups), blocks, strict=True):
+        torch.bmm(block, upstream, out=of_head)
 
 
-def head_weight_backward(
-    gradient: Float[Tensor, "pixels outputs"],
-    mixed: Float[Tensor, "pixels channels"],
+def maps_backward(
+    gradient: Float[Tensor, "before outputs behind"],
+    mixed: Float[Tensor, "heads before channels behind"],
     groups: int,
     *,
-    into: Float[Tensor, "outputs channels_per_group"],
+    into: Float[Tensor, "heads outputs channels_per_group"],
 ) -> None:
-    """Adds the gradient of `add_head` with respect to the head's matrix to `into`."""
-    if groups == 1:
-        into.addmm_(gradient.mT, mixed)
-    elif groups == gradient.shape[1] == mixed.shape[1]:
-        into[:, 0] += (gradient * mixed).sum(0)
-    else:
-        into.unflatten(0, (groups, -1)).baddbmm_(_split(gradient, groups).mT, _split(mixed, groups))
+    """Adds the gradient of `add_heads` with respect to the heads' matrices to `into`."""
+    upstream, seen = gradient.unflatten(1, (groups, -1)), mixed.unflatten(2, (groups, -1))
+    if len(gradient) == 1:
+        for head, blocks in enumerate(into.unflatten(1, (groups, -1))):
+            blocks.baddbmm_(upstream[0], seen[head, 0].mT)
+        return
+    # Copied, so that one product takes all pixels and heads: sums over small products take up to three times as long.
+    upstream, seen = upstream.movedim(0, 2).flatten(2), seen.permute(2, 0, 3, 1, 4).flatten(3)
+    products = torch.bmm(upstream, seen.flatten(1, 2).mT).unflatten(2, (len(mixed), -1))
+    into.unflatten(1, (groups, -1)).add_(products.permute(2, 0, 1, 3))
 
 
 def _split(
-    x: Float[Tensor, "pixels channels"], groups: int
-) -> Float[Tensor, "groups pixels channels_per_group"]:
-    return x.unflatten(1, (groups, -1)).transpose(0, 1)
+    x: Float[Tensor, "*heads before channels behind"], groups: int
+) -> Float[Tensor, "*heads parts channels_per_group behind"]:
+    return x.unflatten(-2, (groups, -1)).flatten(-4, -3)
+
+
+def _blocks(
+    maps: Float[Tensor, "heads outputs channels_per_group"], before: int, groups: int
+) -> Float[Tensor, "heads parts outputs_per_group channels_per_group"]:
+    """Repeats the blocks of each matrix for all that is before the channels."""
+    blocks = maps.unflatten(1, (groups, -1)).unsqueeze(1)
+    return blocks.expand(-1, before, -1, -1, -1).flatten(1, 2)
