@@ -15,6 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,10 +46,14 @@ def attention_in_tiles(
     """Computes `separable_attention`, with weights in the dtype of the keys."""
     if len(weights) == 1:  # one row of pixels
         ones = torch.ones_like(weights[0][:, :1, :1])
-        return attention_in_tiles([ones, *weights], keys[:, :, None], maps, groups)[:, :, 0]
-    order = (1, -1) if keys.shape[1] > _MANY * keys.shape[-1] else (2, 0)
+        y = attention_in_tiles([ones, *weights], keys[:, :, None], maps, groups)
+        return y[:, :, 0]
+    order = (2, 0)
+    if keys.shape[1] > _MANY * keys.shape[-1]:
+        order = (1, -1)
     pixels = keys.movedim(*order).contiguous()
-    return _Product.apply(pixels, maps, groups, order, *weights).movedim(*order[::-1])
+    y = _Product.apply(pixels, maps, groups, order, *weights)
+    return y.movedim(*order[::-1])
 
 
 class _Product(torch.autograd.Function):
@@ -115,7 +120,9 @@ def _as_products(
     groups: int, order: tuple[int, int], pixels: Tensor, maps: Tensor, *weights: Tensor
 ) -> Tensor:
     """Computes what `_Product` does, in operations that torch can differentiate."""
-    return attend_by_axis(weights, pixels.movedim(*order[::-1]), maps, groups).movedim(*order)
+    keys = pixels.movedim(*order[::-1])
+    y = attend_by_axis(weights, keys, maps, groups)
+    return y.movedim(*order)
 
 
 class Window(NamedTuple):
@@ -150,7 +157,8 @@ def axis_tiles(
     `negligible` is the attention that may be left out on either side, per query; 0 leaves out exact zeros only. Returns
     the tiles for each part of the heads.
     """
-    tiles, keys = chunks(weights.shape[1], length), weights.shape[2]
+    keys = weights.shape[2]
+    tiles = chunks(weights.shape[1], length)
     most = torch.stack([weights[:, tile].amax(1) for tile in tiles])
     before = (most.cumsum(-1) <= negligible).sum(-1)
     lows = before.clamp(max=keys - 1)  # where no key matters, one stays
@@ -161,7 +169,8 @@ def axis_tiles(
     for part in parts:
         cut = []
         for tile, starts, stops in found:
-            cut.append(Window(tile, slice(min(starts[part]), max(stops[part]))))
+            seen = slice(min(starts[part]), max(stops[part]))
+            cut.append(Window(tile, seen))
         cuts.append(cut)
     return cuts
 
@@ -199,7 +208,8 @@ class _Means:
         parts = chunks(heads, together)
         first, *others = self.weights
         rows = self._windows(first, parts, length)
-        windows = list(zip(*[self._windows(weight, parts) for weight in others], strict=True))
+        cuts = [self._windows(weight, parts) for weight in others]
+        windows = list(zip(*cuts, strict=True))
         for several in chunks(self.images, images):
             for same_queries in zip(*rows, strict=True):
                 for tile in zip(parts, same_queries, windows, strict=True):
@@ -232,7 +242,8 @@ class _Means:
 
     def along(self, axis: int, stage: Tensor) -> Float[Tensor, "heads before keys behind"]:
         """Views means as matrices with a row for each key along the next axis."""
-        behind = prod(self.pixels.shape[axis + (2 if self.last else 3) :])
+        own = axis + (1 if self.last else 2)
+        behind = prod(self.pixels.shape[own + 1 :])
         return stage.view(len(stage), -1, self.weights[axis].shape[2], behind)
 
     def stages(self, tile: _Tile) -> list[Tensor]:
@@ -243,13 +254,17 @@ class _Means:
         heads = tile.heads.stop - tile.heads.start
         weight, seen = self._first(tile, self.pixels)
         stage = self.workspace.get("mixed 0", len(seen), weight.shape[1], seen.shape[2])
-        stages = [torch.bmm(weight, seen, out=stage).view(heads, -1)]
+        torch.bmm(weight, seen, out=stage)
+        stages = [stage.view(heads, -1)]
         for axis, windows in enumerate(tile.others, start=1):
-            weight, x = self.weights[axis][tile.heads], self.along(axis, stages[-1])
+            weight = self.weights[axis][tile.heads]
+            x = self.along(axis, stages[-1])
             _, before, _, behind = x.shape
-            stage = self.workspace.get(f"mixed {axis}", heads, before, weight.shape[1], behind)
-            for queries, keys in windows:
-                self._mix(weight[:, queries, keys], x[:, :, keys], stage[:, :, queries])
+            queries = weight.shape[1]
+            stage = self.workspace.get(f"mixed {axis}", heads, before, queries, behind)
+            for own, keys in windows:
+                seen = x[:, :, keys]
+                self._mix(weight[:, own, keys], seen, stage[:, :, own])
             stages.append(stage)
         if self.last:
             stages[-1] = stage.view(heads, 1, -1, self.pixels.shape[-1]).mT
@@ -268,15 +283,18 @@ class _Means:
         """Backpropagates from the last stage, which holds its gradient, and adds to the gradients that are not None."""
         gradient = stages[-1].mT if self.last else stages[-1]
         for axis in reversed(range(1, len(self.weights))):
-            weight, by_weight = self.weights[axis][tile.heads], by_weights[axis]
-            x, windows = self.along(axis, stages[axis - 1]), tile.others[axis - 1]
+            weight = self.weights[axis][tile.heads]
+            by_weight = by_weights[axis]
+            windows = tile.others[axis - 1]
+            x = self.along(axis, stages[axis - 1])
             upstream = gradient.view(*x.shape[:2], -1, x.shape[3])
             gradient = self.workspace.get(f"back {axis}", *x.shape)
             add = windows != [_whole(weight)]
             if add:
                 gradient.zero_()
             for queries, keys in windows:
-                above, seen = upstream[:, :, queries], x[:, :, keys]
+                above = upstream[:, :, queries]
+                seen = x[:, :, keys]
                 if by_weight is not None:
                     by_weight[tile.heads, queries, keys] += self._sum_of_products(above, seen)
                 back = weight[:, queries, keys].mT
@@ -284,8 +302,10 @@ class _Means:
         weight, seen = self._first(tile, self.pixels)
         upstream = gradient.view(len(seen), weight.shape[1], -1)
         if by_weights[0] is not None:
-            into = by_weights[0][tile.heads, tile.rows.queries, tile.rows.keys]
-            into += self._products(upstream, seen.mT).sum(0).view(into.shape)
+            queries, keys = tile.rows
+            into = by_weights[0][tile.heads, queries, keys]
+            products = self._products(upstream, seen.mT)
+            into += products.sum(0).view(into.shape)
         if by_pixels is not None:
             self._first(tile, by_pixels)[1].baddbmm_(weight.mT, upstream)
 
@@ -311,15 +331,20 @@ class _Means:
     ) -> Float[Tensor, "heads queries keys"]:
         if x.shape[3] == 1:
             return torch.bmm(upstream[..., 0].mT, x[..., 0])
-        pairs = zip(upstream, x, strict=True)
-        return torch.stack([self._products(above, keys.mT).sum(0) for above, keys in pairs])
+        sums = []
+        for above, keys in zip(upstream, x, strict=True):
+            sums.append(self._products(above, keys.mT).sum(0))
+        return torch.stack(sums)
 
     def _multiply(self, out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
         """Writes products of matrices, or adds them."""
         # Into memory with gaps they go one by one, and threads would wait for each other after each.
         if not out.is_contiguous() and torch.get_num_threads() > 1:
             products = self._products(left, right)
-            torch.add(out, products, out=out) if add else out.copy_(products)
+            if add:
+                out += products
+            else:
+                out.copy_(products)
         elif add:
             out.baddbmm_(left, right)
         else:
@@ -332,8 +357,9 @@ class _Means:
 
     def _first(self, tile: _Tile, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the weights along the first axis, the same for each image, and a view of what they are times."""
-        weight = self.weights[0][tile.heads, tile.rows.queries, tile.rows.keys].flatten(0, 1)
-        part = self.part(pixels, tile.images, tile.rows.keys)
+        queries, keys = tile.rows
+        weight = self.weights[0][tile.heads, queries, keys].flatten(0, 1)
+        part = self.part(pixels, tile.images, keys)
         seen = part.flatten(2) if self.last else part.flatten(1)[None]
         return weight.expand(len(seen), -1, -1), seen
 
@@ -350,8 +376,10 @@ def add_heads(
             out.addcmul_(of_head, weight)
         return
     parts = _split(out, groups)
-    for of_head, blocks in zip(_split(mixed, groups), _blocks(maps, len(out), groups), strict=True):
-        parts.baddbmm_(blocks, of_head)
+    seen = _split(mixed, groups)
+    matrices = _blocks(maps, len(out), groups)
+    for of_head, matrix in zip(seen, matrices, strict=True):
+        parts.baddbmm_(matrix, of_head)
 
 
 def heads_backward(
@@ -365,9 +393,11 @@ def heads_backward(
     if groups == gradient.shape[1] == out.shape[2]:
         torch.mul(gradient, maps[:, None], out=out)
         return
-    upstream, blocks = _split(gradient, groups), _blocks(maps, len(gradient), groups).mT
-    for of_head, block in zip(_split(out, groups), blocks, strict=True):
-        torch.bmm(block, upstream, out=of_head)
+    upstream = _split(gradient, groups)
+    seen = _split(out, groups)
+    matrices = _blocks(maps, len(gradient), groups)
+    for of_head, matrix in zip(seen, matrices, strict=True):
+        torch.bmm(matrix.mT, upstream, out=of_head)
 
 
 def maps_backward(
@@ -378,26 +408,33 @@ def maps_backward(
     into: Float[Tensor, "heads outputs channels_per_group"],
 ) -> None:
     """Adds the gradient of `add_heads` with respect to the heads' matrices to `into`."""
-    upstream, seen = gradient.unflatten(1, (groups, -1)), mixed.unflatten(2, (groups, -1))
     if len(gradient) == 1:
-        for head, blocks in enumerate(into.unflatten(1, (groups, -1))):
-            blocks.baddbmm_(upstream[0], seen[head, 0].mT)
+        pattern = "(groups channels) behind -> groups channels behind"
+        upstream = rearrange(gradient[0], pattern, groups=groups)
+        for of_head, weight in zip(mixed, into, strict=True):
+            seen = rearrange(of_head[0], pattern, groups=groups)
+            weight.unflatten(0, (groups, -1)).baddbmm_(upstream, seen.mT)
         return
     # Copied, so that one product takes all pixels and heads: sums over small products take up to three times as long.
-    upstream, seen = upstream.movedim(0, 2).flatten(2), seen.permute(2, 0, 3, 1, 4).flatten(3)
-    products = torch.bmm(upstream, seen.flatten(1, 2).mT).unflatten(2, (len(mixed), -1))
-    into.unflatten(1, (groups, -1)).add_(products.permute(2, 0, 1, 3))
+    pattern = "before (groups outputs) behind -> groups outputs (before behind)"
+    upstream = rearrange(gradient, pattern, groups=groups)
+    pattern = "heads before (groups channels) behind -> groups (heads channels) (before behind)"
+    seen = rearrange(mixed, pattern, groups=groups)
+    products = torch.bmm(upstream, seen.mT)
+    pattern = "groups outputs (heads channels) -> heads (groups outputs) channels"
+    into += rearrange(products, pattern, heads=len(mixed))
 
 
 def _split(
     x: Float[Tensor, "*heads before channels behind"], groups: int
 ) -> Float[Tensor, "*heads parts channels_per_group behind"]:
-    return x.unflatten(-2, (groups, -1)).flatten(-4, -3)
+    pattern = "... before (groups channels) behind -> ... (before groups) channels behind"
+    return rearrange(x, pattern, groups=groups)
 
 
 def _blocks(
     maps: Float[Tensor, "heads outputs channels_per_group"], before: int, groups: int
 ) -> Float[Tensor, "heads parts outputs_per_group channels_per_group"]:
     """Repeats the blocks of each matrix for all that is before the channels."""
-    blocks = maps.unflatten(1, (groups, -1)).unsqueeze(1)
-    return blocks.expand(-1, before, -1, -1, -1).flatten(1, 2)
+    pattern = "heads (groups outputs) channels -> heads (before groups) outputs channels"
+    return repeat(maps, pattern, before=before, groups=groups)
