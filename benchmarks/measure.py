@@ -23,14 +23,16 @@ _WARM_UPS = 1
 _CPU = torch.device("cpu")
 
 
-def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], None]:
+def make_call(
+    module: nn.Module, x: Tensor, *, training: bool, upstream: Tensor | None = None
+) -> Callable[[], None]:
     """Makes the call that is measured.
 
     Args:
-        module: The module; its output has the shape of its input.
+        module: The module.
         x: Its input.
-        training: Whether gradients of input and parameters are taken too, from an upstream gradient equal to x; else
-            there is no graph.
+        training: Whether gradients of input and parameters are taken too; else there is no graph.
+        upstream: The gradient of the output; x if none is given, for an output of the same shape.
 
     Returns:
         A function without arguments or result.
@@ -47,7 +49,7 @@ def make_call(module: nn.Module, x: Tensor, *, training: bool) -> Callable[[], N
     def train() -> None:
         for tensor in (leaf, *parameters):
             tensor.grad = None
-        module(leaf).backward(x)
+        module(leaf).backward(x if upstream is None else upstream)
 
     return train
 
