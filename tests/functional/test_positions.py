@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.encodings import AxisAdditiveEncoding, Quadratic
-from convattn.errors import ShapeError
+from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import (
     displacement_scores,
     position_channels,
@@ -122,9 +122,16 @@ def test_a_fused_kernel_trains_the_encoding():
 
 
 def test_a_grid_of_other_axes_is_refused():
-    for channels in (position_channels, quadratic_channels):
+    for compute in (position_channels, quadratic_channels, quadratic_error):
         with pytest.raises(ShapeError, match=r"len\(axes\) must be 2"):
-            channels(Quadratic(3, 2), (5,))
+            compute(Quadratic(3, 2), (5,))
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_pixels_that_are_no_number_are_refused(size):
+    for compute in (position_channels, quadratic_channels, quadratic_error):
+        with pytest.raises(ArgumentError, match="axes must be an integer of at least 1"):
+            compute(Quadratic(3, 2), (5, size))
 
 
 def moved_attention(encoding, axes):

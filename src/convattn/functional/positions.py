@@ -23,7 +23,7 @@ from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import missing_channels, without_autocast
-from convattn.grid import Axis
+from convattn.grid import Axis, whole_number
 
 
 class Channels(NamedTuple):
@@ -49,7 +49,7 @@ class Channels(NamedTuple):
             Longer queries and keys.
 
         Raises:
-            ShapeError: There are fewer tokens than places.
+            ShapeError: There are fewer queries or keys than places.
         """
         return _appended(query, self.query), _appended(key, self.key)
 
@@ -108,6 +108,7 @@ def position_channels(
     Raises:
         ShapeError: The grid has another number of axes than the encoding.
         EncodingRangeError: The grid has displacements that the encoding does not hold.
+        ArgumentError: A number of pixels is not an integer of at least 1.
 
     Example:
         >>> channels = position_channels(Quadratic(3, 2), (5, 7))
@@ -158,6 +159,7 @@ def quadratic_channels(
 
     Raises:
         ShapeError: The grid has another number of axes than the encoding.
+        ArgumentError: A number of pixels is not an integer of at least 1.
 
     Example:
         >>> channels = quadratic_channels(Quadratic(3, 2), (5, 7))
@@ -195,12 +197,18 @@ def quadratic_error(
     Returns:
         The largest share of a query's attention that is at a wrong key; a single weight is off by no more.
 
+    Raises:
+        ShapeError: The grid has another number of axes than the encoding.
+        ArgumentError: A number of pixels is not an integer of at least 1.
+
     Example:
         >>> 1e-6 < quadratic_error(Quadratic(9, 2, sharpness=1.0), (14, 14)) < 1e-3
         True
     """
+    grid = as_axes(axes)
+    encoding.require_axes(grid)
     square, linear = second_degree(encoding, torch.float64)
-    return second_degree_error(square.abs(), linear.abs(), as_axes(axes), dtype, width)
+    return second_degree_error(square.abs(), linear.abs(), grid, dtype, width)
 
 
 def second_degree(
@@ -232,8 +240,18 @@ def position_width(form: str, axes: Sequence[Axis]) -> int:
 
 
 def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:
-    """Returns queries and keys along each axis; a number stands for as many pixels, which are both."""
-    return tuple(Axis(range(axis), axis) if isinstance(axis, int) else axis for axis in axes)
+    """Returns queries and keys along each axis; a number stands for as many pixels, which are both.
+
+    Raises ArgumentError for a number that is not an integer of at least 1.
+    """
+    grid = []
+    for given in axes:
+        axis = given
+        if not isinstance(given, Axis):
+            size = whole_number("axes", given)
+            axis = Axis(range(size), size)
+        grid.append(axis)
+    return tuple(grid)
 
 
 def score_channels(
