@@ -68,7 +68,9 @@ class Plan(Record):
     path: str  # "separable", "dense", "fourier", "shift", "content" or "reference"
     order: str  # "weights" if pixels are mixed before they are multiplied with the heads' matrices, "values" if after
     reason: str  # Why this path
-    flops: int  # Floating-point operations of a forward pass; a multiplication and an addition count as two
+    # Floating-point operations of a forward pass with all keys, of which tiles leave out those without attention; a
+    # multiplication and an addition count as two
+    flops: int
     bytes: int  # Estimated working memory of a forward pass, beyond input, output and parameters
     bound: float  # Largest error beyond rounding for inputs of absolute value ≤ 1
     shape: tuple[int, ...]  # Shape of the images, (batch, channels, *spatial)
