@@ -3,6 +3,7 @@ from itertools import product
 import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
+from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.functional import all_heads, separable, tiles
 from convattn.functional.plan import SLOWNESS
@@ -134,6 +135,24 @@ def test_keys_are_left_out(case, many, monkeypatch):
     contract.case = case
     contract.made()(contract.images())
     assert max(left_out) > 0
+
+
+def turned(tensor):
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+@pytest.mark.parametrize("many", [0, 100])
+@pytest.mark.parametrize("case", PIECEWISE, ids=str)
+def test_what_is_kept_for_gradients_may_come_back_with_other_strides(case, many, monkeypatch):
+    make_pieces_small(monkeypatch, many)
+    contract = CaseContract()
+    contract.case = case
+    layer = contract.made().double()
+    x = contract.images(dtype=torch.float64).requires_grad_()
+    expected = torch.autograd.grad(layer(x).square().sum(), x)
+    with saved_tensors_hooks(lambda tensor: tensor, turned):
+        y = layer(x)
+    torch.testing.assert_close(torch.autograd.grad(y.square().sum(), x), expected)
 
 
 PLANES = [
