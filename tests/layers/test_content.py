@@ -268,6 +268,23 @@ def test_quadratic_scores_in_few_channels_are_within_the_bound_of_the_plan(name,
     assert (layer(x) - exact).abs().max() > allowed
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", QUADRATIC)
+def test_quadratic_scores_in_few_channels_read_no_number(name):
+    """Their bound, which does, is computed only where numbers can be read."""
+    layer, x = quadratic_layer(name, torch.float64)
+    expected = layer(x)
+    weight = layer.content.query.weight
+
+    def output(weight):
+        return torch.func.functional_call(layer, {"content.query.weight": weight}, (x,))
+
+    first, second = torch.vmap(output)(torch.stack([weight, 2 * weight]))
+    assert (first - expected).abs().max() <= 1e-10 * expected.abs().max()
+    assert (second - expected).abs().max() > 1e-3 * expected.abs().max()
+    assert layer.to("meta")(x.to("meta")).shape == expected.shape
+
+
 @pytest.mark.parametrize("name", QUADRATIC)
 def test_quadratic_scores_in_few_channels_have_the_gradients_of_the_definition(name):
     layer, x = quadratic_layer(name, torch.float64)

@@ -23,7 +23,7 @@ from convattn.functional import (
     pad_keys,
 )
 from convattn.functional.fused import PIECE_BYTES
-from convattn.functional.plan import REQUESTED, explicit_flops
+from convattn.functional.plan import REQUESTED, can_be_read, explicit_flops
 from convattn.functional.positions import FORMS, position_form, position_width
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
@@ -172,7 +172,8 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
     form = position_form(encoding, work.axes, work.device)
     if impl == "quadratic":
         form, adds_score = impl, position is None
-        leak += content.rounding(encoding, work.axes, work.softmax_dtype, adds_score=adds_score)
+        if can_be_read(content.query.weight):
+            leak += content.rounding(encoding, work.axes, work.softmax_dtype, adds_score=adds_score)
     reason = "the scores depend on the input" if impl == "auto" else REQUESTED
     return ContentPath(
         name="content",
