@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from convattn.budget import assert_within_budget, references
 from convattn.functional import all_heads, separable, tiles
 from convattn.functional.plan import SLOWNESS
-from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 
 
 class TestEveryLayer(CaseContract):
@@ -157,6 +157,25 @@ def test_what_is_kept_for_gradients_may_come_back_with_other_strides(case, many,
     with saved_tensors_hooks(lambda tensor: tensor, turned):
         found = gradient_of_images(layer, x)
     assert_within_budget(found, hi, lows)
+
+
+CONTENT = LayerCase("learned_axial", options={"content": Content(key_width=3)})
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
+@pytest.mark.usefixtures("without_type_checks")  # sizes in a trace are tensors
+@pytest.mark.parametrize("case", [*PIECEWISE, *VALUES_FIRST, CONTENT], ids=str)
+def test_a_trace_computes_another_batch(case, monkeypatch):
+    """Tiles are cut for one batch, into memory that a trace cannot differentiate."""
+    make_pieces_small(monkeypatch)
+    if case in VALUES_FIRST:
+        monkeypatch.setitem(SLOWNESS, "own channels", 0)
+    contract = CaseContract()
+    contract.case = case
+    layer, x = contract.made(), contract.images()
+    traced = torch.jit.trace_module(layer, {"forward": torch.cat([x, x])})
+    assert_within_budget(traced(x), *references(lambda layer, x: layer(x), layer, x))
 
 
 PLANES = [

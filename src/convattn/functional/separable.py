@@ -108,5 +108,5 @@ def values_first_attention(
         after = before.replace(name, "queries")
         pattern = f"heads queries {name}, heads channels {before} -> heads channels {after}"
         mixed, before = einsum(weight, mixed, pattern), after.replace("queries", f"queries_{name}")
-    by_image = mixed.unflatten(1, (len(keys), maps.value.shape[1]))
+    by_image = mixed.unflatten(1, (-1, maps.value.shape[1]))
     return maps.combine(by_image.transpose(0, 1))

@@ -1,4 +1,4 @@
-"""What torch's modes change for a path: autocast, compilers, torch's function transforms, further derivatives.
+"""What torch's modes change for a path: autocast, compilers, traces, torch's function transforms, further derivatives.
 
 The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
 push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
@@ -46,14 +46,15 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def needs_own_operations(*tensors: Tensor) -> bool:
-    """Tells whether torch must see its own operations: in `torch.func`, or because a tensor has a tangent."""
+    """Tells whether torch must see its own operations: in `torch.func`, in a trace, or if a tensor has a tangent."""
     # A graph that is being compiled consists of torch's own operations anyway.
     if torch.compiler.is_compiling():
         return False
-    # what torch.autograd.Function.apply itself asks
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
+    return (
+        torch._C._are_functorch_transforms_active()  # what torch.autograd.Function.apply itself asks
+        or torch._C._is_tracing()
+        or any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
+    )
 
 
 def backward_to_differentiate(
