@@ -21,7 +21,7 @@ ROOT = "root files"
 BUDGETS = {
     ROOT: 9_700,
     "encodings": 7_300,
-    "functional": 25_750,
+    "functional": 25_850,
     "layers": 9_300,
     "convert": 33_000,
     "models": 2_900,
@@ -37,7 +37,7 @@ BUDGETS = {
 OUTSIDE = {("tests",): 293_000, ("benchmarks", "evidence", "scripts"): 60_500}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 178_000
+TOTAL = 178_150
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""

@@ -30,9 +30,6 @@ def attention_of_all_heads(
     maps: Float[Tensor, "heads outputs channels"],
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention` along one or two axes on a CPU, with gradients in the dtypes given."""
-    if len(weights) == 1:  # one column of pixels
-        ones = torch.ones_like(weights[0][:, :1, :1])
-        return attention_of_all_heads([*weights, ones], keys[..., None], maps)[..., 0]
     return _AllHeads.apply(keys.to(product_dtype(keys)), maps, *weights).movedim(-1, 1)
 
 
@@ -44,14 +41,14 @@ class _AllHeads(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, *weights)
         means = _Means(weights, pixels.shape[1], pixels)
         matrix = _side_by_side(maps, pixels.dtype)
-        rows, cols = means.queries
-        y = pixels.new_empty(len(pixels), rows, cols, len(matrix))
+        rows, *cols = means.queries
+        y = pixels.new_empty(len(pixels), rows, *cols, len(matrix))
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
                 by_rows = means.along_rows(means.lay_out(pixels[images], "pixels"))
                 mixed = means.together(means.along_cols(by_rows))
                 out = means.space.get("outputs", len(mixed), len(matrix))
-                outputs = torch.mm(mixed, matrix.mT, out=out).view(cols, rows, -1)
+                outputs = torch.mm(mixed, matrix.mT, out=out).view(*cols or [1], rows, -1)
                 means.restore(outputs, y[images].movedim(-1, 1))
         return y
 
@@ -71,7 +68,7 @@ class _AllHeads(torch.autograd.Function):
         by_weights = []
         for weight, needed in zip(weights, needs_weights, strict=True):
             by_weights.append(torch.zeros_like(weight, dtype=wide) if needed else None)
-        by_row_weights, by_col_weights = by_weights
+        by_row_weights, by_col_weights = [*by_weights, None][:2]
         with torch.autocast("cpu", enabled=False):
             for images in chunks(len(pixels), means.images):
                 laid_out = means.lay_out(pixels[images], "pixels")
@@ -109,17 +106,20 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
 
 
 class _Means:
-    """Means of all heads for some images at a time, in memory that each part of the batch uses again."""
+    """Means of all heads for some images at a time, in memory that each part of the batch uses again.
+
+    A single axis counts as the rows of one column.
+    """
 
     def __init__(self, weights: Sequence[Tensor], channels: int, like: Tensor) -> None:
-        rows, cols = (weight.to(like.dtype) for weight in weights)
+        rows, *cols = (weight.to(like.dtype) for weight in weights)
         self.heads, self.channels = len(rows), channels
         self.queries = [weight.shape[1] for weight in weights]
         self.rows = rows.flatten(0, 1)
-        self.cols = cols
+        self.cols = cols[0] if cols else None
         # Products with transposed views take up to twice as long.
         self.rows_back = self.rows.mT.contiguous()
-        self.cols_back = cols.mT.contiguous()
+        self.cols_back = None if self.cols is None else self.cols.mT.contiguous()
         pixels = max(prod(self.queries), prod(weight.shape[2] for weight in weights))
         numbers = pixels * self.heads * channels
         fitting = _CACHE // max(1, numbers * like.element_size())
@@ -128,19 +128,21 @@ class _Means:
         self.space = Workspace(like)
 
     def lay_out(
-        self, x: Float[Tensor, "images channels rows cols"], name: str
+        self, x: Float[Tensor, "images channels *spatial"], name: str
     ) -> Float[Tensor, "cols rows inner"]:
         """Copies pixels, columns first, images and channels last."""
-        pixels = x.permute(3, 2, 0, 1)
+        plane = x[..., None] if self.cols is None else x
+        pixels = plane.permute(3, 2, 0, 1)
         return self.space.get(name, *pixels.shape).copy_(pixels).flatten(2)
 
     def restore(
         self,
         pixels: Float[Tensor, "cols rows inner"],
-        into: Float[Tensor, "images channels rows cols"],
+        into: Float[Tensor, "images channels *spatial"],
     ) -> None:
         """Undoes `lay_out`."""
-        into.copy_(pixels.unflatten(2, into.shape[:2]).permute(2, 3, 1, 0))
+        plane = pixels.unflatten(2, into.shape[:2]).permute(2, 3, 1, 0)
+        into.copy_(plane[..., 0] if self.cols is None else plane)
 
     def along_rows(
         self, pixels: Float[Tensor, "cols rows inner"]
@@ -152,7 +154,9 @@ class _Means:
     def along_cols(
         self, rows: Float[Tensor, "heads cols inner"]
     ) -> Float[Tensor, "heads cols_out inner"]:
-        """Takes the means along the columns."""
+        """Takes the means along the columns, if there are any."""
+        if self.cols is None:
+            return rows
         out = self.space.get("cols", *self.cols.shape[:2], rows.shape[2])
         return torch.bmm(self.cols, rows, out=out)
 
@@ -178,6 +182,8 @@ class _Means:
         self, upstream: Tensor, means: Tensor, into: Tensor | None
     ) -> Float[Tensor, "heads cols inner"]:
         """Backpropagates through `along_cols`, adding the weights' gradient to `into`."""
+        if self.cols_back is None:
+            return upstream
         if into is not None:
             for head in range(self.heads):  # half as long as one product of all heads
                 into[head] += torch.mm(upstream[head], means[head].mT)

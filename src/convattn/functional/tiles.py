@@ -44,16 +44,16 @@ def attention_in_tiles(
     groups: int,
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes `separable_attention`, with weights in the dtype of the keys."""
-    if len(weights) == 1:  # one row of pixels
-        ones = torch.ones_like(weights[0][:, :1, :1])
-        y = attention_in_tiles([ones, *weights], keys[:, :, None], maps, groups)
-        return y[:, :, 0]
+    several = len(weights) > 1
+    if not several:  # one row of pixels, the same for all heads
+        weights = [torch.ones_like(weights[0][:1, :1, :1]), *weights]
+        keys = keys[:, :, None]
     order = (2, 0)
     if keys.shape[1] > _MANY * keys.shape[-1]:
         order = (1, -1)
     pixels = keys.movedim(*order).contiguous()
-    y = _Product.apply(pixels, maps, groups, order, *weights)
-    return y.movedim(*order[::-1])
+    y = _Product.apply(pixels, maps, groups, order, *weights).movedim(*order[::-1])
+    return y if several else y[:, :, 0]
 
 
 class _Product(torch.autograd.Function):
@@ -121,7 +121,8 @@ def _as_products(
 ) -> Tensor:
     """Computes what `_Product` does, in operations that torch can differentiate."""
     keys = pixels.movedim(*order[::-1])
-    y = attend_by_axis(weights, keys, maps, groups)
+    of_heads = [weight.expand(len(maps), -1, -1) for weight in weights]
+    y = attend_by_axis(of_heads, keys, maps, groups)
     return y.movedim(*order)
 
 
@@ -182,7 +183,9 @@ class _Means:
     """
 
     def __init__(self, weights: Sequence[Tensor], pixels: Tensor, order: tuple[int, int]) -> None:
-        self.weights = weights
+        heads = len(weights[-1])
+        self.shared = len(weights[0]) < heads  # whether there is one row of pixels
+        self.weights = [weight.expand(heads, -1, -1) for weight in weights]
         self.pixels = pixels
         self.last = order[1] == -1  # whether channels lie last
         self.short = _SHORT if self.last else _SHORTER
@@ -253,9 +256,12 @@ class _Means:
         """
         heads = tile.heads.stop - tile.heads.start
         weight, seen = self._first(tile, self.pixels)
-        stage = self.workspace.get("mixed 0", len(seen), weight.shape[1], seen.shape[2])
-        torch.bmm(weight, seen, out=stage)
-        stages = [stage.view(heads, -1)]
+        if self.shared:
+            stages = [seen.view(1, -1).expand(heads, -1)]
+        else:
+            stage = self.workspace.get("mixed 0", len(seen), weight.shape[1], seen.shape[2])
+            torch.bmm(weight, seen, out=stage)
+            stages = [stage.view(heads, -1)]
         for axis, windows in enumerate(tile.others, start=1):
             weight = self.weights[axis][tile.heads]
             x = self.along(axis, stages[-1])
@@ -266,6 +272,7 @@ class _Means:
                 seen = x[:, :, keys]
                 self._mix(weight[:, own, keys], seen, stage[:, :, own])
             stages.append(stage)
+        stage = stages[-1]
         if self.last:
             stages[-1] = stage.view(heads, 1, -1, self.pixels.shape[-1]).mT
         else:
