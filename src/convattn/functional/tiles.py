@@ -98,7 +98,7 @@ class _Product(torch.autograd.Function):
             )
             return by_pixels, by_maps, None, None, *by_weights
         gradient = gradient.contiguous()
-        means = _Means(weights, pixels, ctx.order)
+        means = _Means(weights, pixels.contiguous(), ctx.order)
         by_pixels = pixels.new_zeros(pixels.shape) if needs_pixels else None
         by_maps = torch.zeros_like(maps) if needs_maps else None
         by_weights = []
