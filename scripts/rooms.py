@@ -19,25 +19,25 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 9_700,
-    "encodings": 7_300,
-    "functional": 25_850,
-    "layers": 9_300,
-    "convert": 33_000,
-    "models": 2_900,
-    "networks": 9_500,
-    "heads": 33_700,
-    "viewer": 10_250,
-    "cli": 6_450,
-    "testing": 1_900,
-    "lab": 29_500,
+    ROOT: 9_800,
+    "encodings": 7_600,
+    "functional": 26_500,
+    "layers": 9_700,
+    "convert": 34_500,
+    "models": 3_000,
+    "networks": 10_500,
+    "heads": 38_000,
+    "viewer": 12_000,
+    "cli": 7_200,
+    "testing": 2_000,
+    "lab": 31_000,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 293_000, ("benchmarks", "evidence", "scripts"): 60_500}
+OUTSIDE = {("tests",): 320_000, ("benchmarks", "evidence", "scripts"): 70_000}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 178_150
+TOTAL = 188_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
