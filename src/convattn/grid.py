@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Literal, TypeAlias, TypeGuard
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be
@@ -60,9 +60,11 @@ class Axis:
         last = self.keys - 1 - self.queries[0]
         return Axis(range(first, last + 1, self.queries.step), self.keys)
 
-    def displacements(self, device: torch.device | None = None) -> Int[Tensor, " displacements"]:
+    def displacements(
+        self, device: torch.device | None = None, dtype: torch.dtype = torch.int64
+    ) -> Shaped[Tensor, " displacements"]:
         """Returns every displacement from the lowest to the highest."""
-        return torch.arange(self.lowest, self.highest + 1, device=device)
+        return torch.arange(self.lowest, self.highest + 1, device=device, dtype=dtype)
 
     def index(self, device: torch.device | None = None) -> Int[Tensor, "queries keys"]:
         """Returns the index of the displacement of each query and key in `displacements()`."""

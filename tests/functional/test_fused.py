@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
 from convattn.errors import ShapeError
+from convattn.functional import workspace
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -108,7 +109,7 @@ def test_queries_at_a_time_are_the_reference_with_all_gradients(
     x = torch.randn(3, 4, *spatial)
     expected = expected_of(layers["reference"], x)
     for budget in (1, 3000):
-        monkeypatch.setattr(MODULE, "PIECE_BYTES", budget)
+        monkeypatch.setattr(workspace, "PIECE_BYTES", budget)
         monkeypatch.setattr(MODULE, "KEPT_BYTES", budget)
         check(layers["content"], x, expected)
 
@@ -146,7 +147,7 @@ def largest(layer, x):
 def test_a_mask_that_does_not_fit_is_computed_in_pieces_that_do(
     kind, spatial, encoding, gradients, monkeypatch
 ):
-    monkeypatch.setattr(MODULE, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 17)
     layer = kind(4, 5, num_heads=2, encoding=encoding, content=NARROW)
     whole = 2 * 256 * 256 * 4
     assert (
@@ -191,8 +192,9 @@ def test_heads_of_every_width_are_the_reference(content):
 
 def test_a_query_that_forgets_its_channels_is_noticed(channels, monkeypatch):
     """Negative control: without the content-position term the check fails."""
-    right = MODULE._looked_up
-    monkeypatch.setattr(MODULE, "_looked_up", lambda *args: 0 * right(*args))
+    module = importlib.import_module("convattn.layers.content_scores")
+    right = module.feature_channels
+    monkeypatch.setattr(module, "feature_channels", lambda *args: 0 * right(*args))
     with pytest.raises(AssertionError, match="result: error"):
         check(made("content"), torch.randn(3, 4, 5, 7))
 

@@ -148,7 +148,9 @@ class Encoding(nn.Module, ABC):
             ArgumentError: A displacement is not finite; EncodingRangeError if the encoding does not hold it.
         """
         self._require_points(displacement)
-        return self._checked_score(displacement)
+        scores = self.score(displacement)
+        self._require_scores(scores, displacement.shape[:-1])
+        return scores.to(displacement.dtype)
 
     def table(
         self,
@@ -171,9 +173,12 @@ class Encoding(nn.Module, ABC):
             EncodingRangeError: The grid has displacements that the encoding does not hold.
             ArgumentError: The encoding has a hook that would be ignored.
         """
-        along_axes = self._displacements(axes, dtype, device)
-        grids = torch.meshgrid(*along_axes, indexing="ij")
-        return self._checked_score(torch.stack(grids, dim=-1))
+        self.require_axes(axes)
+        compute_parameters(self)
+        scores = self.grid_score(axes, dtype, device)
+        sizes = [axis.highest - axis.lowest + 1 for axis in axes]
+        self._require_scores(scores, sizes)
+        return scores.to(dtype)
 
     def features(
         self, displacement: Float[Tensor, "*points dims"]
@@ -222,6 +227,23 @@ class Encoding(nn.Module, ABC):
         Returns:
             One score per head and displacement.
         """
+
+    def grid_score(
+        self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
+    ) -> Tensor:
+        """Scores all displacements of a grid that the encoding holds; a subclass that holds tables may cut them out.
+
+        Args:
+            axes: Queries and keys along each axis.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            One score per head and displacement, (heads, *displacements), by default what `score` returns.
+        """
+        along_axes = [axis.displacements(device, dtype) for axis in axes]
+        grids = torch.meshgrid(*along_axes, indexing="ij")
+        return self.score(torch.stack(grids, dim=-1))
 
     @property
     def feature_width(self) -> int:
@@ -273,14 +295,6 @@ class Encoding(nn.Module, ABC):
             expected = "one with features shared by all heads, for content–position scores"
             raise ArgumentError(must_be("encoding", expected, type(self).__name__))
 
-    def _displacements(
-        self, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
-    ) -> list[Float[Tensor, " _"]]:
-        """Lists the displacements of a grid along each axis; raises if the encoding does not hold them."""
-        self.require_axes(axes)
-        compute_parameters(self)
-        return [axis.displacements(device).to(dtype) for axis in axes]
-
     def _require_points(self, displacement: Tensor) -> None:
         if displacement.ndim == 0 or displacement.shape[-1] != self.dims:
             expected = f"of shape (…, {self.dims})"
@@ -292,11 +306,6 @@ class Encoding(nn.Module, ABC):
         if not torch.isfinite(points).all():
             raise ArgumentError("displacement must be finite, but holds inf or nan")
         self.require_span(points.amin(0).tolist(), points.amax(0).tolist())
-
-    def _checked_score(self, displacement: Tensor) -> Tensor:
-        scores = self.score(displacement)
-        self._require_scores(scores, displacement.shape[:-1])
-        return scores.to(displacement.dtype)
 
     def _require_scores(self, scores: object, points: Sequence[int]) -> None:
         """Raises ShapeError unless a subclass returned one score per head and point."""
@@ -332,12 +341,30 @@ class AxisAdditiveEncoding(Encoding):
         device: torch.device | None = None,
     ) -> list[Float[Tensor, "heads _"]]:
         """Scores displacements along each axis alone, lowest first; arguments and errors are those of `table`."""
+        self.require_axes(axes)
+        compute_parameters(self)
         tables = []
-        for axis, displacement in enumerate(self._displacements(axes, dtype, device)):
-            scores = self.axis_score(axis, displacement)
-            self._require_scores(scores, displacement.shape)
+        for number, axis in enumerate(axes):
+            scores = self.axis_grid_score(number, axis, dtype, device)
+            self._require_scores(scores, [axis.highest - axis.lowest + 1])
             tables.append(scores.to(dtype))
         return tables
+
+    def axis_grid_score(
+        self, number: int, axis: Axis, dtype: torch.dtype, device: torch.device | None
+    ) -> Tensor:
+        """Scores all displacements along one axis of a grid; a subclass that holds tables may cut them out.
+
+        Args:
+            number: Number of the axis.
+            axis: Queries and keys along it.
+            dtype: Dtype in which to compute.
+            device: Where to compute.
+
+        Returns:
+            The axis's term of the score, (heads, displacements), by default what `axis_score` returns.
+        """
+        return self.axis_score(number, axis.displacements(device, dtype))
 
     def axis_features(
         self,
@@ -350,9 +377,12 @@ class AxisAdditiveEncoding(Encoding):
         Arguments and errors are those of `table`; an encoding without features raises ArgumentError.
         """
         self._require_features()
+        self.require_axes(axes)
+        compute_parameters(self)
         features = []
-        for axis, displacement in enumerate(self._displacements(axes, dtype, device)):
-            features.append(self.axis_feature_vectors(axis, displacement))
+        for number, axis in enumerate(axes):
+            displacements = axis.displacements(device, dtype)
+            features.append(self.axis_feature_vectors(number, displacements))
         return features
 
     @abstractmethod

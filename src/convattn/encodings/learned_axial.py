@@ -8,8 +8,13 @@ from einops import einsum
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import AxisAdditiveEncoding, compute_parameters, place_along_axis
-from convattn.encodings.learned_table import read_table, require_extent, table_extent
-from convattn.grid import PerAxis, whole_number
+from convattn.encodings.learned_table import (
+    places_in_table,
+    read_table,
+    require_extent,
+    table_extent,
+)
+from convattn.grid import Axis, PerAxis, whole_number
 
 
 @final
@@ -86,6 +91,18 @@ class LearnedAxial(AxisAdditiveEncoding):
         vectors = self.head_vectors[axis].to(displacement.dtype)
         scores = einsum(table, vectors, "displacements width, heads width -> displacements heads")
         return read_table(scores, displacement[..., None]).movedim(-1, 0)
+
+    def axis_grid_score(
+        self, number: int, axis: Axis, dtype: torch.dtype, device: torch.device | None
+    ) -> Tensor:
+        """Scores the displacements of a grid along one axis, whose vectors are cut out of the table."""
+        if self.head_vectors is None:
+            displacements = axis.displacements(device, dtype)
+            return self.axis_score(number, displacements)
+        compute_parameters(self.tables)
+        table = self.tables[number]
+        vectors = table[places_in_table(len(table), axis)]
+        return self.head_vectors[number].to(dtype) @ vectors.to(dtype).mT
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding
 from convattn.errors import EncodingRangeError
-from convattn.grid import PerAxis, axis_lists
+from convattn.grid import Axis, PerAxis, axis_lists
 
 _COMMON = {1: 520, 2: 40, 3: 20}
 _SMALL = 8
@@ -23,23 +23,27 @@ def read_table(
 ) -> Float[Tensor, "*points width"]:
     """Interpolates a table of displacements multilinearly; integer displacements give the entries themselves."""
     # The table holds −(E − 1), …, E − 1 along each axis.
-    sizes = torch.tensor(table.shape[:-1], device=displacement.device)
     below = displacement.floor()
     part = displacement - below
-    lower = below.long() + (sizes - 1) // 2
-    upper = (lower + 1).minimum(sizes - 1)
+    sides = []
+    for axis, size in enumerate(table.shape[:-1]):
+        lower = below[..., axis].long() + (size - 1) // 2
+        upper = (lower + 1).clamp(max=size - 1)
+        share = part[..., axis]
+        sides.append([(lower, 1 - share), (upper, share)])
     result = torch.zeros((), dtype=displacement.dtype, device=displacement.device)
-    sides = [(lower, 1 - part), (upper, part)]
-    for corner in product(sides, repeat=len(sizes)):
-        index = []
-        weights = []
-        for axis, (places, shares) in enumerate(corner):
-            index.append(places[..., axis])
-            weights.append(shares[..., axis])
-        weight = torch.stack(weights).prod(0)[..., None]
-        entries = table[tuple(index)].to(displacement.dtype)
+    for corner in product(*sides):
+        places, shares = zip(*corner, strict=True)
+        weight = torch.stack(shares).prod(0)[..., None]
+        entries = table[places].to(displacement.dtype)
         result = result + weight * entries
     return result
+
+
+def places_in_table(size: int, axis: Axis) -> slice:
+    """Returns where the displacements along an axis of a grid are in a table of −(E − 1), …, E − 1."""
+    middle = (size - 1) // 2
+    return slice(middle + axis.lowest, middle + axis.highest + 1)
 
 
 def table_extent(extent: PerAxis | None, dims: int) -> tuple[int, ...]:
@@ -108,6 +112,16 @@ class LearnedTable(Encoding):
         """Scores displacements."""
         table = self.scores.movedim(0, -1)
         return read_table(table, displacement).movedim(-1, 0)
+
+    def grid_score(
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype,
+        device: torch.device | None,  # noqa: ARG002 - as the base class has it
+    ) -> Tensor:
+        """Cuts the scores of a grid out of the table."""
+        cut = map(places_in_table, self.scores.shape[1:], axes)
+        return self.scores[(slice(None), *cut)].to(dtype)
 
     def require_span(self, lowest: Sequence[float], highest: Sequence[float]) -> None:
         """Raises EncodingRangeError if the tables do not hold a box of displacements."""

@@ -150,7 +150,7 @@ class Quadratic(AxisAdditiveEncoding):
         centre = per_head(self.centres[:, axis], displacement)
         root = per_head(self.root_sharpness, displacement)
         scaled = root * (displacement - centre)
-        return -(scaled**2) / 2
+        return -0.5 * scaled**2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:
         """Returns the features of displacements along one axis."""

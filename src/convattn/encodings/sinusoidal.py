@@ -59,7 +59,7 @@ class Sinusoidal(AxisAdditiveEncoding):
         return {"frequencies": self.frequencies, "max_period": self.max_period}
 
     def _waves(self, displacement: Float[Tensor, "*points"]) -> Float[Tensor, "*points waves"]:
-        steps = torch.arange(self.frequencies).to(displacement)
+        steps = torch.arange(self.frequencies, dtype=displacement.dtype, device=displacement.device)
         frequency = self.max_period ** (-steps / self.frequencies)
         phase = displacement[..., None] * frequency
         return torch.cat([phase.sin(), phase.cos()], dim=-1)

@@ -20,14 +20,16 @@ from torch.nn import functional
 from convattn.functional.reference import attention_weights, combine_heads, displacement_places
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
+    is_accelerator,
     needs_own_operations,
     product_dtype,
     without_autocast,
 )
+from convattn.functional.workspace import chunks, piece_bytes
 from convattn.grid import Axis
 
 _CACHE = 5 << 19
-"""Bytes of transformed channels computed at a time, so that they stay in the cache."""
+"""Bytes of transformed channels computed at a time on a CPU, so that they stay in the cache."""
 
 
 def quick_length(least: int) -> int:
@@ -118,15 +120,32 @@ def _at_once(
     return combine_heads(means, maps, groups)
 
 
-def _channel_chunks(blocks: Tensor, lengths: torch.Size) -> Iterator[tuple[int, slice, slice]]:
-    """Yields one image, and some groups with all their channels or some channels of one group."""
+class _Part(NamedTuple):
+    """What is transformed together: on a CPU channels of one image by one head, which stay in the cache."""
+
+    images: slice
+    groups: slice
+    channels: slice
+    heads: list[slice]
+
+
+def _parts(blocks: Tensor, heads: int, lengths: torch.Size) -> Iterator[_Part]:
+    """Cuts a call into images, groups with all their channels or channels of one group, and heads."""
     batch, groups, channels = blocks.shape[:3]
-    most = max(2, _CACHE // (8 * lengths.numel()))
+    one, together = 8 * lengths.numel(), 1
+    room, images = _CACHE, 1
+    if is_accelerator(blocks.device):
+        # real and transformed numbers of every head
+        room, together = piece_bytes(blocks.device), heads
+        one *= 3 * (1 + heads)
+        images = max(1, room // (one * groups * channels))
+    most = max(2, room // one)
     whole = max(1, most // channels)  # groups that are computed together
-    for image in range(batch):
-        for group in range(0, groups, whole):
-            for channel in range(0, channels, most):
-                yield image, slice(group, group + whole), slice(channel, channel + most)
+    by_heads = chunks(heads, together)
+    for some in chunks(batch, images):
+        for group in chunks(groups, whole):
+            for channel in chunks(channels, most):
+                yield _Part(some, group, channel, by_heads)
 
 
 class _Filter(torch.autograd.Function):
@@ -145,16 +164,18 @@ class _Filter(torch.autograd.Function):
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
         transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
+        conjugates, of_heads = _by_head(transforms.kernels.conj()), _by_head(factors)
         x = pixels.unflatten(1, (groups, -1))
         blocks = maps.unflatten(1, (groups, -1))
         y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for image, some, channels in _channel_chunks(x, transforms.lengths):
-            keys = transforms.of_keys(x[image, some, channels])
-            mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
-            for head, kernel in enumerate(transforms.kernels.conj()):
-                means = transforms.at_queries(keys * kernel)
-                torch.mul(means, factors[head], out=mixed[head])
-            y[image, some] += einsum(blocks[:, some, :, channels], mixed.flatten(3), _FORWARD)
+        for part in _parts(x, len(maps), transforms.lengths):
+            keys = transforms.of_keys(x[part.images, part.groups, part.channels])
+            mixed = pixels.new_empty(len(maps), *keys.shape[:3], *sizes)
+            for some in part.heads:
+                means = transforms.at_queries(keys * conjugates[some])
+                torch.mul(means, of_heads[some], out=mixed[some])
+            matrices = blocks[:, part.groups, :, part.channels]
+            y[part.images, part.groups] += einsum(matrices, mixed.flatten(4), _FORWARD)
         return y.view(len(pixels), maps.shape[1], *sizes)
 
     @staticmethod
@@ -165,6 +186,7 @@ class _Filter(torch.autograd.Function):
             return *backward_to_differentiate(compute, inputs, wanted, gradient), None, None
         pixels, maps, kernels, factors = inputs
         transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
+        own_kernels, of_heads = _by_head(transforms.kernels), _by_head(factors)
         by_pixels = torch.empty_like(pixels)
         by_maps = torch.zeros_like(maps)
         by_factors = torch.zeros_like(factors)
@@ -172,29 +194,37 @@ class _Filter(torch.autograd.Function):
         x, by_x = pixels.unflatten(1, (groups, -1)), by_pixels.unflatten(1, (groups, -1))
         blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
-        for image, some, channels in _channel_chunks(x, transforms.lengths):
-            by_y = upstream[image, some]
-            keys = transforms.of_keys(x[image, some, channels])
+        for part in _parts(x, len(maps), transforms.lengths):
+            by_y = upstream[part.images, part.groups]
+            keys = transforms.of_keys(x[part.images, part.groups, part.channels])
             by_keys = torch.zeros_like(keys)
-            mixed = pixels.new_empty(len(maps), *keys.shape[:2], *sizes)
-            by_mixed = einsum(blocks[:, some, :, channels], by_y, _BY_MIXED).view_as(mixed)
-            for head, kernel in enumerate(transforms.kernels):
-                means = transforms.at_queries(keys * kernel.conj())
-                by_means = by_mixed[head].double()
-                torch.mul(means, factors[head], out=mixed[head])
-                by_factors[head] += (means * by_means).sum((0, 1))
-                spread = transforms.of_queries(by_means * factors[head])
-                by_kernels[head] += (spread.conj() * keys).sum((0, 1))
-                by_keys += spread.mul_(kernel)
-            by_blocks[:, some, :, channels] += einsum(by_y, mixed.flatten(3), _BY_MAPS)
-            by_x[image, some, channels] = transforms.back(by_keys, transforms.keys)
+            mixed = pixels.new_empty(len(maps), *keys.shape[:3], *sizes)
+            matrices = blocks[:, part.groups, :, part.channels]
+            by_mixed = einsum(matrices, by_y, _BY_MIXED).view_as(mixed)
+            for some in part.heads:
+                means = transforms.at_queries(keys * own_kernels[some].conj())
+                by_means = by_mixed[some].double()
+                torch.mul(means, of_heads[some], out=mixed[some])
+                by_factors[some] += (means * by_means).sum((1, 2, 3))
+                spread = transforms.of_queries(by_means * of_heads[some])
+                by_kernels[some] += (spread.conj() * keys).sum((1, 2, 3))
+                by_keys += spread.mul_(own_kernels[some]).sum(0)
+            by_matrices = einsum(by_y, mixed.flatten(4), _BY_MAPS)
+            by_blocks[:, part.groups, :, part.channels] += by_matrices
+            back = transforms.back(by_keys, transforms.keys)
+            by_x[part.images, part.groups, part.channels] = back
         every = [slice(None)] * len(axes)
         return by_pixels, by_maps, transforms.back(by_kernels, every), by_factors, None, None
 
 
-_FORWARD = "heads groups outputs channels, heads groups channels queries -> groups outputs queries"
-_BY_MIXED = "heads groups outputs channels, groups outputs queries -> heads groups channels queries"
-_BY_MAPS = "groups outputs queries, heads groups channels queries -> heads groups outputs channels"
+def _by_head(numbers: Tensor) -> Tensor:
+    """Views numbers of each head beside images, groups and channels."""
+    return numbers[:, None, None, None]
+
+
+_FORWARD = "heads groups outputs channels, heads images groups channels queries -> images groups outputs queries"
+_BY_MIXED = "heads groups outputs channels, images groups outputs queries -> heads images groups channels queries"
+_BY_MAPS = "images groups outputs queries, heads images groups channels queries -> heads groups outputs channels"
 
 
 _NOISE = 8

@@ -1,8 +1,10 @@
 """Attention of content: by torch's fused kernel where it is fast and right, by explicit weights elsewhere.
 
-The kernel needs no memory for weights of every query and key. It adds a mask that learns in none of its fast roads,
-on a CPU it wants queries, keys and values of one width, and it has no second derivatives. So with a mask, and with
+The kernel needs no memory for weights of every query and key, but it has no second derivatives. On a CPU it wants
+queries, keys and values of one width, and adds a mask that learns slowly. So there, with a mask, with dropout, and with
 values wider than queries, weights are computed explicitly, for some queries at a time, and again for the gradient.
+On a GPU the kernel wants the numbers of each query, key and value side by side, and as many as a multiple of eight; a
+mask that learns is taken by one of its roads, some images at a time where it differs between images.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,15 +21,17 @@ from torch.nn import functional
 from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import attention_weights, displacement_places
 from convattn.functional.torch_modes import (
+    FLASH_WIDTH,
     backward_to_differentiate,
+    is_accelerator,
     missing_channels,
     needs_own_operations,
 )
-from convattn.functional.workspace import chunks
+from convattn.functional.workspace import chunks, piece_bytes
 from convattn.grid import Axis
 
-PIECE_BYTES = 1 << 22
-"""Bytes of scores and weights that are in memory at a time if weights are computed explicitly."""
+_COPIES = 4
+"""Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
 
 KEPT_BYTES = 1 << 26
 """Bytes of all weights of a call up to which they are kept for the gradient: a step takes 0.8 to 0.9 of the time."""
@@ -150,19 +154,23 @@ def fused_attention(
     value: Float[Tensor, "images heads_or_one keys inner"],
     mask: Mask | None = None,
     dropout: float = 0.0,
+    *,
+    scale: float = 1.0,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes softmax(q·k + mask) v.
+    """Computes softmax(scale q·k + mask) v.
 
     Args:
-        query: Queries, already scaled.
+        query: Queries.
         key: Keys.
         value: Values, of each head or of all.
-        mask: Scores to add to q·k, computed for some images and queries at a time; None adds none.
+        mask: Scores to add, computed for some images and queries at a time, from queries that are scaled; None adds
+            none.
         dropout: Probability with which a weight is set to zero.
+        scale: Factor of q·k.
 
     Returns:
         Means of the values. Derivatives of any order flow to everything; above the first they take the memory of all
-        weights.
+        weights, and with dropout on a GPU there are none.
 
     Raises:
         ShapeError: Keys have another width than queries, or there are not as many as values.
@@ -171,120 +179,206 @@ def fused_attention(
         raise ShapeError(must_be("key.shape[-1]", str(query.shape[-1]), key.shape[-1]))
     if value.shape[2] != key.shape[2]:
         raise ShapeError(must_be("value.shape[2]", str(key.shape[2]), value.shape[2]))
-    inner = value.shape[-1]
     tables = () if mask is None else mask.tables
-    # zeros appended to queries and keys would take longer than all weights of some queries
-    widened = query.device.type == "cpu" and inner > query.shape[-1]
-    if torch.compiler.is_compiling():
-        bias = None if mask is None else mask.scores(slice(None), query, *tables)
-        query, key, value = _one_width(query, key, value)
-        return _of_kernel(query, key, value, bias, dropout)[..., :inner]
     own_operations = needs_own_operations(query, key, value, *tables)
+    if torch.compiler.is_compiling() or (is_accelerator(query.device) and not own_operations):
+        return _by_kernel(mask, dropout, scale, query, key, value)
+    # zeros appended to queries and keys would take longer than all weights of some queries
+    widened = value.shape[-1] > query.shape[-1]
     if mask is None and not (dropout or widened or own_operations):
-        query, key, value = _one_width(query, key, value)
-        compute = _Fused.apply if torch.is_grad_enabled() else _of_kernel
-        return compute(query, key, value)[..., :inner]
+        return _by_kernel(mask, dropout, scale, query, key, value)
     given, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
-    if dropout or own_operations:
+    query = query if scale == 1 else query * scale
+    if own_operations:
         y = _explicit(mask, dropout, query, key, value, *tables)
     else:
         weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
         keeps = torch.is_grad_enabled() and weights <= KEPT_BYTES
-        y = _InPieces.apply(mask, keeps, query, key, value, *tables)
+        y = _InPieces.apply(mask, _Dropout.draw(dropout), keeps, query, key, value, *tables)
     return y.to(given)
 
 
-def _one_width(*tensors: Tensor) -> list[Tensor]:
-    """Appends zeros to queries, keys and values on a CPU, so that they have one width, at which its kernel is fast."""
+def _by_kernel(
+    mask: Mask | None, dropout: float, scale: float, query: Tensor, key: Tensor, value: Tensor
+) -> Float[Tensor, "images heads queries inner"]:
+    """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
+    inner, images = value.shape[-1], len(query)
+    if mask is not None and mask.numbers and not torch.compiler.is_compiling():
+        scores = query.shape[1:3].numel() * key.shape[2] * 4
+        images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
+    parts = []
+    for own in zip(*(tensor.split(images) for tensor in (query, key, value)), strict=True):
+        bias = None
+        if mask is not None:
+            scaled = own[0].float() * scale if own[0].dtype.itemsize < 4 else own[0] * scale
+            bias = mask.scores(slice(None), scaled, *mask.tables).to(query.dtype)
+        inputs = _fitting_widths(*own)
+        if bias is not None:
+            inputs.append(bias)
+        differentiable = torch.is_grad_enabled() and not dropout
+        if differentiable and not torch.compiler.is_compiling():
+            parts.append(_Fused.apply(scale, *inputs))
+        else:
+            parts.append(_of_kernel(scale, *inputs, dropout=dropout))
+    y = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return y[..., :inner]
+
+
+def _fitting_widths(*tensors: Tensor) -> list[Tensor]:
+    """Appends zeros to queries, keys and values up to widths at which the kernel is fast.
+
+    On a CPU, and for the flash kernel of a GPU, that is one width; without it another kernel of the GPU takes values of
+    another width. There numbers of a query, key or value lie side by side.
+    """
     device = tensors[0].device
-    if device.type != "cpu":
-        return list(tensors)
-    width = max(tensor.shape[-1] for tensor in tensors)
-    width += missing_channels(width, device)
+    widths = [tensor.shape[-1] for tensor in tensors]
+    flash = tensors[0].dtype.itemsize < 4 and max(widths) <= FLASH_WIDTH
+    if flash or not is_accelerator(device):
+        widths = [max(widths)] * len(widths)
     padded = []
-    for tensor in tensors:
-        missing = width - tensor.shape[-1]
-        padded.append(functional.pad(tensor, (0, missing)) if missing else tensor)
+    for tensor, width in zip(tensors, widths, strict=True):
+        missing = width + missing_channels(width, device) - tensor.shape[-1]
+        if missing:
+            tensor = functional.pad(tensor, (0, missing))  # noqa: PLW2901 - the same numbers
+        elif is_accelerator(device) and tensor.stride(-1) != 1:
+            tensor = tensor.contiguous()  # noqa: PLW2901
+        padded.append(tensor)
     return padded
 
 
 def _of_kernel(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, dropout: float = 0.0
+    scale: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "images heads queries inner"]:
     value = value.expand(-1, query.shape[1], -1, -1)
-    return functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0)
+    if bias is not None:
+        bias = bias.expand(len(query), -1, -1, -1)
+    return functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale)
+
+
+def _by_definition(
+    scale: float, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+) -> Float[Tensor, "images heads queries inner"]:
+    """Computes what the kernel does, in operations that torch can differentiate to any order."""
+    scores = scale * (query @ key.mT)
+    if bias is not None:
+        scores = scores + bias
+    return _mixed(attention_weights(scores).to(value.dtype), value)
 
 
 class _Fused(torch.autograd.Function):
     """The kernel, whose gradient can be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        leaves, y = _with_graph(inputs)
+    def forward(ctx: Any, scale: float, *inputs: Tensor) -> Tensor:
+        leaves, y = _with_graph(scale, inputs)
         # y brings its own graph along, which goes when the tensors saved here go
         ctx.save_for_backward(*inputs, *leaves, y)
+        ctx.scale = scale
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        saved = ctx.saved_tensors
-        inputs, leaves, y = saved[:3], saved[3:6], saved[6]
-        needed = ctx.needs_input_grad
+        *saved, y = ctx.saved_tensors
+        inputs, leaves = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_explicit, None, 0.0)
-            return tuple(backward_to_differentiate(compute, inputs, needed, gradient))
+            compute = partial(_by_definition, ctx.scale)
+            return None, *backward_to_differentiate(compute, inputs, needed, gradient)
         if y.grad_fn is None:  # a hook for saved tensors, as of a checkpoint, took the graph away
-            leaves, y = _with_graph(inputs)
-        gradients = torch.autograd.grad(y, leaves, gradient, retain_graph=True)
-        return tuple(gradients)
+            leaves, y = _with_graph(ctx.scale, inputs, needed)
+        learning = [leaf for leaf, need in zip(leaves, needed, strict=True) if need]
+        found = iter(torch.autograd.grad(y, learning, gradient, retain_graph=True))
+        return None, *(next(found) if need else None for need in needed)
 
 
-def _with_graph(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+def _with_graph(
+    scale: float, inputs: Sequence[Tensor], needed: Sequence[bool] | None = None
+) -> tuple[list[Tensor], Tensor]:
     """Computes by the kernel, with a graph from copies of the inputs that share their memory."""
+    if needed is None:
+        needed = [tensor.requires_grad for tensor in inputs]
+    leaves = []
+    for tensor, need in zip(inputs, needed, strict=True):
+        leaves.append(tensor.detach().requires_grad_(need))
     with torch.enable_grad():
-        query, key, value = [tensor.detach().requires_grad_() for tensor in inputs]
-        return [query, key, value], _of_kernel(query, key, value)
+        return leaves, _of_kernel(scale, *leaves)
+
+
+class _Dropout(NamedTuple):
+    """Which weights are dropped, drawn anew for each piece from a seed, so that a gradient sees the same ones."""
+
+    probability: float
+    seed: int
+
+    @classmethod
+    def draw(cls, probability: float) -> "_Dropout | None":
+        """Draws a seed from torch's random numbers; None if nothing is dropped."""
+        if not probability:
+            return None
+        return cls(probability, int(torch.randint(1 << 62, (), device="cpu")))
+
+    def factors(self, piece: int, weights: Tensor) -> Tensor:
+        """Returns 0 or 1/(1 − p) for each weight of a piece."""
+        generator = torch.Generator().manual_seed(self.seed + piece)
+        kept = torch.empty_like(weights).bernoulli_(1 - self.probability, generator=generator)
+        return kept.div_(1 - self.probability)
 
 
 class _InPieces(torch.autograd.Function):
     """Attention by explicit weights of some queries at a time, kept or computed again for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, mask: Mask | None, keeps: bool, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, mask: Mask | None, dropout: _Dropout | None, keeps: bool, *inputs: Tensor
+    ) -> Tensor:
         query, _, value, *_ = inputs
         y = query.new_empty(*query.shape[:3], value.shape[-1])
         kept = []
-        for some, places in _pieces(mask, inputs):
+        for number, (some, places) in enumerate(_pieces(mask, inputs)):
             parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
             weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
-            y[places[0]] = _mixed(weights, parts[2])
             if keeps:
                 kept.append(weights)
-        ctx.mask = mask
+            if dropout is not None:
+                weights = weights * dropout.factors(number, weights)
+            y[places[0]] = _mixed(weights, parts[2])
+        ctx.mask, ctx.dropout = mask, dropout
         ctx.save_for_backward(*inputs, *kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask, saved, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        mask, saved, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        dropout: _Dropout | None = ctx.dropout
         inputs, kept = saved[: len(needed)], saved[len(needed) :]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_explicit, mask, 0.0)
-            return None, None, *backward_to_differentiate(compute, inputs, needed, gradient)
+            compute = partial(_all_pieces, mask, dropout)
+            found = backward_to_differentiate(compute, inputs, needed, gradient)
+            return None, None, None, *found
         sums = [torch.zeros_like(tensor) for tensor in inputs]
         for number, (some, places) in enumerate(_pieces(mask, inputs)):
             parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
             query, key, value, *tables = parts
             weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
             upstream = gradient[places[0]]
-            by_scores = _by_weights(upstream, value)
+            by_scores, seen_weights = _by_weights(upstream, value), weights
+            if dropout is not None:
+                factors = dropout.factors(number, weights)
+                by_scores *= factors
+                seen_weights = weights * factors
             # the softmax's gradient, exactly 0 where weights are exactly 0 and 1
             by_scores *= weights
             by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
             # of narrow queries and keys these products take a quarter of the time of by_scores @ key
             by_query, by_key = (key.mT @ by_scores.mT).mT, (query.mT @ by_scores).mT
-            found = [by_query, by_key, _by_value(weights, upstream, value)]
+            found = [by_query, by_key, _by_value(seen_weights, upstream, value)]
             if mask is not None:
                 seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)
                 found += by_tables
@@ -293,7 +387,7 @@ class _InPieces(torch.autograd.Function):
             for total, place, own in zip(sums, places, found, strict=True):
                 if own is not None:
                     total[place] += own
-        return None, None, *sums
+        return None, None, None, *sums
 
 
 def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice, list[Any]]]:
@@ -306,10 +400,26 @@ def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice
     numbers = 2 * key.shape[2]
     if mask is not None:
         numbers += mask.numbers
-    rows = max(1, PIECE_BYTES // max(1, heads * numbers * query.element_size()))
+    rows = max(1, piece_bytes(query.device) // max(1, heads * numbers * query.element_size()))
     at_once = max(1, rows // max(1, queries))
     for images, some in product(chunks(len(query), at_once), chunks(queries, rows)):
         yield some, [(images, slice(None), some), images, images, *[...] * len(tables)]
+
+
+def _all_pieces(
+    mask: Mask | None, dropout: _Dropout | None, *inputs: Tensor
+) -> Float[Tensor, "images heads queries inner"]:
+    """Computes what `_InPieces` does, in operations that torch can differentiate."""
+    if dropout is None:
+        return _explicit(mask, 0.0, *inputs)
+    query, _, value, *_ = inputs
+    y = query.new_zeros(*query.shape[:3], value.shape[-1])
+    for number, (some, places) in enumerate(_pieces(mask, inputs)):
+        parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
+        weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
+        dropped = weights * dropout.factors(number, weights)
+        y[places[0]] = _mixed(dropped, parts[2])
+    return y
 
 
 def _explicit(

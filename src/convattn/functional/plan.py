@@ -8,7 +8,9 @@
     fourier     any score of a displacement: fast transforms
 
 This is the only place where the values of scores decide: heads may turn out hard, a long sequence may need few keys,
-and transforms may lose digits. Each path has its cost beside it. Costs follow from sizes alone. A multiplication and an
+and transforms may lose digits. To read a value of a GPU is to wait for it, so there values decide only over transforms
+and over sequences whose weights would not fit into memory. Each path has its cost beside it. Costs follow from sizes
+alone: on a CPU operations, elsewhere the time of operations and of memory that is moved. A multiplication and an
 addition count as two operations; bytes are working memory beyond input, output and parameters. Heads are assumed to see
 many pixels: those that see few take fewer operations.
 """
@@ -28,10 +30,17 @@ from convattn.encodings import AxisAdditiveEncoding, Encoding, Shift
 from convattn.errors import ArgumentError
 from convattn.functional.bands import Band, Bands, band_attention, find_bands
 from convattn.functional.fourier import Filters, fourier_attention, fourier_filters, quick_length
-from convattn.functional.reference import HeadMaps, add_bias, pad_keys, position_weights
+from convattn.functional.reference import (
+    HeadMaps,
+    add_bias,
+    join_axes,
+    pad_keys,
+    position_weights,
+)
 from convattn.functional.separable import separable_attention, values_first_attention
 from convattn.functional.shift import Shifts, shift_attention
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import is_accelerator, without_autocast
+from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis, Geometry
 
 SLOWNESS = {"transforms": 8.0, "long transforms": 20.0, "own channels": 2.0}
@@ -54,6 +63,22 @@ _TAPS = 2
 """Most taps per head of a convolution that is taken by itself. Beside one softmax per axis, a kernel with 2.25 taps per
 head takes 0.7 to 1.6 times as long, one with 4 taps 1.0 to 2.8 times (64 channels on 32 x 32 pixels, 256 on 14 x 14,
 four heads, forward and with gradients, float32, one busy core)."""
+
+_RATES = {torch.float64: 3e13, torch.float32: 5e13}
+_FAST = 4e14
+"""Operations a second in large products by dtype, and in 16 bits: estimates for a GPU of 2023, not measured."""
+
+_BANDWIDTH = 2e12
+"""Bytes a second that a GPU moves: an estimate for the same, not measured."""
+
+_START = 5e-6
+"""Seconds in which a GPU's kernel starts: an estimate, too."""
+
+_SURVEY = 40
+"""Kernels by head with which transforms are prepared and their values read."""
+
+_MOST_WEIGHTS = 8
+"""Pieces of memory (`piece_bytes`) that the weights of a layer may take on a GPU: gradients keep them."""
 
 _LONG = 512
 """Number of keys from which a sequence is long: all weights then cost more than finding those that matter."""
@@ -80,6 +105,7 @@ class Work:
     axes: tuple[Axis, ...]
     geometry: Geometry  # how images become keys
     dtype: torch.dtype  # of the images
+    product_dtype: torch.dtype  # of their products: under autocast its own
     device: torch.device  # of the images
 
     @property
@@ -124,6 +150,21 @@ class Work:
         line = self.line
         return line if line is not None and self.axes[line].keys >= _LONG else None
 
+    @property
+    def fits(self) -> bool:
+        """Whether the weights of all queries and keys may be in memory."""
+        return self.weights(by_axis=False) * 4 <= _MOST_WEIGHTS * piece_bytes(self.device)
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether the values of scores may decide: elsewhere than on a CPU only where there is no other way."""
+        return not is_accelerator(self.device) or (self.long_line is not None and not self.fits)
+
+    def seconds(self, kernels: int, flops: float, moved: float) -> float:
+        """Estimates the time of kernels, their operations and the bytes that they move on a GPU."""
+        rate = _RATES.get(self.product_dtype, _FAST)
+        return kernels * _START + flops / rate + moved / _BANDWIDTH
+
     def weights(self, *, by_axis: bool) -> int:
         """Counts the attention weights of all heads."""
         if not by_axis:
@@ -162,6 +203,11 @@ class Path(ABC):
     # "weights" if pixels are mixed before W_h, "values" if after W_h, or after W_val
     order: str = "weights"
     leak: float = 0.0  # largest share of attention that is left out
+
+    @property
+    def bound(self) -> float:
+        """Largest share of attention that is at a wrong key, or left out."""
+        return self.leak
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -219,14 +265,19 @@ class ShiftPath(Path):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ExplicitPath(Path):
-    """Explicit weights along each axis ("separable"), or of all pairs of queries and keys ("dense")."""
+    """Explicit weights along each axis, or one matrix of all pairs of queries and keys."""
 
     weights: tuple[Float[Tensor, "heads _ _"], ...]  # in at least float32
     dropout: float = 0.0  # probability of dropping a weight
 
+    @property
+    def by_axis(self) -> bool:
+        """Whether there are weights along each axis."""
+        return len(self.weights) == len(self.work.axes)
+
     def cost(self) -> Cost:
         """Counts the softmax, the means, and the matrices in the order of the path."""
-        work, by_axis = self.work, self.name == "separable"
+        work, by_axis = self.work, self.by_axis
         memory = work.weights(by_axis=by_axis) * (4 + work.itemsize)
         if self.order == "weights":
             mixed = work.batch * work.channels * work.queries * work.itemsize
@@ -239,7 +290,7 @@ class ExplicitPath(Path):
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Takes weighted means along each axis, before or after the matrices."""
         keys = pad_keys(x, self.work.geometry)
-        if self.name == "dense":
+        if not self.by_axis:
             keys = keys.flatten(2)
         weights: Sequence[Tensor] = self.weights
         if self.dropout:
@@ -248,9 +299,7 @@ class ExplicitPath(Path):
             weights = [weight.to(keys.dtype) for weight in weights]
             y = values_first_attention(weights, keys, maps)
         else:
-            # held as a kernel they are strided, and every product would copy them
-            whole = maps.whole().contiguous()
-            y = separable_attention(weights, keys, whole, maps.groups)
+            y = separable_attention(weights, keys, maps.whole(), maps.groups)
         return add_bias(y.view(*y.shape[:2], *self.work.sizes), bias)
 
 
@@ -397,20 +446,23 @@ def plan(work: Work, encoding: Encoding, impl: str, dropout: float) -> Path:
 def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
     """Takes one softmax per axis, or a convolution if the heads turn out to be hard."""
     tables = encoding.axis_tables(work.axes, work.softmax_dtype, work.device)
-    if impl != "separable":
+    if impl == "shift" or (impl == "auto" and work.reads_scores):
         path = _hard(tables, work, impl)
         if path is not None:
             return path
     reason = "the scores are a sum over axes: one softmax per axis"
     if impl == "separable":
         reason = REQUESTED
-    if work.long_line is not None:
+    if work.long_line is not None and work.reads_scores:
         path = _long(encoding, work, tables[work.long_line], reason, impl)
         if path is not None:
             return path
     weights = []
     for table, axis in zip(tables, work.axes, strict=True):
         weights.append(position_weights(table, (axis,)))
+    if _joins_axes(work):
+        weights = [join_axes(weights)]
+        reason += ", multiplied to those of all pairs, for two large products"
     return ExplicitPath(
         name="separable",
         reason=reason,
@@ -420,18 +472,41 @@ def _by_axis(encoding: AxisAdditiveEncoding, work: Work, impl: str) -> Path:
     )
 
 
+def _joins_axes(work: Work) -> bool:
+    """Tells whether on a GPU products over all pairs take less time than one for each axis, whose means are moved."""
+    if not is_accelerator(work.device) or work.line is not None or not work.fits:
+        return False
+    pairs = work.mixing(work.channels, by_axis=False)
+    joined = work.seconds(3, pairs, 12 * work.weights(by_axis=False))
+    means = work.batch * work.heads * work.channels * max(work.queries, work.keys)
+    moved = 4 * means * work.product_dtype.itemsize
+    apart = work.seconds(8, work.mixing(work.channels, by_axis=True), moved)
+    return joined <= apart
+
+
 def _by_pair(encoding: Encoding, work: Work) -> Path:
     """Computes scores that are no sum over axes: of few keys, by transforms, or of all pairs."""
     table = _table(encoding, work)
-    if work.long_line is not None:
+    if work.long_line is not None and work.reads_scores:
         path = _long(encoding, work, table.flatten(1), "one axis", "auto")
         if path is not None:
             return path
-    pairs = work.mixing(work.channels, by_axis=False)
-    if transform_cost(work).flops * SLOWNESS["transforms"] < pairs:
+    if _transforms(work):
         reason = "the scores are not a sum over axes, and the image is large enough for transforms"
         return _fourier(table, work, reason)
     return _dense(table, work, "the scores are not a sum over axes, and the image is small")
+
+
+def _transforms(work: Work) -> bool:
+    """Tells whether transforms take less time than all weights."""
+    pairs = work.mixing(work.channels, by_axis=False)
+    if not is_accelerator(work.device):
+        return transform_cost(work).flops * SLOWNESS["transforms"] < pairs
+    size = math.prod([quick_length(2 * axis.keys - 1) for axis in work.axes])
+    moved = 6 * 16 * size * work.batch * work.channels * (work.heads + 1)
+    transformed = work.seconds(_SURVEY * work.heads, 0, moved)
+    explicit = work.seconds(3, pairs, 12 * work.weights(by_axis=False))
+    return not work.fits or transformed < explicit
 
 
 def _table(encoding: Encoding, work: Work) -> Float[Tensor, "heads *displacements"]:

@@ -10,6 +10,7 @@ channels, up to a term of the query alone, which the softmax drops; but its term
 """
 
 from collections.abc import Sequence
+from itertools import product
 from math import tanh
 from typing import NamedTuple
 
@@ -22,7 +23,12 @@ from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import displacement_scores
-from convattn.functional.torch_modes import missing_channels, without_autocast
+from convattn.functional.torch_modes import (
+    FLASH_WIDTH,
+    is_accelerator,
+    missing_channels,
+    without_autocast,
+)
 from convattn.grid import Axis, whole_number
 
 
@@ -39,7 +45,8 @@ class Channels(NamedTuple):
     ) -> tuple[Float[Tensor, "images heads queries _"], Float[Tensor, "images heads keys _"]]:
         """Appends the channels, and zeros to tokens without a place, as a class token, which come first.
 
-        On a CPU zero channels follow, up to a width that is a multiple of four, where torch's kernel is fast.
+        Zero channels follow, up to a width at which torch's kernel is fast: a multiple of four on a CPU, of eight
+        elsewhere.
 
         Args:
             query: Queries.
@@ -128,10 +135,38 @@ def position_channels(
         query = query / scale
     if dtype.itemsize >= wide.itemsize:
         return Channels(query, key)
+    return in_parts(Channels(query, key), dtype, 2)
+
+
+def in_parts(channels: Channels, dtype: torch.dtype, query: int, key: int = 1) -> Channels:
+    """Writes channels in a narrower dtype, each as a sum: leading digits, and what they leave out.
+
+    Args:
+        channels: Channels in at least float32.
+        dtype: The narrower dtype.
+        query: Parts of each number of the queries.
+        key: Parts of each number of the keys.
+
+    Returns:
+        As many channels for each as there are pairs of parts.
+    """
+    of_queries = _parts(channels.query, dtype, query)
+    of_keys = _parts(channels.key, dtype, key)
+    pairs = list(product(of_queries, of_keys))
+    return Channels(
+        torch.cat([pair[0] for pair in pairs], dim=-1),
+        torch.cat([pair[1] for pair in pairs], dim=-1),
+    )
+
+
+def _parts(numbers: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
     limit = torch.finfo(dtype).max
-    leading = query.clamp(-limit, limit).to(dtype)
-    rest = (query - leading).clamp(-limit, limit).to(dtype)
-    return Channels(torch.cat([leading, rest], dim=-1), torch.cat([key, key], dim=-1))
+    parts = []
+    for _ in range(count):
+        leading = numbers.clamp(-limit, limit).to(dtype)
+        parts.append(leading)
+        numbers = numbers - leading
+    return parts
 
 
 def quadratic_channels(
@@ -223,7 +258,7 @@ def second_degree(
 def position_form(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> str:
     """Returns "mask" or "one-hot", by what takes less time."""
     # on a CPU the mask of some queries at a time takes 0.5 to 0.9 of the time of wider queries and keys
-    if device.type == "cpu" and not torch.compiler.is_compiling():
+    if not is_accelerator(device) and not torch.compiler.is_compiling():
         return "mask"
     # the kernel's gradient leaves rounding where weights are exactly 0 and 1
     if not encoding.axis_additive or isinstance(encoding, Shift):
@@ -234,9 +269,48 @@ def position_form(encoding: Encoding, axes: Sequence[Axis], device: torch.device
 
 
 def position_width(form: str, axes: Sequence[Axis]) -> int:
-    """Returns the number of channels of a form, one of `FORMS`."""
+    """Returns the number of channels of a form, one of `FORMS`, in one part."""
     widths = {"one-hot": sum(axis.keys for axis in axes), "quadratic": len(axes) + 1}
     return widths.get(form, 0)
+
+
+class Precision(NamedTuple):
+    """Dtype of a kernel's queries and keys, and of how many parts numbers of positions are there."""
+
+    dtype: torch.dtype
+    query: int = 1  # parts of each channel of the queries
+    key: int = 1  # parts of each channel of the keys
+
+
+def kernel_precision(
+    form: str, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device, width: int
+) -> Precision:
+    """Chooses in which dtype a kernel takes queries and keys.
+
+    On a CPU it is at least float32. On a GPU it is that of products, because the fast kernels take 16 bits. There
+    channels of one-hot keys are in two parts, unless these make queries too wide for the flash kernel and one does not:
+    then scores of positions are rounded as other numbers of that dtype are. Numbers of second degree are in three parts
+    and their keys in two, as exact as float32 for up to 256 keys along an axis; beyond, the kernel computes in float32.
+
+    Args:
+        form: How scores of displacements reach the kernel: one of `FORMS`.
+        axes: Queries and keys along each axis.
+        dtype: Dtype of products.
+        device: Where the kernel computes.
+        width: Width of queries and keys without positions.
+
+    Returns:
+        The dtype, and the parts.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    if not is_accelerator(device) or dtype == wide:
+        return Precision(wide)
+    if form == "quadratic":
+        exact = max(axis.keys for axis in axes) <= 256
+        return Precision(dtype, 3, 2) if exact else Precision(wide)
+    channels = position_width(form, axes)
+    too_wide = width + 2 * channels > FLASH_WIDTH >= width + channels
+    return Precision(dtype, 1 if too_wide or not channels else 2)
 
 
 def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:
@@ -260,8 +334,37 @@ def score_channels(
     """Returns the queries' channels of scores that are sums over axes, from one table of displacements per axis."""
     parts = []
     for table, axis in zip(tables, axes, strict=True):
-        parts.append(_finite(table)[:, axis.index(table.device)])
+        parts.append(displacement_scores(_finite(table), (axis,)))
     return _side_by_side(parts, [len(axis.queries) for axis in axes])
+
+
+def feature_channels(
+    query: Float[Tensor, "images heads queries width"],
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
+    axes: Sequence[Axis],
+) -> Float[Tensor, "images heads queries channels"]:
+    """Returns the queries' channels of scores q·r_δ, from one table of vectors r_δ per axis."""
+    sizes = [len(axis.queries) for axis in axes]
+    parts = []
+    for number, (table, axis) in enumerate(zip(features, axes, strict=True)):
+        seen = (query @ table.mT).unflatten(2, sizes).movedim(2 + number, -2)
+        windows = _each_query(seen, axis).movedim(-2, 2 + number)
+        parts.append(windows.flatten(2, -2))
+    return torch.cat(parts, dim=-1)
+
+
+def _each_query(
+    scores: Float[Tensor, "*many queries displacements"], axis: Axis
+) -> Float[Tensor, "*many queries keys"]:
+    """Takes, from scores of all displacements, those from each query to the keys: rows moved on by a step."""
+    queries, displacements = scores.shape[-2:]
+    if queries == 1:
+        return scores
+    step = axis.queries.step
+    row = displacements - step
+    first = step * (queries - 1)
+    moved = scores.flatten(-2)[..., first : first + queries * row]
+    return moved.unflatten(-1, (queries, row))[..., : axis.keys]
 
 
 def _finite(scores: Tensor) -> Float[Tensor, "..."]:

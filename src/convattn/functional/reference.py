@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.functional.torch_modes import is_accelerator
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {
@@ -106,12 +107,26 @@ def displacement_scores(
     Returns:
         Scores; queries and keys are flattened in row-major order.
     """
+    if is_accelerator(table.device):
+        return _windows(table, axes)
+    # on a CPU the gradient by numbers of places takes a quarter of the time of that by windows (32 x 32)
     first, *others = axes
     places = first.index(table.device)
     for size, axis in zip(table.shape[2:], others, strict=True):
         own = axis.index(table.device)[:, None]
         places = (size * places[:, None, :, None] + own).flatten(2).flatten(0, 1)
     return table.flatten(1).index_select(1, places.flatten()).unflatten(1, places.shape)
+
+
+def _windows(
+    table: Float[Tensor, "heads *displacements"], axes: Sequence[Axis]
+) -> Float[Tensor, "heads queries keys"]:
+    """Looks scores up in one kernel, whose gradient sums windows in the same order each time."""
+    windows = table
+    for dim, axis in enumerate(axes, start=1):
+        windows = windows.unfold(dim, axis.keys, axis.queries.step)
+    dims = len(axes)
+    return windows.flip(tuple(range(1, 1 + dims))).flatten(1, dims).flatten(2)
 
 
 def displacement_places(

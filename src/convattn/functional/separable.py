@@ -4,10 +4,11 @@ With s_h(δ) = Σ_a s_h,a(δ_a), exp s_h is a product over axes and so is its su
 A_h = A_h,rows ⊗ A_h,cols (`docs/explanation/theory.md` §4), and y = Σ_h W_h A_h,rows A_h,cols x. One axis that holds
 all pixels is the general case of weights that are not a product.
 
-Three ways compute this, by what was measured to be faster:
+Four ways compute this, on a CPU by what was measured to be faster:
 
+- all heads in few large products (`products.py`): elsewhere than on a CPU;
 - plain products of all heads: small calls, and all that torch must see (compilers, autocast, `torch.func`);
-- all heads together in large products (`all_heads.py`): on a CPU in bfloat16;
+- all heads together in large products (`all_heads.py`): in bfloat16;
 - in tiles of the queries (`tiles.py`): all else.
 """
 
@@ -20,9 +21,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.all_heads import attention_of_all_heads
+from convattn.functional.products import attention_by_products
 from convattn.functional.reference import AXES, HeadMaps, attend_by_axis, join_axes
 from convattn.functional.tiles import attention_in_tiles
-from convattn.functional.torch_modes import autocasts, needs_own_operations, product_dtype
+from convattn.functional.torch_modes import (
+    autocasts,
+    is_accelerator,
+    needs_own_operations,
+    product_dtype,
+)
 
 SMALL_BYTES = 15 << 15
 """Bytes of the means of all heads up to which plain products of all heads are quicker than tiles: with nine heads and
@@ -51,6 +58,9 @@ def separable_attention(
         Output channels at each query, in the dtype of `keys`. Derivatives above the first, and those of torch's
         function transforms, take the memory of all mixed pixels.
     """
+    if is_accelerator(keys.device):
+        return _in_products(weights, keys, maps, groups)
+    maps = maps.contiguous()  # held as a kernel they are strided, and every product would copy them
     if _are_joined(weights, keys):
         y = separable_attention([join_axes(weights)], keys.flatten(2), maps, groups)
         return y.unflatten(2, [weight.shape[1] for weight in weights])
@@ -59,7 +69,7 @@ def separable_attention(
         or _is_small(weights, keys)
         or needs_own_operations(keys, maps, *weights)
     )
-    large = product_dtype(keys) == torch.bfloat16 and keys.device.type == "cpu"
+    large = product_dtype(keys) == torch.bfloat16
     if large and not in_torch and groups == 1 and len(weights) < 3:
         return attention_of_all_heads(weights, keys, maps)
     weights = [weight.to(keys.dtype) for weight in weights]
@@ -69,10 +79,18 @@ def separable_attention(
     return attention_in_tiles(weights, keys, maps, groups)
 
 
+def _in_products(
+    weights: Sequence[Tensor], keys: Tensor, maps: Tensor, groups: int
+) -> Float[Tensor, "batch outputs *queries"]:
+    y = attention_by_products(weights, keys, maps, groups)
+    sizes = [weight.shape[1] for weight in weights]
+    return y.view(*y.shape[:2], *sizes)
+
+
 def _are_joined(weights: Sequence[Tensor], keys: Tensor) -> bool:
     """Tells whether the weights of all axes are multiplied before they meet the pixels."""
-    on_cpu = keys.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return on_cpu and len(weights) > 1 and prod(keys.shape[2:]) <= _JOINED
+    several = len(weights) > 1 and torch.is_autocast_enabled("cpu")
+    return several and prod(keys.shape[2:]) <= _JOINED
 
 
 def _is_small(weights: Sequence[Tensor], keys: Tensor) -> bool:

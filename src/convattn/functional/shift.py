@@ -189,17 +189,20 @@ def _by_tap(
     steps: Sequence[int],
 ) -> Float[Tensor, "taps outputs channels"]:
     """Adds up the matrices of heads at the same tap; those of a tap without a head are zero."""
-    places = []
-    for offset in offsets:
+    count = math.prod(taps)
+    heads_at: list[list[Tensor]] = [[] for _ in range(count)]
+    in_order = len(offsets) == count
+    for head, offset in enumerate(offsets):
         place = 0
         for value, low, step, size in zip(offset, first, steps, taps, strict=True):
             place = place * size + (value - low) // step
-        places.append(place)
-    count = math.prod(taps)
-    if places == list(range(count)):
+        heads_at[place].append(maps[head])
+        in_order = in_order and place == head
+    if in_order:
         return maps
-    index = torch.tensor(places, device=maps.device)
-    return maps.new_zeros(count, *maps.shape[1:]).index_add(0, index, maps)
+    empty = maps.new_zeros(maps.shape[1:])
+    # no index tensor, which would be copied to a GPU in each call
+    return torch.stack([sum(heads, empty) for heads in heads_at])
 
 
 def _stays_inside(window: Window, axes: Sequence[Axis]) -> bool:

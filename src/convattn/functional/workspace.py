@@ -2,7 +2,23 @@
 
 from math import prod
 
+import torch
 from torch import Tensor
+
+PIECE_BYTES = 1 << 22
+"""Bytes of scores, weights or means that are worked on at a time on a CPU."""
+
+_SHARE = 64
+"""Share of a GPU's memory that these may take: 1.2 GiB of 80, so that one image or a hundred are one piece."""
+
+
+def piece_bytes(device: torch.device) -> int:
+    """Returns how many bytes of scores, weights or means a call has in memory at a time."""
+    if device.type == "cpu":
+        return PIECE_BYTES
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // _SHARE
+    return 1 << 30
 
 
 class Workspace:

@@ -15,7 +15,11 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional.fused import displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
+    Precision,
+    feature_channels,
+    in_parts,
     one_hot,
+    score_channels,
     second_degree,
     second_degree_error,
     second_degree_key,
@@ -119,6 +123,7 @@ class ContentScores(nn.Module):
         value: Float[Tensor, "images heads_or_one keys inner"],
         *,
         form: str,
+        precision: Precision,
         adds_score: bool,
         dropout: float,
     ) -> Float[Tensor, "images heads queries inner"]:
@@ -130,40 +135,49 @@ class ContentScores(nn.Module):
             encoding: Displacement → score per head.
             value: Values.
             form: How scores of displacements reach the kernel: "one-hot", "quadratic" or "mask".
+            precision: Dtype of the kernel's queries, keys and values.
             adds_score: Whether the encoding's own score is added.
             dropout: Probability of dropping a weight.
 
         Returns:
-            The means, in at least float32.
+            The means, in that dtype.
         """
         compute_parameters(self)
         query = self._heads(self.query, query_pixels(keys, axes))
         key = self._heads(self.key, keys)
         with without_autocast(keys.device):
-            wide = torch.promote_types(query.dtype, torch.float32)
+            wide = torch.promote_types(precision.dtype, torch.float32)
             scale = self.key_width**-0.5
-            unbiased = query.to(wide) * scale
-            query, key, mask, bias = unbiased, key.to(wide), None, None
+            unbiased, bias = query.to(wide) * scale, None
+            # narrow queries are scaled by the kernel, or they would be rounded once more
+            factor = 1.0 if precision.dtype == wide else scale
+            query = unbiased if factor == 1 else query
             if self.content_bias is not None:
                 bias = scale * self.content_bias.to(wide)
-                query = query + bias[:, None]
+                query = query + (bias / factor)[:, None]
+            query, key, mask = query.to(precision.dtype), key.to(precision.dtype), None
             if form == "quadratic":
                 channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
-                query, key = channels.append(query, key)
+                query, key = _append(channels, query, key, factor, precision)
             elif adds_score or self.uses_position:
                 by_axis = encoding.axis_additive
                 scores, features = self._tables(
                     axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
                 )
-                if form == "mask" and bias is not None and features:
-                    scores = _for_biased(bias, scores, features)
-                mask = displacement_mask(axes, scores, features)
                 if form == "one-hot":
-                    own = mask.rows(slice(None), unbiased, *mask.tables)
+                    own = unbiased.new_zeros(())
+                    if scores:
+                        own = score_channels(scores, axes)
+                    if features:
+                        own = own + feature_channels(unbiased, features, axes)
                     channels = Channels(own, one_hot(axes, wide, keys.device))
-                    query, key = channels.append(query, key)
-                    mask = None
-            return fused_attention(query, key, value.to(wide), mask, dropout)
+                    query, key = _append(channels, query, key, factor, precision)
+                else:
+                    if bias is not None and features:
+                        scores = _for_biased(bias, scores, features)
+                    mask = displacement_mask(axes, scores, features)
+            value = value.to(precision.dtype)
+            return fused_attention(query, key, value, mask, dropout, scale=factor)
 
     def _tables(
         self,
@@ -188,7 +202,7 @@ class ContentScores(nn.Module):
                 scores = [encoding.table(axes, dtype, device).flatten(1)]
             if self.uses_position:
                 encoding.require_axes(axes)
-                along = [axis.displacements(device).to(dtype) for axis in axes]
+                along = [axis.displacements(device, dtype) for axis in axes]
                 grids = torch.meshgrid(*along, indexing="ij")
                 features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
         if self.position is None:
@@ -241,6 +255,16 @@ class ContentScores(nn.Module):
             "images pixels (heads width) -> images heads pixels width",
             heads=self.num_heads,
         )
+
+
+def _append(
+    channels: Channels, query: Tensor, key: Tensor, factor: float, precision: Precision
+) -> tuple[Tensor, Tensor]:
+    """Appends channels to queries, of which the kernel multiplies the products by a factor, and to keys."""
+    if factor != 1:
+        channels = Channels(channels.query / factor, channels.key)
+        channels = in_parts(channels, precision.dtype, precision.query, precision.key)
+    return channels.append(query, key)
 
 
 def _for_biased(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
-from convattn.layers.relative import HasKernel, RelativeAttention, require_images
+from convattn.layers.relative import HasKernel, RelativeAttention, lay_out_as, require_images
 
 
 class _Prepared(NamedTuple):
@@ -90,7 +90,7 @@ class FrozenAttention(HasKernel):
                 f"x must have a size for which this layer was frozen, {made}, but has"
                 f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
             )
-        return prepared.path.attend(x, prepared.maps, prepared.bias)
+        return lay_out_as(x, prepared.path.attend(x, prepared.maps, prepared.bias))
 
     def train(self, mode: bool = True) -> "FrozenAttention":
         """Stays in evaluation mode; raises ArgumentError if `mode` is true."""
@@ -121,6 +121,7 @@ def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
     weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
+    still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
     maps = still.values.factors()
     path = still.path(maps, shape, weight.dtype, weight.device)
     value = maps.value.detach().clone()

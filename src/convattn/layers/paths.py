@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import Encoding
+from convattn.encodings import Encoding, Quadratic
 from convattn.functional import (
     Cost,
     HeadMaps,
@@ -22,10 +22,16 @@ from convattn.functional import (
     gated_weights,
     pad_keys,
 )
-from convattn.functional.fused import PIECE_BYTES
 from convattn.functional.plan import REQUESTED, can_be_read, explicit_flops
-from convattn.functional.positions import FORMS, position_form, position_width
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.positions import (
+    FORMS,
+    Precision,
+    kernel_precision,
+    position_form,
+    position_width,
+)
+from convattn.functional.torch_modes import FLASH_WIDTH, without_autocast
+from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis
 from convattn.layers.content_scores import ContentScores
 
@@ -106,19 +112,33 @@ class ContentPath(_LayerPath):
 
     content: ContentScores
     form: str  # how scores of displacements reach the kernel: one of `FORMS`
+    precision: Precision  # of the kernel's queries, keys and values
     position: Path | None  # attention of positions alone, if a gate mixes it in
 
     def cost(self) -> Cost:
         """Counts queries, their channels, keys, values and means of all images, and what the kernel does."""
         work = self.work
-        width = self.content.key_width + position_width(self.form, work.axes)
+        parts = self.precision.query * self.precision.key
+        width = self.content.key_width + parts * position_width(self.form, work.axes)
         pixels = work.batch * work.heads * (3 * work.queries + 2 * work.keys)
-        memory = pixels * max(width, work.channels) * work.softmax_dtype.itemsize + PIECE_BYTES
+        itemsize = self.precision.dtype.itemsize
+        memory = pixels * max(width, work.channels) * itemsize + piece_bytes(work.device)
         flops = _content_flops(work, width, 0)
         if self.position is not None:
             position = self.position.cost()
             flops, memory = flops + position.flops, memory + position.bytes
         return Cost(flops, memory)
+
+    @property
+    def bound(self) -> float:
+        """Adds what rounding moves where scores of displacements are differences of larger numbers."""
+        if self.form != "quadratic" or not can_be_read(self.content.query.weight):
+            return self.leak
+        assert isinstance(self.encoding, Quadratic)
+        work, alone = self.work, self.position is None
+        return self.leak + self.content.rounding(
+            self.encoding, work.axes, work.softmax_dtype, adds_score=alone
+        )
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Attends to content, and to positions if a gate keeps them apart."""
@@ -132,10 +152,13 @@ class ContentPath(_LayerPath):
             self.encoding,
             value,
             form=self.form,
+            precision=self.precision,
             adds_score=share is None,
             dropout=self.dropout,
         )
-        mixed = mixed.mT.to(keys.dtype)
+        mixed = mixed.mT
+        if mixed.dtype.itemsize > keys.dtype.itemsize:
+            mixed = mixed.to(keys.dtype)
         if self.order == "weights":
             y = combine_heads(mixed, own.whole(), maps.groups)
         else:
@@ -168,19 +191,25 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
         The path.
     """
     work, encoding, content = options["work"], options["encoding"], options["content"]
-    leak = 0.0 if position is None else position.leak
-    form = position_form(encoding, work.axes, work.device)
-    if impl == "quadratic":
-        form, adds_score = impl, position is None
-        if can_be_read(content.query.weight):
-            leak += content.rounding(encoding, work.axes, work.softmax_dtype, adds_score=adds_score)
+    form = impl if impl == "quadratic" else position_form(encoding, work.axes, work.device)
+    width, dtype = content.key_width, work.product_dtype
+    precision = kernel_precision(form, work.axes, dtype, work.device, width)
+    order = "values" if work.inner < work.channels else "weights"
     reason = "the scores depend on the input" if impl == "auto" else REQUESTED
+    reason += f"; scores of displacements as {FORMS[form]}"
+    if precision.dtype != work.softmax_dtype:
+        reason += f" in {str(precision.dtype).removeprefix('torch.')}, in {precision.query} parts"
+        parts = precision.query * precision.key
+        width += parts * position_width(form, work.axes)
+        if max(width, work.channels if order == "weights" else work.inner) > FLASH_WIDTH:
+            reason += f"; wider than the {FLASH_WIDTH} channels of torch's flash kernel"
     return ContentPath(
         name="content",
-        reason=f"{reason}; scores of displacements as {FORMS[form]}",
-        order="values" if work.inner < work.channels else "weights",
-        leak=leak,
+        reason=reason,
+        order=order,
+        leak=0.0 if position is None else position.leak,
         form=form,
+        precision=precision,
         position=position,
         **options,
     )

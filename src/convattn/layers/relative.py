@@ -30,7 +30,7 @@ from convattn.functional import (
     window_convolution,
 )
 from convattn.functional.plan import REQUESTED, can_be_read, plan
-from convattn.functional.torch_modes import autocasts
+from convattn.functional.torch_modes import autocast_dtype, autocasts, is_accelerator
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
@@ -182,8 +182,9 @@ class RelativeAttention(HasKernel, ABC):
       have the gradient zero; they learn from the first step on that moves g.
 
     While every g is exactly 0 and no gradient is asked for, content is not computed: the layer computes as it would
-    without content, on the same path and to the same bits. With gradients, in compiled graphs, or once a gate is open,
-    the weights of every query and key are computed, some images at a time (`plan` says how much memory that takes).
+    without content, on the same path and to the same bits. With gradients, in compiled graphs, on a GPU, where to look
+    at g is to wait, or once a gate is open, the weights of every query and key are computed, some images at a time
+    (`plan` says how much memory that takes).
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, §2; `docs/explanation/theory.md` §1. "sigmoid" is d'Ascoli et al. 2021
     (ConViT), eq. 6; theory §6.
@@ -318,7 +319,8 @@ class RelativeAttention(HasKernel, ABC):
                 return window.convolve(x, kernel, self.groups, self.bias)
         require_images(x, self.in_channels, self.dims, self._like.dtype)
         maps = values.factors()
-        return self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
+        y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
+        return lay_out_as(x, y)
 
     @property
     def impl(self) -> str:
@@ -361,7 +363,7 @@ class RelativeAttention(HasKernel, ABC):
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
         maps = self.values.factors()
         path = self.path(maps, x.shape, x.dtype, on)
-        cost, bound = path.cost(), 2 * path.leak
+        cost, bound = path.cost(), 2 * path.bound
         if bound:
             whole = maps.whole().detach()
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
@@ -459,7 +461,13 @@ class RelativeAttention(HasKernel, ABC):
             return None
         if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
             return None
-        return None if self.content is not None and self.needs_content() else window
+        return window if self._computed_content() is None else None
+
+    def _computed_content(self) -> ContentScores | None:
+        """Returns the content scores of a call: None if they change nothing, where to find out is not to wait."""
+        gate = self.gate
+        waits = gate is not None and is_accelerator(gate.device)
+        return self.content if waits or self.needs_content() else None
 
     def path(
         self,
@@ -490,9 +498,10 @@ class RelativeAttention(HasKernel, ABC):
             axes=self.geometry.axes(shape[2:]),
             geometry=self.geometry,
             dtype=dtype,
+            product_dtype=autocast_dtype(dtype, device),
             device=device,
         )
-        content = self.content if self.needs_content() else None
+        content = self._computed_content()
         dropout = self.dropout if self.training else 0.0
         if content is None and self.impl != "reference":
             return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
@@ -715,6 +724,19 @@ def _image_shape(shape: Sequence[int], channels: int, dims: int) -> tuple[int, .
             must_be("shape", f"{dims + 2} whole numbers (batch, {channels}, {_AXES[dims]})", shape)
         )
     return tuple(shape)
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
+    """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images."""
+    last = _CHANNELS_LAST.get(x.ndim)
+    # of one channel, or one pixel, both layouts are contiguous, and strides tell which was meant
+    beside = (x.stride(1), x.stride(-1)) == (1, x.shape[1])
+    if last is None or not beside or not x.is_contiguous(memory_format=last):
+        return y.contiguous()
+    return y.contiguous(memory_format=last)
 
 
 def require_images(

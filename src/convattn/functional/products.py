@@ -1,0 +1,133 @@
+"""All heads in a few large products: on a GPU, where each kernel costs a start, and large products run at full speed.
+
+    rows, a query and a head each    (queries · heads, keys)    the same for every image
+    times pixels, channels last   →  (images, queries, heads · channels)
+    times all W_h, side by side   →  (images, queries, outputs)
+
+Nothing is moved between the two products, and the gradient of the weights is a product, too. Where attention is left as
+a product over axes, each axis has a product of its own (`attend_by_axis`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from convattn.functional.reference import attend_by_axis
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    needs_own_operations,
+    product_dtype,
+    without_autocast,
+)
+from convattn.functional.workspace import chunks, piece_bytes
+
+
+def attention_by_products(
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    keys: Float[Tensor, "batch channels *spatial"],
+    maps: Float[Tensor, "heads outputs channels_per_group"],
+    groups: int,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Computes `separable_attention`, in the dtype of products; one axis of weights may hold all pixels."""
+    dtype = product_dtype(keys)
+    inputs = (keys.to(dtype), maps, *weights)
+    compute = partial(_compute, groups)
+    pixels = max(prod(keys.shape[2:]), prod(weight.shape[1] for weight in weights))
+    means = len(maps) * keys.shape[1] * pixels * dtype.itemsize
+    images = max(1, piece_bytes(keys.device) // max(1, means))
+    with without_autocast(keys.device):
+        if torch.compiler.is_compiling() or len(keys) <= images or needs_own_operations(*inputs):
+            return compute(*inputs)
+        return _ByImages.apply(compute, images, *inputs)
+
+
+def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+    if len(weights) > 1:
+        narrow = [weight.to(keys.dtype) for weight in weights]
+        return attend_by_axis(narrow, keys, maps.to(keys.dtype), groups)
+    weight = weights[0]
+    rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
+    pixels = keys.flatten(2).mT
+    if torch.compiler.is_compiling() or needs_own_operations(rows, pixels):
+        mixed = rows @ pixels
+    else:
+        mixed = _Rows.apply(rows, pixels)
+    queries = weight.shape[1]
+    if groups == 1:
+        matrix = _laid_out(maps.transpose(0, 1), keys.dtype).flatten(1)
+        return functional.linear(mixed.view(len(keys), queries, -1), matrix).mT
+    pattern = "batch (queries heads) (groups channels) -> groups (batch queries) (heads channels)"
+    by_group = rearrange(mixed, pattern, queries=queries, groups=groups)
+    matrices = rearrange(
+        maps, "heads (groups outputs) channels -> groups (heads channels) outputs", groups=groups
+    )
+    pattern = "groups (batch queries) outputs -> batch (groups outputs) queries"
+    return rearrange(by_group @ matrices.to(keys.dtype), pattern, queries=queries)
+
+
+def _laid_out(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Copies into one block of memory, and into a dtype by the way."""
+    return x.to(dtype, memory_format=torch.contiguous_format)
+
+
+class _Rows(torch.autograd.Function):
+    """Multiplies the same rows with the pixels of each image; the gradient of the rows is one product of all images."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Float[Tensor, "rows keys"], pixels: Float[Tensor, "batch keys channels"]
+    ) -> Float[Tensor, "batch rows channels"]:
+        ctx.save_for_backward(rows, pixels)
+        return torch.bmm(rows.expand(len(pixels), -1, -1), pixels)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        rows, pixels = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            inputs = (rows, pixels)
+            return tuple(backward_to_differentiate(torch.matmul, inputs, needed, gradient))
+        by_rows = by_pixels = None
+        if needed[0]:
+            by_rows = gradient.transpose(0, 1).flatten(1) @ pixels.transpose(1, 2).flatten(0, 1)
+        if needed[1]:
+            by_pixels = torch.bmm(rows.mT.expand(len(pixels), -1, -1), gradient)
+        return by_rows, by_pixels
+
+
+class _ByImages(torch.autograd.Function):
+    """Some images at a time, computed again for the gradient, so that the means of few are in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Any, images: int, *inputs: Tensor) -> Tensor:
+        ctx.compute, ctx.images = compute, images
+        ctx.save_for_backward(*inputs)
+        keys, *shared = inputs
+        return torch.cat([compute(part, *shared) for part in keys.split(images)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        keys, *shared = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or needs_own_operations(gradient):
+            inputs = (keys, *shared)
+            found = backward_to_differentiate(ctx.compute, inputs, needed, gradient)
+            return None, None, *found
+        by_keys = torch.empty_like(keys) if needed[0] else None
+        sums: list[Tensor | None] = [None] * len(shared)
+        for some in chunks(len(keys), ctx.images):
+            inputs = (keys[some], *shared)
+            own, *others = backward_to_differentiate(ctx.compute, inputs, needed, gradient[some])
+            if by_keys is not None and own is not None:
+                by_keys[some] = own
+            for number, other in enumerate(others):
+                total = sums[number]
+                sums[number] = other if total is None or other is None else total + other
+        return None, None, by_keys, *sums
