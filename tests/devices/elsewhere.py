@@ -4,6 +4,10 @@ So a tensor that a function makes on the wrong device is found where there is no
 `register` makes the device known in a process, for good: call it in one of its own.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.utils import backend_registration
@@ -18,9 +22,60 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.float16, torch.bfloat16]
 
 
+VIEWS = {
+    *(
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+    ),
+    *(
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unfold",
+        "unsqueeze",
+        "view",
+        "_unsafe_view",
+    ),
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),  # memory alone
+    *("can_cast", "promote_types", "result_type"),  # no tensor
+}
+"""Operations that start no kernel on a GPU."""
+
+kernels = Counter()
+"""Operations that start one, since `watch` began."""
+
+crossings = Counter()
+"""Operations that move numbers between the device and the CPU, for which the program or the device waits."""
+
+
+@contextmanager
+def watch() -> Iterator[None]:
+    """Counts anew."""
+    kernels.clear()
+    crossings.clear()
+    yield
+
+
 def register():
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch.__future__.set_overwrite_module_params_on_conversion(True)
+    fallthrough = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
+    fallthrough.fallback(torch.library.fallthrough_kernel)
+    kept.append(fallthrough)
+
+
+kept = []
+"""What goes when nothing refers to it."""
 
 
 class There(Tensor):
@@ -43,6 +98,7 @@ class There(Tensor):
         return f"There({self.here!r})"
 
     def tolist(self):
+        crossings["tolist"] += 1
         return self.here.tolist()
 
     @classmethod
@@ -77,7 +133,10 @@ def _is_there(device):
 
 def _made(data, *, device=None, **options):
     made = _tensor(data, device="cpu" if _is_there(device) else device, **options)
-    return There(made) if _is_there(device) else made
+    if not _is_there(device):
+        return made
+    crossings["tensor"] += 1
+    return There(made)
 
 
 def _run(func, args, kwargs):
@@ -94,7 +153,15 @@ def _run(func, args, kwargs):
         raise RuntimeError(
             f"{name}: expected all tensors to be on the same device, but found {NAME} and cpu"
         )
-    if kwargs.get("device") is not None:
+    short, device = name.removeprefix("aten::"), kwargs.get("device")
+    if short not in VIEWS:
+        kernels[short] += 1
+    moves = device is not None and _is_there(device) != there
+    if short == "copy_":
+        moves = there and here
+    if short in ("_local_scalar_dense", "nonzero") or (moves and short in ("_to_copy", "copy_")):
+        crossings[short] += 1
+    if device is not None:
         there = _is_there(kwargs["device"])
         kwargs = {**kwargs, "device": "cpu"}
     args, kwargs = tree_map(on_cpu, (args, kwargs))

@@ -13,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 FIRST, LAST = "quadratic, whole image", "page"
 
 
-@pytest.fixture(scope="module")
-def written():
-    """What a tensor on the wrong device meets, and a line for each case: from a process, as a device stays for good."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.devices.cases"]
+def lines_of(module):
+    """Runs a module in a process of its own, as a device stays for good, and returns what it writes."""
+    command = [sys.executable, "-W", "ignore", "-m", module]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     ran = subprocess.run(
         command,
@@ -28,6 +27,22 @@ def written():
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def written():
+    """What a tensor on the wrong device meets, and a line for each case."""
+    return lines_of("tests.devices.cases")
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """What each module starts on the device, by case."""
+    found = {}
+    for line in lines_of("tests.devices.counted"):
+        count = json.loads(line)
+        found[count.pop("case")] = count
+    return found
 
 
 def test_another_device_computes_the_same(written):
@@ -43,3 +58,37 @@ def test_a_tensor_on_the_wrong_device_is_found(written):
     assert written[0] == (
         "aten::add: expected all tensors to be on the same device, but found elsewhere and cpu"
     )
+
+
+def test_layers_of_position_start_few_kernels(counts):
+    """A kernel on a GPU takes microseconds to start, however small it is."""
+    seen = 0
+    for name, count in counts.items():
+        if name.startswith(("quadratic", "learned")):
+            assert (count["forward"] <= 30, count["step"] <= 80) == (True, True), (name, count)
+            seen += 1
+    assert seen == 12
+    assert counts["shift"]["forward"] == 1  # a convolution
+    assert counts["speed run"]["step"] <= 600
+
+
+def test_content_starts_as_many_kernels_for_any_number_of_images(counts):
+    few = {name: count for name, count in counts.items() if name.endswith(" 2 images")}
+    assert len(few) == 10
+    for name, count in few.items():
+        more = counts[name.replace(" 2 images", " 5 images")]
+        assert (more["forward"], more["step"]) == (count["forward"], count["step"]), name
+
+
+def test_no_call_waits_for_the_device_or_copies_to_it(counts):
+    for name, count in counts.items():
+        assert (count["forward crossings"], count["step crossings"]) == ({}, {}), name
+
+
+def test_what_reaches_the_fused_kernel_is_what_its_fast_roads_take(counts):
+    for name, count in counts.items():
+        if name.startswith(("content", "gate")):
+            assert count["strides"] == [1], name
+            assert [width for width in count["widths"] if width % 8] == [], name
+            learns = name.startswith(("content, distance", "content, gen", "content, shift"))
+            assert count["learning masks"] == learns, name

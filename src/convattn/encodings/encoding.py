@@ -200,6 +200,21 @@ class Encoding(nn.Module, ABC):
         compute_parameters(self)
         return self.feature_vectors(displacement)
 
+    def grid_features(
+        self,
+        axes: Sequence[Axis],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Float[Tensor, "displacements width"]:
+        """Returns the features of all displacements of a grid, flattened; arguments and errors are those of `table`.
+
+        An encoding without features raises ArgumentError.
+        """
+        self._require_features()
+        self.require_axes(axes)
+        compute_parameters(self)
+        return self.feature_vectors(_every_displacement(axes, dtype, device)).flatten(0, -2)
+
     def require_axes(self, axes: Sequence[Axis]) -> None:
         """Checks that the encoding holds every displacement of a grid.
 
@@ -241,9 +256,7 @@ class Encoding(nn.Module, ABC):
         Returns:
             One score per head and displacement, (heads, *displacements), by default what `score` returns.
         """
-        along_axes = [axis.displacements(device, dtype) for axis in axes]
-        grids = torch.meshgrid(*along_axes, indexing="ij")
-        return self.score(torch.stack(grids, dim=-1))
+        return self.score(_every_displacement(axes, dtype, device))
 
     @property
     def feature_width(self) -> int:
@@ -425,6 +438,13 @@ class AxisAdditiveEncoding(Encoding):
     def feature_vectors(self, displacement: Tensor) -> Tensor:
         """Adds up the features of the axes."""
         return _total(self.axis_feature_vectors, displacement)
+
+
+def _every_displacement(
+    axes: Sequence[Axis], dtype: torch.dtype, device: torch.device | None
+) -> Float[Tensor, "*displacements dims"]:
+    along_axes = [axis.displacements(device, dtype) for axis in axes]
+    return torch.stack(torch.meshgrid(*along_axes, indexing="ij"), dim=-1)
 
 
 def _total(of_axis: Callable[[int, Tensor], Tensor], displacement: Tensor) -> Tensor:

@@ -19,7 +19,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.errors import ShapeError, must_be
-from convattn.functional.reference import attention_weights, displacement_places
+from convattn.functional.reference import (
+    attention_weights,
+    displacement_places,
+    displacement_scores,
+    windows_of_queries,
+)
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     backward_to_differentiate,
@@ -55,8 +60,10 @@ class Mask(NamedTuple):
 
     def scores(
         self, some: slice, query: Tensor, *tables: Tensor
-    ) -> Float[Tensor, "images heads queries keys"]:
+    ) -> Float[Tensor, "images_or_one heads queries keys"]:
         """Returns the scores of some queries and every key."""
+        if is_accelerator(query.device):
+            return self.rows(some, query, *tables)
         total = query.new_zeros(*query.shape[:3], 1)
         for own in self.rows(some, query, *tables).split(self.keys, dim=-1):
             total = (total[..., None] + own[..., None, :]).flatten(-2)
@@ -100,7 +107,7 @@ def displacement_mask(
         windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
         rows = partial(_rows_of_axes, axes, places, len(windows))
         return Mask(rows, tuple(axis.keys for axis in axes), (*windows, *features), numbers)
-    rows = partial(_rows_of_all, axes, len(scores))
+    rows = partial(_rows_by_windows if is_accelerator(device) else _rows_of_all, axes, len(scores))
     return Mask(rows, (prod(axis.keys for axis in axes),), (*scores, *features), numbers)
 
 
@@ -137,6 +144,20 @@ def _rows_of_all(
         total = total + table[:, places]
     for table in tables[scored:]:
         total = total + _looked_up(query, table, places)
+    return total
+
+
+def _rows_by_windows(
+    axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
+) -> Float[Tensor, "images_or_one heads queries keys"]:
+    """Takes windows of tables for all queries, without index tensors."""
+    assert some == slice(None)
+    spans = [axis.highest - axis.lowest + 1 for axis in axes]
+    total = query.new_zeros(())
+    for table in tables[:scored]:
+        total = total + displacement_scores(table.unflatten(1, spans), axes)[None]
+    for table in tables[scored:]:
+        total = total + windows_of_queries(query @ table.mT, axes)
     return total
 
 

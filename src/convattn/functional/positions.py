@@ -22,7 +22,7 @@ from torch.nn import functional
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
-from convattn.functional.reference import displacement_scores
+from convattn.functional.reference import displacement_scores, windows_of_queries
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     is_accelerator,
@@ -348,23 +348,9 @@ def feature_channels(
     parts = []
     for number, (table, axis) in enumerate(zip(features, axes, strict=True)):
         seen = (query @ table.mT).unflatten(2, sizes).movedim(2 + number, -2)
-        windows = _each_query(seen, axis).movedim(-2, 2 + number)
+        windows = windows_of_queries(seen, (axis,)).movedim(-2, 2 + number)
         parts.append(windows.flatten(2, -2))
     return torch.cat(parts, dim=-1)
-
-
-def _each_query(
-    scores: Float[Tensor, "*many queries displacements"], axis: Axis
-) -> Float[Tensor, "*many queries keys"]:
-    """Takes, from scores of all displacements, those from each query to the keys: rows moved on by a step."""
-    queries, displacements = scores.shape[-2:]
-    if queries == 1:
-        return scores
-    step = axis.queries.step
-    row = displacements - step
-    first = step * (queries - 1)
-    moved = scores.flatten(-2)[..., first : first + queries * row]
-    return moved.unflatten(-1, (queries, row))[..., : axis.keys]
 
 
 def _finite(scores: Tensor) -> Float[Tensor, "..."]:

@@ -129,6 +129,42 @@ def _windows(
     return windows.flip(tuple(range(1, 1 + dims))).flatten(1, dims).flatten(2)
 
 
+def windows_of_queries(
+    scores: Float[Tensor, "*many queries displacements"], axes: Sequence[Axis]
+) -> Float[Tensor, "*many queries keys"]:
+    """Takes, from each query's scores of all displacements, those that lead to keys, in views and copies alone.
+
+    Args:
+        scores: Scores; queries and displacements are flattened in row-major order.
+        axes: Queries and keys along each axis.
+
+    Returns:
+        Scores; keys are flattened.
+    """
+    dims = len(axes)
+    moved = scores.unflatten(-1, [axis.highest - axis.lowest + 1 for axis in axes])
+    moved = moved.unflatten(-1 - dims, [len(axis.queries) for axis in axes])
+    for number, axis in enumerate(axes):
+        places = (number - 2 * dims, number - dims)
+        moved = _windows_of_rows(moved.movedim(places, (-2, -1)), axis)
+        moved = moved.movedim((-2, -1), places)
+    return moved.flatten(-dims).flatten(-1 - dims, -2)
+
+
+def _windows_of_rows(
+    scores: Float[Tensor, "*many queries displacements"], axis: Axis
+) -> Float[Tensor, "*many queries keys"]:
+    """Does so along one axis: each row is seen a step farther left than the row above."""
+    queries, displacements = scores.shape[-2:]
+    if queries == 1:
+        return scores
+    step = axis.queries.step
+    row = displacements - step
+    first = step * (queries - 1)
+    moved = scores.flatten(-2)[..., first : first + queries * row]
+    return moved.unflatten(-1, (queries, row))[..., : axis.keys]
+
+
 def displacement_places(
     axes: Sequence[Axis], queries: Int[Tensor, " queries"]
 ) -> Int[Tensor, "queries keys"]:

@@ -30,7 +30,7 @@ from convattn.functional.reference import (
     displacement_places,
     query_pixels,
 )
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import is_accelerator, without_autocast
 from convattn.grid import Axis, whole_number
 
 
@@ -160,7 +160,9 @@ class ContentScores(nn.Module):
                 channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
                 query, key = _append(channels, query, key, factor, precision)
             elif adds_score or self.uses_position:
-                by_axis = encoding.axis_additive
+                by_axis = encoding.axis_additive and not (
+                    form == "mask" and is_accelerator(keys.device)
+                )
                 scores, features = self._tables(
                     axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
                 )
@@ -201,10 +203,7 @@ class ContentScores(nn.Module):
             if adds_score:
                 scores = [encoding.table(axes, dtype, device).flatten(1)]
             if self.uses_position:
-                encoding.require_axes(axes)
-                along = [axis.displacements(device, dtype) for axis in axes]
-                grids = torch.meshgrid(*along, indexing="ij")
-                features = [encoding.features(torch.stack(grids, dim=-1).flatten(0, -2))]
+                features = [encoding.grid_features(axes, dtype, device)]
         if self.position is None:
             return scores, [table[None] for table in features]
         # torch.matmul would sum in another order without gradients
@@ -261,8 +260,8 @@ def _append(
     channels: Channels, query: Tensor, key: Tensor, factor: float, precision: Precision
 ) -> tuple[Tensor, Tensor]:
     """Appends channels to queries, of which the kernel multiplies the products by a factor, and to keys."""
-    if factor != 1:
-        channels = Channels(channels.query / factor, channels.key)
+    channels = Channels(channels.query / factor, channels.key)
+    if precision.dtype.itemsize < channels.query.dtype.itemsize:
         channels = in_parts(channels, precision.dtype, precision.query, precision.key)
     return channels.append(query, key)
 

@@ -1,0 +1,189 @@
+"""What a GPU computes, computed on a CPU: the definition with all gradients, in every precision."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+from tests.functional.test_fused import expected_of, results
+
+from convattn.budget import assert_within_budget, references
+from convattn.encodings import LearnedAxial, Quadratic, Shift
+from convattn.functional import workspace
+from convattn.functional.positions import Precision, kernel_precision
+from convattn.grid import Axis
+from convattn.layers import (
+    Content,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
+
+NARROW = Content(key_width=3)
+APART = Content(key_width=3, position=False)
+STRIDES = {"kernel_size": 3, "stride": 2, "padding": 1}
+TABLE = LearnedAxial(2, 2, extent=16, width=3)
+
+POSITIONS = {
+    "a sum over axes": (RelativeAttention2d, "quadratic", (5, 7), {}),
+    "tables": (RelativeAttention2d, TABLE, (5, 7), {}),
+    "all pairs": (RelativeAttention2d, "distance", (5, 7), {}),
+    "a table of all pairs": (RelativeAttention2d, "learned_table", (5, 7), STRIDES),
+    "strides": (RelativeAttention2d, "sinusoidal", (7, 5), STRIDES),
+    "groups": (RelativeAttention2d, "quadratic", (5, 7), {"groups": 2}),
+    "narrow heads": (RelativeAttention2d, "quadratic", (5, 7), {"head_width": 1}),
+    "a sequence": (RelativeAttention1d, "linear_distance", (11,), {}),
+    "a volume": (RelativeAttention3d, "quadratic", (2, 3, 5), {}),
+    "one pixel": (RelativeAttention2d, "generalized_quadratic", (1, 1), {}),
+}
+CONTENTS = {
+    "channels": (RelativeAttention2d, "quadratic", (5, 7), {"content": NARROW}),
+    "channels of tables": (RelativeAttention2d, TABLE, (5, 7), {"content": NARROW}),
+    "channels of a volume": (RelativeAttention3d, "quadratic", (2, 3, 4), {"content": NARROW}),
+    "channels of strides": (
+        RelativeAttention2d,
+        "sinusoidal",
+        (7, 5),
+        {"content": NARROW, **STRIDES},
+    ),
+    "channels of one row": (RelativeAttention2d, "quadratic", (1, 9), {"content": NARROW}),
+    "a mask of each image": (RelativeAttention2d, "distance", (5, 3), {"content": NARROW}),
+    "a mask of strides": (
+        RelativeAttention2d,
+        "generalized_quadratic",
+        (7, 5),
+        {"content": NARROW, **STRIDES},
+    ),
+    "a mask": (RelativeAttention2d, "learned_table", (5, 3), {"content": NARROW}),
+    "shifts": (
+        RelativeAttention2d,
+        Shift(2, 2, displacements=[[0, 1], [-2, 0]]),
+        (5, 3),
+        {"content": NARROW},
+    ),
+    "a gate": (RelativeAttention2d, "distance", (5, 3), {"content": APART, "gate": "sigmoid"}),
+    "wide values": (RelativeAttention2d, "quadratic", (5, 3), {"content": APART, "head_width": 2}),
+}
+CASES = {**POSITIONS, **CONTENTS}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Lets every module take a CPU for a GPU."""
+    changed = 0
+    for name, module in list(sys.modules.items()):
+        if name.startswith("convattn.") and "is_accelerator" in vars(module):
+            monkeypatch.setattr(module, "is_accelerator", lambda device: device.type != "meta")
+            changed += 1
+    assert changed > 5
+
+
+def made(kind, encoding, options, impl):
+    torch.manual_seed(0)
+    return kind(4, 6, num_heads=2, encoding=encoding, **options, impl=impl)
+
+
+@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
+def test_it_is_the_reference_with_all_gradients(kind, encoding, spatial, options, request):
+    x = torch.randn(3, 4, *spatial)
+    expected = expected_of(made(kind, encoding, options, "reference"), x)
+    request.getfixturevalue("as_on_a_gpu")
+    layer = made(kind, encoding, options, "auto")
+    for actual, (hi, sums, lows) in zip(results(layer, x), expected, strict=True):
+        assert_within_budget(actual, hi, lows, sums=sums)
+
+
+def narrow(layer, x):
+    """Computes under autocast, except in float64, of which autocast takes nothing."""
+    with torch.autocast("cpu"):
+        return layer(x).to(torch.promote_types(x.dtype, torch.float32))
+
+
+@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
+def test_autocast_rounds_as_its_dtype_does(kind, encoding, spatial, options, request):
+    x = torch.randn(3, 4, *spatial)
+    hi, lows = references(narrow, made(kind, encoding, options, "reference"), x)
+    request.getfixturevalue("as_on_a_gpu")
+    assert_within_budget(narrow(made(kind, encoding, options, "auto"), x), hi, lows)
+
+
+@pytest.mark.parametrize("name", ["a sum over axes", "groups", "all pairs", "a mask of each image"])
+def test_some_images_at_a_time_are_the_same(name, as_on_a_gpu, monkeypatch):
+    kind, encoding, spatial, options = CASES[name]
+    layer, x = made(kind, encoding, options, "auto"), torch.randn(5, 4, *spatial)
+    expected = results(layer, x)
+    exact = results(layer.double(), x.double())
+    layer.float()
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 20_000)
+    for actual, whole, hi in zip(results(layer, x), expected, exact, strict=True):
+        most = (whole.double() - hi).abs().max() + torch.finfo(torch.float32).eps * hi.abs().max()
+        assert (actual.double() - hi).abs().max() <= 4 * most
+
+
+@pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
+def test_further_derivatives_are_those_of_the_reference(
+    kind, encoding, spatial, options, as_on_a_gpu
+):
+    x = torch.randn(2, 4, *spatial, dtype=torch.float64)
+    found = []
+    for impl in ("auto", "reference"):
+        layer = made(kind, encoding, options, impl).double()
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(layer(leaf).square().sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), leaf)[0])
+    limit = 1e4 * torch.finfo(torch.float64).eps * found[1].abs().max()
+    assert (found[0] - found[1]).abs().max() <= limit
+
+
+def test_positions_in_one_part_are_noticed_where_two_are_needed(as_on_a_gpu, monkeypatch):
+    """Negative control: scores near −100 that differ by one need the digits that a leading part leaves out."""
+    module = importlib.import_module("convattn.layers.content_scores")
+    encoding = Quadratic(2, 2, centres=[[200.0, 3.0], [-150.0, 60.0]], sharpness=0.0025)
+    layer = RelativeAttention2d(4, 6, num_heads=2, encoding=encoding, content=APART)
+    with torch.no_grad():
+        layer.content.query.weight.zero_()  # positions alone
+    x = torch.randn(1, 4, 12, 12)
+    layer.impl = "reference"
+    hi, lows = references(narrow, layer, x)
+    layer.impl = "auto"
+    assert_within_budget(narrow(layer, x), hi, lows)
+    right = module.in_parts
+    monkeypatch.setattr(module, "in_parts", lambda *given: right(*given[:2], 1))
+    with pytest.raises(AssertionError, match="error"):
+        assert_within_budget(narrow(layer, x), hi, lows)
+
+
+def test_a_kernel_takes_the_dtype_and_the_parts_that_its_width_allows(as_on_a_gpu):
+    device, small, large = torch.device("cpu"), [Axis(range(16), 16)] * 2, [Axis(range(64), 64)] * 2
+    half = torch.bfloat16
+    for form, axes, width, expected in [
+        ("one-hot", small, 32, Precision(half, 2)),
+        ("one-hot", small, 400, Precision(half, 2)),  # torch has another kernel for that
+        ("one-hot", large, 64, Precision(half, 1)),  # two parts would be 320 channels
+        ("quadratic", large, 64, Precision(half, 3, 2)),
+        ("quadratic", [Axis(range(300), 300)], 64, Precision(torch.float32)),
+        ("mask", small, 32, Precision(half, 1)),
+    ]:
+        assert kernel_precision(form, axes, half, device, width) == expected, (form, width)
+        assert kernel_precision(form, axes, torch.float32, device, width).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "shift"])
+def test_a_plan_says_what_reaches_the_kernel(kind, as_on_a_gpu):
+    layer = RelativeAttention2d(
+        64, 64, num_heads=9, encoding=kind, content=Content(key_width=16), dtype=torch.bfloat16
+    )
+    form = {"quadratic": "a channel for each key along each axis in bfloat16, in 2 parts"}
+    assert form.get(kind, "a mask") in layer.plan((2, 64, 16, 16)).reason
+    wide = RelativeAttention2d(400, 8, num_heads=2, content=Content(key_width=400)).bfloat16()
+    assert "wider than the 256 channels of torch's flash kernel" in wide.plan((2, 400, 8, 8)).reason
+
+
+def test_a_layer_reads_no_value_of_a_gate_or_of_heads(as_on_a_gpu):
+    """Hard heads that learn and closed gates are computed like others: to look at them is to wait."""
+    hard = RelativeAttention2d(4, 6, num_heads=2, encoding=Quadratic(2, 2, sharpness=800.0))
+    assert hard.plan((1, 4, 5, 7)).path == "separable"
+    gated = RelativeAttention2d(4, 6, 3, padding=1, encoding="shift", gate="tanh").eval()
+    with torch.no_grad():
+        assert gated.plan((1, 4, 5, 7)).path == "content"
+        assert not gated.needs_content()
