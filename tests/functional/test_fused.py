@@ -269,6 +269,35 @@ def test_dropout_is_the_same_again_in_the_backward_pass():
     assert not torch.equal(layer(x), y)
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 26], ids=["computed again", "kept"])
+@pytest.mark.parametrize("pieces", [900, 1 << 22], ids=["pieces", "one piece"])
+@pytest.mark.parametrize("encoding", ["learned_axial", "distance"])
+def test_gradients_drop_the_weights_that_the_output_drops(encoding, pieces, kept, monkeypatch):
+    """With a graph of the gradient, torch differentiates the same draws by itself."""
+    monkeypatch.setattr(workspace, "PIECE_BYTES", pieces)
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", kept)
+    layer = RelativeAttention2d(
+        4, 5, num_heads=2, encoding=encoding, content=NARROW, dropout=0.4, dtype=torch.float64
+    ).train()
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for further in (False, True):
+        torch.manual_seed(7)
+        inputs = [x, *layer.parameters()]
+        y = layer(x)
+        found.append(torch.autograd.grad(y, inputs, upstream_of(y), create_graph=further))
+    for own, of_torch in zip(*found, strict=True):
+        limit = 1000 * torch.finfo(torch.float64).eps * of_torch.abs().max()
+        assert (own - of_torch).abs().max() <= limit
+
+
+def test_dropout_needs_no_weights_of_every_pair(monkeypatch):
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(MODULE, "KEPT_BYTES", 0)
+    layer, x = made("content", dropout=0.5).train(), torch.randn(3, 4, 16, 16, requires_grad=True)
+    assert largest(layer, x) <= 1 << 17 < 3 * 2 * 256 * 256 * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("width", "dropout"), [(7, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("heads", [1, 2])

@@ -3,6 +3,7 @@ from itertools import product
 import pytest
 import torch
 from tests.layers.layer_cases import HARD, LAYERS, VALUES_FIRST, CaseContract, LayerCase
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
@@ -239,3 +240,43 @@ def test_the_pieces_are_pieces(monkeypatch):
     )
     with pytest.raises(AssertionError, match="result: error"):
         contract.test_output_is_attention_by_definition(torch.float32)
+
+
+LAYOUTS = {
+    "hard": {"encoding": "shift"},
+    "sum over axes": {},
+    "sum over axes, explicit": {"impl": "separable"},
+    "all pairs": {"encoding": "distance"},
+    "transforms": {"encoding": "distance", "impl": "fourier"},
+    "definition": {"impl": "reference"},
+    "narrow heads": {"head_width": 1},
+    "groups": {"groups": 2},
+    "content": {"content": True},
+    "content and a mask": {"encoding": "distance", "content": True},
+    "gate": {"content": True, "gate": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
+def test_outputs_lie_in_memory_as_those_of_a_convolution(options):
+    """Code that views an output, or works on channels that lie last, finds what `nn.Conv2d` leaves."""
+    conv = nn.Conv2d(4, 6, 3, padding=1)
+    layer = RelativeAttention2d(4, 6, 3, padding=1, num_heads=9, **options)
+    images = torch.randn(2, 4, 5, 7)
+    for gradients in (False, True):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            x = images.contiguous(memory_format=layout).requires_grad_(gradients)
+            assert layer(x).stride() == conv(x).stride(), (gradients, layout)
+        x = images.transpose(2, 3).transpose(2, 3)[:, :, ::2].requires_grad_(gradients)
+        assert layer(x).is_contiguous()
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_outputs_of_sequences_and_volumes_lie_so_too(dims):
+    kind = {1: (RelativeAttention1d, nn.Conv1d), 3: (RelativeAttention3d, nn.Conv3d)}[dims]
+    layer, conv = kind[0](4, 6, num_heads=2), kind[1](4, 6, 1)
+    x = torch.randn(2, 4, *(3, 5, 7)[:dims])
+    assert layer(x).stride() == conv(x).stride()
+    if dims == 3:
+        x = x.contiguous(memory_format=torch.channels_last_3d)
+        assert layer(x).is_contiguous(memory_format=torch.channels_last_3d)
