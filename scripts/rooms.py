@@ -20,9 +20,9 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 ROOT = "root files"
 BUDGETS = {
     ROOT: 9_800,
-    "encodings": 7_600,
-    "functional": 26_500,
-    "layers": 9_700,
+    "encodings": 7_800,
+    "functional": 29_500,
+    "layers": 10_000,
     "convert": 34_500,
     "models": 3_000,
     "networks": 10_500,
@@ -37,7 +37,7 @@ BUDGETS = {
 OUTSIDE = {("tests",): 320_000, ("benchmarks", "evidence", "scripts"): 70_000}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 188_000
+TOTAL = 191_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""

@@ -6,7 +6,7 @@ all pixels is the general case of weights that are not a product.
 
 Four ways compute this, on a CPU by what was measured to be faster:
 
-- all heads in few large products (`products.py`): elsewhere than on a CPU;
+- all heads in few large products (`large_products.py`): elsewhere than on a CPU;
 - plain products of all heads: small calls, and all that torch must see (compilers, autocast, `torch.func`);
 - all heads together in large products (`all_heads.py`): in bfloat16;
 - in tiles of the queries (`tiles.py`): all else.
@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.all_heads import attention_of_all_heads
-from convattn.functional.products import attention_by_products
+from convattn.functional.large_products import attention_by_products
 from convattn.functional.reference import AXES, HeadMaps, attend_by_axis, join_axes
 from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import (

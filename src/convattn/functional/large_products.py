@@ -18,6 +18,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
@@ -26,7 +27,7 @@ from convattn.functional.torch_modes import (
     product_dtype,
     without_autocast,
 )
-from convattn.functional.workspace import chunks, piece_bytes
+from convattn.functional.workspace import piece_bytes
 
 
 def attention_by_products(
@@ -43,9 +44,13 @@ def attention_by_products(
     means = len(maps) * keys.shape[1] * pixels * dtype.itemsize
     images = max(1, piece_bytes(keys.device) // max(1, means))
     with without_autocast(keys.device):
-        if torch.compiler.is_compiling() or len(keys) <= images or needs_own_operations(*inputs):
+        if torch.compiler.is_compiling() or len(keys) <= images:
             return compute(*inputs)
-        return _ByImages.apply(compute, images, *inputs)
+        parts = []
+        for part in inputs[0].split(images):
+            again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
+            parts.append(again(part, *inputs[1:]))
+        return torch.cat(parts)
 
 
 def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
@@ -100,34 +105,3 @@ class _Rows(torch.autograd.Function):
         if needed[1]:
             by_pixels = torch.bmm(rows.mT.expand(len(pixels), -1, -1), gradient)
         return by_rows, by_pixels
-
-
-class _ByImages(torch.autograd.Function):
-    """Some images at a time, computed again for the gradient, so that the means of few are in memory."""
-
-    @staticmethod
-    def forward(ctx: Any, compute: Any, images: int, *inputs: Tensor) -> Tensor:
-        ctx.compute, ctx.images = compute, images
-        ctx.save_for_backward(*inputs)
-        keys, *shared = inputs
-        return torch.cat([compute(part, *shared) for part in keys.split(images)])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        keys, *shared = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            inputs = (keys, *shared)
-            found = backward_to_differentiate(ctx.compute, inputs, needed, gradient)
-            return None, None, *found
-        by_keys = torch.empty_like(keys) if needed[0] else None
-        sums: list[Tensor | None] = [None] * len(shared)
-        for some in chunks(len(keys), ctx.images):
-            inputs = (keys[some], *shared)
-            own, *others = backward_to_differentiate(ctx.compute, inputs, needed, gradient[some])
-            if by_keys is not None and own is not None:
-                by_keys[some] = own
-            for number, other in enumerate(others):
-                total = sums[number]
-                sums[number] = other if total is None or other is None else total + other
-        return None, None, by_keys, *sums
