@@ -7,7 +7,6 @@ not wait for the program.
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +29,10 @@ from convattn.grid import Axis
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet, resnet18
 from evidence.card.rows import Stage, use_tf32
+from evidence.positions.contenders import PLAIN, Plain, layer
 
 HEADS = 9
 CONVOLUTION = "nn.Conv2d, 3 × 3"
-PLAIN = "plain attention"
 SDPA = "SDPA"
 FLEX = "FlexAttention, a table that learns"
 
@@ -203,18 +202,7 @@ def _count(seconds: float) -> int:
 
 def _seconds(stage: Stage, call: Callable[[], None]) -> float:
     """Returns what a call takes, about, after one that compiles and loads what it needs."""
-    call()
-    _wait(stage)
-    began = time.perf_counter()
-    call()
-    _wait(stage)
-    return time.perf_counter() - began
-
-
-def _wait(stage: Stage) -> None:
-    """Waits until the device has done what it was given."""
-    if stage.on_cuda:
-        torch.cuda.synchronize()
+    return time_rounds({"own": call}, rounds=1, device=stage.device)["own"][0]
 
 
 class Operations(TorchDispatchMode):
@@ -272,40 +260,17 @@ def convolution(channels: int) -> nn.Module:
     return drawn.to(memory_format=torch.channels_last)
 
 
-class Plain(nn.Module):
-    """Attention of torch between projections; subclasses add scores of displacements."""
-
-    def __init__(self, heads: int, width: int) -> None:
-        """Draws the projections."""
-        super().__init__()
-        self.heads = heads
-        self.inputs = nn.Linear(heads * width, 3 * heads * width)
-        self.outputs = nn.Linear(heads * width, heads * width)
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attends between the projections."""
-        return functional.scaled_dot_product_attention(query, key, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps images to images."""
-        parts = self.inputs(x.flatten(2).mT).unflatten(-1, (3, self.heads, -1))
-        y = self.attend(*parts.permute(2, 0, 3, 1, 4))
-        return self.outputs(y.transpose(1, 2).flatten(2)).mT.view(x.shape)
-
-
 def attentions(x: Tensor, heads: int) -> Iterator[Contender]:
     """Yields plain attention and layers, with projections."""
-    channels = x.shape[1]
-    width = channels // heads
-    yield Contender(PLAIN, partial(Plain, heads, width), x)
+    width = x.shape[1] // heads
+    yield Contender(PLAIN, partial(Plain, width, heads=heads), x)
     content = Content(key_width=width, query_bias=True, content_bias=False, position=False)
     for name, impl in (
         ("learned_axial", "auto"),
         ("quadratic", "auto"),
         ("quadratic", "quadratic"),
     ):
-        options = {"num_heads": heads, "head_width": width, "content": content, "impl": impl}
-        build = partial(RelativeAttention2d, channels, channels, encoding=name, **options)
+        build = partial(layer, width, name, impl, content, heads)
         yield Contender(f"{name}, {impl}", build, x)
 
 

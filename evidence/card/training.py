@@ -35,7 +35,7 @@ class Part:
         name: Name of the part, and of its folder.
         seeds: Seed of each round.
         runs: Recipe and overrides of each network, by name.
-        share: Share of the time, beside those of other parts.
+        share: Its share of the time is to those of other parts as this number is to theirs.
         fitted: Whether epochs are as many as fit the time; there is one round then.
     """
 
@@ -49,14 +49,14 @@ class Part:
 _MIXINGS = ("attention", "hard", "conv", "content", "random")
 
 PARTS = (
-    Part("headline", range(3, 8), {"speedrun": ("speedrun", {"training.epochs": "18"})}, 0.2),
+    Part("headline", range(3, 8), {"speedrun": ("speedrun", {"training.epochs": "18"})}, 2),
     Part(
         "twelve",
         range(16),
         {mixing: ("speedrun", {"model.mixing": mixing}) for mixing in _MIXINGS},
-        0.5,
+        5,
     ),
-    Part("paper", (0,), {name: (name, {}) for name in ("sa-quadratic", "resnet18")}, 0.3, True),
+    Part("paper", (0,), {name: (name, {}) for name in ("sa-quadratic", "resnet18")}, 3, True),
 )
 """The plan. All runs have one precision, because accelerate allows one in a process."""
 
