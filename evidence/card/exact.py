@@ -71,7 +71,14 @@ class Case:
 
 
 def run(stage: Stage) -> None:
-    """Compares every layer in every precision, then certifies convolutions and a network."""
+    """Certifies convolutions and a network, then compares every layer in every precision."""
+    for tf32, (channels, size) in product((False, True), CONVOLUTIONS):
+        certified = partial(certificates, stage.device, tf32, channels, size)
+        name = f"certificate, {channels} channels, {size} × {size}"
+        stage.case(name, certified, precision="TF32" if tf32 else "float32")
+    for tf32 in (False, True):
+        certified = partial(certificate_of_network, stage.device, tf32)
+        stage.case("certificate, network", certified, precision="TF32" if tf32 else "float32")
     names = _TINY if stage.tiny else tuple(PRECISIONS)
     for case in cases(side=8 if stage.tiny else 16):
         layer, x = case.build(), torch.randn(case.shape)
@@ -80,13 +87,6 @@ def run(stage: Stage) -> None:
         for name in names:
             compared = partial(compare, stage.device, PRECISIONS[name], layer, x, upstream, exact)
             stage.case(case.name, compared, precision=name, impl=case.impl)
-    for tf32, (channels, size) in product((False, True), CONVOLUTIONS):
-        certified = partial(certificates, stage.device, tf32, channels, size)
-        name = f"certificate, {channels} channels, {size} × {size}"
-        stage.case(name, certified, precision="TF32" if tf32 else "float32")
-    for tf32 in (False, True):
-        certified = partial(certificate_of_network, stage.device, tf32)
-        stage.case("certificate, network", certified, precision="TF32" if tf32 else "float32")
 
 
 def cases(side: int) -> Iterator[Case]:

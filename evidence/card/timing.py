@@ -303,9 +303,7 @@ def kernels(x: Tensor, side: int) -> Iterator[Contender]:
     }
     if x.is_cuda:
         torch.compiler.reset()  # each size is compiled anew, and torch gives up after eight
-        table = nn.ParameterList(torch.randn(2, heads, 2 * side - 1))
-        flex = partial(with_flex, torch.compile(flex_attention), side)
-        ways[FLEX] = partial(Kernel, flex, table)
+        ways[FLEX] = partial(flex_kernel, heads, side)
     for name, build in ways.items():
         yield Contender(name, build, x, autocast=False)
 
@@ -315,8 +313,9 @@ def with_mask(
 ) -> Tensor:
     """Attends with a mask of all pairs, which is looked up in what learns."""
     axes = [Axis(range(side), side)] * 2
-    mask = displacement_scores(encoding.table(axes, device=query.device), axes).to(query.dtype)
-    return functional.scaled_dot_product_attention(query, key, value, mask[None])
+    wide = torch.promote_types(query.dtype, torch.float32)
+    mask = displacement_scores(encoding.table(axes, wide, query.device), axes)
+    return functional.scaled_dot_product_attention(query, key, value, mask[None].to(query.dtype))
 
 
 def with_channels(
@@ -338,23 +337,21 @@ def with_channels(
     return y[..., : value.shape[-1]]
 
 
-def with_flex(
-    compiled: Callable[..., Tensor],
-    side: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: nn.ParameterList,
-) -> Tensor:
-    """Attends by FlexAttention with a score for each displacement along each axis."""
+def flex_kernel(heads: int, side: int) -> Kernel:
+    """Makes FlexAttention, compiled, with a score for each displacement along each axis."""
+    table = nn.ParameterList([*torch.randn(2, heads, 2 * side - 1)])
     rows, cols = table
+    compiled = torch.compile(flex_attention)
 
     def scored(score: Tensor, _: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         along_rows = key // side - query // side + side - 1
         along_cols = key % side - query % side + side - 1
         return score + rows[head, along_rows] + cols[head, along_cols]
 
-    return compiled(query, key, value, score_mod=scored)
+    def attend(query: Tensor, key: Tensor, value: Tensor, _: nn.Module) -> Tensor:
+        return compiled(query, key, value, score_mod=scored)
+
+    return Kernel(attend, table)
 
 
 def networks(stage: Stage) -> Iterator[Contender]:

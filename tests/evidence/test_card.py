@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from convattn import load_recipe
+from convattn import LearnedAxial, load_recipe
 from convattn.data import ImageDataset, ImageSplit, load_digits
 from convattn.errors import DataError
+from convattn.functional import position_channels
+from convattn.grid import Axis
 from convattn.lab.recipe import StepsRecipe
 from convattn.provenance import DataRecord
 from evidence.card import exact, page, smoke, timing, training
@@ -320,6 +322,31 @@ def test_a_contender_has_times_kernels_and_the_ratio_to_the_first(measured):
     for word in ("forward", "step"):
         assert second[f"{word}_kernels"] > first[f"{word}_kernels"] > 0
         assert second[f"{word}_ratio"] > 0
+
+
+def test_all_kernels_with_learned_axial_scores_compute_the_same(monkeypatch):
+    """FlexAttention needs a device: what it computes stands in for it, with its function of scores."""
+
+    def dense(query, key, value, score_mod):
+        heads, places = torch.arange(query.shape[1])[:, None, None], torch.arange(query.shape[2])
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        return score_mod(scores, heads, heads, places[:, None], places).softmax(-1) @ value
+
+    monkeypatch.setattr(timing, "flex_attention", dense)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    side, x = 5, torch.randn(3, 1, 2, 25, 8, dtype=torch.float64)
+    encoding = LearnedAxial(2, 2, extent=side).double()
+    flex = timing.flex_kernel(2, side).double()
+    tables = encoding.axis_tables([Axis(range(side), side)] * 2, torch.float64)
+    with torch.no_grad():
+        for own, table in zip(flex.learns, tables, strict=True):
+            own.copy_(table)
+    expected = flex(x)
+    assert expected.requires_grad
+    channels = partial(timing.with_channels, position_channels)
+    for way in (timing.with_mask, channels):
+        found = timing.Kernel(partial(way, side), encoding)(x)
+        assert (found - expected).abs().max() < 64 * torch.finfo(torch.float64).eps
 
 
 def test_kernels_of_torch_are_counted_and_named():
