@@ -22,6 +22,7 @@ from convattn.heads import verdict
 from convattn.lab import paper_table
 from evidence import replacing, results, studies, values
 from evidence.attention_adapters import __main__ as attention_adapters
+from evidence.card import page as card
 from evidence.certify import __main__ as certify
 from evidence.encodings import __main__ as encodings
 from evidence.real_weights import page as real_weights
@@ -54,6 +55,7 @@ WORDS = (
 
 QUESTIONS = {
     "attention_adapters": attention_adapters,
+    "card": card,
     "certify": certify,
     "encodings": encodings,
     "real_weights": real_weights,

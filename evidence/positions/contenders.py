@@ -32,11 +32,11 @@ MEASURED = (PLAIN, LAYER, THREE, ONE_HOT)
 class Plain(nn.Module):
     """Attention of torch with projections; a mask of all pairs is added if there is one."""
 
-    def __init__(self, width: int, mask: Tensor | None = None) -> None:
+    def __init__(self, width: int, mask: Tensor | None = None, heads: int = HEADS) -> None:
         """Draws the projections."""
         super().__init__()
-        channels = HEADS * width
-        self.width, self.mask = width, mask
+        channels = heads * width
+        self.heads, self.width, self.mask = heads, width, mask
         self.inputs = nn.Linear(channels, 3 * channels)
         self.outputs = nn.Linear(channels, channels)
 
@@ -46,7 +46,7 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps an image to an image."""
-        parts = self.inputs(x.flatten(2).mT).unflatten(-1, (3, HEADS, self.width))
+        parts = self.inputs(x.flatten(2).mT).unflatten(-1, (3, self.heads, self.width))
         y = self.attend(*parts.permute(2, 0, 3, 1, 4))
         return self.outputs(y.transpose(1, 2).flatten(2)).mT.view(x.shape)
 
@@ -104,11 +104,17 @@ class Tokens(nn.Module):
         return self.inner(x.flatten(2).mT).mT.view(x.shape)
 
 
-def layer(width: int, encoding: str, impl: str, content: Content | bool = True) -> nn.Module:
+def layer(
+    width: int,
+    encoding: str,
+    impl: str,
+    content: Content | bool = True,
+    heads: int = HEADS,
+) -> nn.Module:
     """Makes a layer of this library."""
-    channels = HEADS * width
+    channels = heads * width
     options = {"head_width": width, "content": content, "impl": impl}
-    return RelativeAttention2d(channels, channels, num_heads=HEADS, encoding=encoding, **options)
+    return RelativeAttention2d(channels, channels, num_heads=heads, encoding=encoding, **options)
 
 
 def contenders(width: int, size: int, *, training: bool) -> dict[str, nn.Module]:

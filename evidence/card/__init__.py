@@ -1,0 +1,1 @@
+"""What does it compute, cost and learn on a GPU?"""
