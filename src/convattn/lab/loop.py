@@ -47,8 +47,9 @@ def train(
     """Trains the network of a recipe, and records everything needed to repeat the run.
 
     On the CPU, the same recipe, versions and number of threads give the same weights bit for bit, even if the run was
-    interrupted and resumed. The caller's random state does not change. Under ``accelerate launch`` or ``torchrun`` each
-    process takes a share of every batch; all of them must see the output folder.
+    interrupted and resumed. The caller's random state and `torch.backends.cudnn` are left as they were. Under
+    ``accelerate launch`` or ``torchrun`` each process takes a share of every batch; all of them must see the output
+    folder.
 
     Args:
         recipe: The recipe, from `load_recipe` or built in Python.
