@@ -52,10 +52,11 @@ endif
 test-all: $(VENV)/.dev $(VENV)/.browser node_modules/.stamp ## Run every test but the slow ones, as CI does
 	[ "$$($(PY) -c 'import torch; print(torch.backends.cpu.get_cpu_capability())')" = AVX2 ] || \
 	  $(AVX2) CI=true $(PYTEST) -m "not slow" $(WORKERS) $(AGAIN)
-	CI=true $(PYTEST) -m "not slow" $(WORKERS)
+	CI=true DEVICE=cpu $(PYTEST) -m "not slow" $(WORKERS)
 
-test-cuda: $(VENV)/.dev  ## Run the tests that need a CUDA device, which make test leaves out
-	$(PYTEST) -m cuda
+# One process on a card, which several would share.
+test-cuda: $(VENV)/.dev  ## Run the tests for a CUDA device on one, or with DEVICE=cpu on the CPU
+	$(PYTEST) -m cuda tests/cuda $(if $(filter cpu,$(DEVICE)),$(WORKERS))
 
 RUNS ?= seeds.jsonl
 test-seeds: $(VENV)/.dev ## Run the numeric tests with 40 other seeds, 20 of them on other code of torch: takes hours

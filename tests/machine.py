@@ -12,6 +12,8 @@ import pytest
 MOST_WORKERS = 16
 WORKER_MEMORY = 2.5 * 2**30  # A process grows to 2.3 GiB in the whole suite
 LACKING = "Skipped: lacking: "  # Begins the reason of a test that was skipped for want of something
+DEVICES = ("cpu", "cuda")  # Values of DEVICE: on which the tests of tests/cuda run
+NO_DEVICE = "these tests need a CUDA device, and torch finds none; `DEVICE=cpu make test-cuda` runs them on the CPU"
 WORKERS = pytest.StashKey[str]()  # How many processes run, and why
 
 
@@ -36,13 +38,23 @@ def pytest_report_header(config):
 
 def pytest_configure(config):
     """Hides CUDA devices from the tests and from every process that they start, unless asked for by `-m cuda`."""
-    if not _asks_for_cuda(config):
+    device = os.environ.get("DEVICE", "cuda")
+    if device not in DEVICES:
+        raise pytest.UsageError(f"DEVICE must be {' or '.join(DEVICES)}, but is {device!r}")
+    if device == "cpu" or not _asks_for_cuda(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise pytest.UsageError(NO_DEVICE)
 
 
 def pytest_collection_modifyitems(config, items):
+    """Leaves out the tests for a CUDA device, unless asked for by `-m cuda`, or to run on the CPU."""
     dropped = [item for item in items if item.get_closest_marker("cuda")]
-    if dropped and not _asks_for_cuda(config):
+    runs = _asks_for_cuda(config) or os.environ.get("DEVICE") == "cpu"
+    if dropped and not runs:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
 

@@ -47,13 +47,19 @@ def test_devices():
 
 @pytest.mark.cuda
 def test_cuda():
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    hidden = os.environ.get("DEVICE") == "cpu"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if hidden else "3")
 
 def test_lacking():
     do_without("there is no loom")
 """
 CONFTEST = """
+import os, sys
+from types import SimpleNamespace
 from tests import machine
+
+sees = SimpleNamespace(is_available=lambda: os.environ["CARDS"] == "1")
+sys.modules["torch"] = SimpleNamespace(cuda=sees)
 machine.MOST_WORKERS = 1
 def pytest_addoption(pluginmanager):
     pluginmanager.register(machine)
@@ -61,25 +67,35 @@ def pytest_addoption(pluginmanager):
 
 
 @pytest.mark.parametrize(
-    ("option", "ci", "code", "lines"),
+    ("option", "environment", "code", "lines"),
     [
         (
             "-ra",
-            "",
+            {},
             0,
             ["not run: 1 tests: there is no loom\n=", "1 passed, 1 skipped, 1 deselected"],
         ),
-        ("-mcuda", "", 0, ["1 passed, 2 deselected"]),
-        ("-ra", "true", 1, ["test_lacking - Failed: there is no loom", "1 failed, 1 passed"]),
-        ("-nauto", "", 0, ["workers: 1 (", "not run: 1 tests: there is no loom\n="]),
+        ("-mcuda", {}, 0, ["1 passed, 2 deselected"]),
+        ("-mcuda", {"CARDS": "0"}, 4, ["ERROR: these tests need a CUDA device, and torch finds"]),
+        ("-mcuda", {"CARDS": "0", "DEVICE": "cpu"}, 0, ["1 passed, 2 deselected"]),
+        ("-ra", {"DEVICE": "cpu"}, 0, ["2 passed, 1 skipped"]),
+        ("-mcuda", {"DEVICE": "gpu"}, 4, ["ERROR: DEVICE must be cpu or cuda, but is 'gpu'"]),
+        (
+            "-ra",
+            {"CI": "true"},
+            1,
+            ["test_lacking - Failed: there is no loom", "1 failed, 1 passed"],
+        ),
+        ("-nauto", {}, 0, ["workers: 1 (", "not run: 1 tests: there is no loom\n="]),
     ],
-    ids=["plain", "cuda", "CI", "workers"],
+    ids=["plain", "cuda", "no card", "on the CPU", "all on the CPU", "no device", "CI", "workers"],
 )
-def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, option, ci, code, lines):
-    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_the_suite_says_what_it_leaves_out(tmp_path, monkeypatch, option, environment, code, lines):
+    for name in ("PYTEST_XDIST_AUTO_NUM_WORKERS", "DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    usual = {"CI": "", "CARDS": "1", "CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": str(ROOT)}
+    for name, value in (usual | environment).items():
+        monkeypatch.setenv(name, value)
     (tmp_path / "test_probe.py").write_text(PROBE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\n")
     (tmp_path / "conftest.py").write_text(CONFTEST)

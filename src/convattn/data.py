@@ -15,7 +15,7 @@ from convattn.networks.datasets import (
 )
 
 if TYPE_CHECKING:
-    from convattn.lab.augment import horizontal_flip, mirror, random_crop
+    from convattn.lab.augment import crop, mirror
     from convattn.lab.cifar10 import load_cifar10
 
 __all__ = [
@@ -24,13 +24,12 @@ __all__ = [
     "ImageDataset",
     "ImageSplit",
     "SampleImages",
-    "horizontal_flip",
+    "crop",
     "load_cifar10",
     "load_digits",
     "load_samples",
     "mirror",
     "normalise",
-    "random_crop",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name at all

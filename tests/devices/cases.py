@@ -65,7 +65,7 @@ def numbers_of_heads(model, x):
         for one in layer.controls
         for head in one.measured.heads
     ]
-    return torch.tensor([*chain.from_iterable(found), *controls])
+    return torch.tensor([*chain.from_iterable(found), *controls], dtype=x.dtype)
 
 
 def on_its_device(model, x):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from pyarrow import parquet
 from rich.console import Console
 from tests.lab.tiny import tiny_data, tiny_recipe
+from tests.testing.float32 import float32_by
 
 from convattn import load_network
 from convattn.errors import ArgumentError, RecipeError, TrainingError
@@ -224,6 +226,31 @@ def test_heads_of_a_long_run_are_recorded_at_some_of_its_steps(monkeypatch, tmp_
 
 
 CPU = torch.device("cpu")
+
+
+def fail():
+    raise TrainingError("the loss is inf")
+
+
+def test_cudnn_times_its_algorithms_during_a_run_alone():
+    cudnn = torch.backends.cudnn
+    for before in (False, True):
+        for work in (lambda: None, fail):
+            with cudnn.flags(benchmark=before, allow_tf32=cudnn.conv.fp32_precision == "tf32"):
+                with suppress(TrainingError), loop._process_state_kept(CPU):
+                    assert cudnn.benchmark
+                    assert loop.cuda_settings()["cudnn_benchmark"] == "True"
+                    work()
+                assert cudnn.benchmark is before
+
+
+def test_a_run_on_cuda_records_where_tf32_is_used():
+    for products, convolutions in (("ieee", "tf32"), ("tf32", "ieee")):
+        with float32_by(products, convolutions):
+            settings = loop.cuda_settings()
+        assert settings["tf32_products"] == str(products == "tf32")
+        assert settings["tf32_convolutions"] == str(convolutions == "tf32")
+        assert settings["memory_format"] == "channels_last"
 
 
 def test_peak_memory_is_at_least_what_is_held():

@@ -6,15 +6,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tests.lab.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
+from tests.testing.host_traffic import host_traffic
 from torch import nn
 
 from convattn import load_network, save_network
 from convattn.budget import assert_within_budget, references
-from convattn.data import normalise
+from convattn.data import ImageSplit, normalise
 from convattn.errors import CheckpointError, MissingDependencyError
-from convattn.lab import train
-from convattn.lab.augment import views
-from convattn.lab.recipe import DataRecipe, LookaheadRecipe, ResNetRecipe
+from convattn.lab import train, trainer
+from convattn.lab.augment import crop, mirror, views
+from convattn.lab.recipe import DataRecipe, LookaheadRecipe, OptimRecipe, ResNetRecipe
 from convattn.lab.trainer import Batches, Trainer, make_average, update_average
 from convattn.models import AttentionNet
 
@@ -90,6 +91,83 @@ def test_batches_are_full_cover_the_split_once_and_can_be_taken_up():
     other.load_state_dict(again.state_dict())
     assert [rows(batch) for batch in other] == epochs[0][2:]
     assert [rows(batch) for batch in other] == epochs[1]
+
+
+def test_crops_take_every_shift_equally_often_and_half_of_the_images_are_mirrored():
+    dot = torch.zeros(9000, 1, 5, 5, dtype=torch.uint8)
+    dot[..., 2, 1] = 255  # off the middle, by which it is mirrored
+    labels = torch.zeros(len(dot), dtype=torch.int64)
+    data = dataclasses.replace(
+        tiny_data(), train=ImageSplit(dot, labels), test=ImageSplit(dot, labels)
+    )
+    recipe = DataRecipe("digits", crop_padding=1, flip=True)
+    made = Batches(data, recipe, size=1000, seed=0, device="cpu")
+    counts = sum((images > 0).sum(dim=(0, 1)) for images, _ in made).double()
+    assert counts.sum() == len(dot)
+    # A shift moves the dot by up to one pixel from column 1 or, mirrored, 3: column 2 is reached from both.
+    expected = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0]) / 2 * len(dot) / 9
+    chi_square = ((counts[1:4] - expected) ** 2 / expected).sum()
+    assert chi_square < 36.1  # 14 degrees of freedom, p = 0.001; the seed is fixed
+
+
+def test_an_epoch_is_drawn_as_one_batch_after_another():
+    data, size = tiny_data(), 7
+    recipe = DataRecipe("digits", crop_padding=2, flip=True)
+    made = Batches(data, recipe, size=size, seed=3, device="cpu")
+    of_rows, augmentation = (torch.Generator().manual_seed(seed) for seed in (3, 4))
+    for epoch in range(2):
+        rows = torch.randperm(40, generator=of_rows).split(size)
+        for number, (images, targets) in enumerate(made):
+            shifts = torch.randint(0, 5, (2, size), generator=augmentation) - 2
+            mirrored = torch.rand(size, generator=augmentation) < 0.5
+            pixels = mirror(crop(data.train.images[rows[number]], shifts), mirrored)
+            labels = data.train.labels[rows[number]]
+            assert torch.equal(images, normalise(pixels, data.mean, data.std)), (epoch, number)
+            assert torch.equal(targets, nn.functional.one_hot(labels, 2).float()), (epoch, number)
+
+
+@pytest.mark.parametrize("border", ["black", "reflect"])
+@pytest.mark.parametrize("flips", [(False, False), (True, False), (True, True)], ids=str)
+def test_batches_ask_the_host_for_nothing_after_the_start_of_the_epoch(flips, border):
+    flip, alternate = flips
+    recipe = DataRecipe(
+        "digits", crop_padding=1, crop_border=border, flip=flip, alternate_flip=alternate
+    )
+    batches = iter(Batches(tiny_data(), recipe, size=7, seed=0, device="meta"))
+    with host_traffic() as first:
+        next(batches)
+    with host_traffic() as later:
+        assert len(list(batches)) == 4
+    assert first.count("aten::_to_copy: from one to the other of cpu, meta") == 3
+    assert later == []
+
+
+def test_a_step_asks_the_host_for_nothing():
+    recipe = dataclasses.replace(
+        tiny_recipe(),
+        model=ResNetRecipe(blocks_per_stage=1, width=3),
+        optim=OptimRecipe(momentum=0.9),
+        lookahead=LookaheadRecipe(2, 0.5),
+    )
+    made = Trainer(recipe, tiny_data(), Accelerator(cpu=True))
+    batches = iter(made._batches)
+    made._train_on(*next(batches))
+    with host_traffic() as seen:
+        made._train_on(*next(batches))
+    assert seen == []
+
+
+def test_trained_network_is_saved_in_the_usual_layout(tmp_path, monkeypatch):
+    """On CUDA it is trained with channels last."""
+    recipe = dataclasses.replace(tiny_recipe(), model=ResNetRecipe(blocks_per_stage=1, width=3))
+    honest = trainer.build_network
+    last = torch.channels_last
+    monkeypatch.setattr(
+        trainer, "build_network", lambda *given: honest(*given).to(memory_format=last)
+    )
+    train(recipe, output=tmp_path / "run", data=tiny_data(), progress=False)
+    weights = load_network(tmp_path / "run").state_dict()
+    assert all(weight.is_contiguous() for weight in weights.values())
 
 
 def test_image_mirrored_in_one_epoch_is_not_in_the_next():

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.data import ImageDataset, ImageSplit, normalise
@@ -66,8 +66,10 @@ def tiny_recipe(
     )
 
 
-def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Computes what a run leaves: in float64, and from images and weights of other last digits."""
+def references_of_runs(
+    run: Callable[[], Tensor], dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, list[Tensor]]:
+    """Computes what a run leaves: in float64, and from images and weights of other last digits, which are a dtype's."""
     single = run_setup.build_network
 
     def changed(change: Callable) -> Tensor:
@@ -77,11 +79,11 @@ def references_of_runs(run: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]
             patch.setattr(trainer, "build_network", lambda *given: change(single(*given)))
             return run()
 
+    def moved(seed: int, given: Tensor | nn.Module) -> Tensor | nn.Module:
+        return rounded_differently(given.to(dtype), seed).float()
+
     hi = changed(lambda given: given.double())
-    return hi, [
-        run(),
-        *(changed(partial(rounded_differently, seed=seed)) for seed in range(LEAST_ROUNDINGS)),
-    ]
+    return hi, [run(), *(changed(partial(moved, seed)) for seed in range(LEAST_ROUNDINGS))]
 
 
 def tiny_speed_recipe(*, epochs: int = 2, **model: object) -> Recipe:

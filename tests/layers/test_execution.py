@@ -197,10 +197,11 @@ from convattn.layers import RelativeAttention2d
 
 torch.manual_seed(0)
 layer = RelativeAttention2d(3, 5, num_heads=2, encoding=sys.argv[1], content=sys.argv[2] == "content")
+layer.to(sys.argv[4])
 compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=sys.argv[3])
 worst = 0.0
 for sizes in ((5, 7), (6, 9), (8, 4)):
-    x = torch.randn(2, 3, *sizes)
+    x = torch.randn(2, 3, *sizes).to(sys.argv[4])
     worst = max(worst, (compiled(x) - layer(x)).abs().max().item())
 print(worst)
 """
@@ -218,7 +219,7 @@ print(worst)
 )
 def test_layers_compile_to_one_graph_for_any_size(encoding, content, backend):
     """In a process of its own: the type checks of the test run would break the graph. Outputs are of size one."""
-    command = [sys.executable, "-c", COMPILED, encoding, content, backend]
+    command = [sys.executable, "-c", COMPILED, encoding, content, backend, "cpu"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(found.stdout.splitlines()[-1]) <= 8 * torch.finfo(torch.float32).eps
 

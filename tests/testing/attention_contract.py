@@ -39,10 +39,12 @@ class AttentionContract:
     Attributes:
         formula: Equations of the encoding that `create` uses.
         dims: Number of axes of its layers.
+        device: Where layers compute; what they are compared with is computed on the CPU.
     """
 
     formula: Formula
     dims: int = 2
+    device: torch.device = torch.device("cpu")
 
     def create(self, in_channels: int, out_channels: int, **options: Any) -> RelativeAttention:
         """Makes a layer.
@@ -91,13 +93,18 @@ class AttentionContract:
             shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
         ).to(dtype)
 
+    def on_device(self, layer: RelativeAttention, x: Tensor) -> tuple[RelativeAttention, Tensor]:
+        """Returns a copy of a layer, and images, on the device."""
+        return copy.deepcopy(layer).to(self.device), x.to(self.device)
+
     def check(self, layer: RelativeAttention, x: Tensor) -> None:
         """Asserts that a layer is as right as its dtype allows."""
+        there, images = self.on_device(layer, x)
         with torch.no_grad():
             hi = self.dense(as_dtype(layer, torch.float64), x.double())
             lows = self.roads(layer, x)
-            assert_within_budget(layer(x), hi, lows)
-        assert_within_budget(layer(x), hi, lows)
+            assert_within_budget(there(images), hi, lows)
+        assert_within_budget(there(images), hi, lows)
 
     @pytest.mark.parametrize(
         "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
@@ -138,19 +145,22 @@ class AttentionContract:
         x = self.images(*(2 * size for size in _SIZES[self.dims]))
         self.check(self.made(), x[(slice(None), slice(None), *[slice(None, None, 2)] * self.dims)])
 
-    def test_autocast_keeps_scores_and_softmax_precise(self) -> None:
-        """Under autocast the result is that of a bfloat16 layer with a float32 encoding."""
+    def test_autocast_keeps_scores_and_softmax_precise(
+        self, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        """Under autocast the result is that of a narrow layer with a float32 encoding."""
         layer, x = self.made(), self.images()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = layer(x)
+        there, images = self.on_device(layer, x)
+        with torch.autocast(self.device.type, dtype=dtype):
+            y = there(images)
         hi = self.dense(as_dtype(layer, torch.float64), x.double())
-        lows = self.roads(as_dtype(layer, torch.bfloat16, encoding=torch.float32), x.bfloat16())
+        lows = self.roads(as_dtype(layer, dtype, encoding=torch.float32), x.to(dtype))
         assert_within_budget(y, hi, lows)
 
     def test_gradients_are_those_of_the_definition(self) -> None:
         layer, x = self.made().train(), self.images()
         given = layer, x, _upstream(layer, x)
-        actual = _gradients(_call, *given)
+        actual = _gradients(_call, *self.on_device(layer, x), given[2].to(self.device))
         hi, lows = references(partial(_gradients, self.dense), *given)
         lows.append(_gradients(partial(self.dense, backwards=True), *given))
         sums = _sums_of_few(self.dense, *given)
@@ -165,13 +175,10 @@ class AttentionContract:
 
     def test_gradcheck(self) -> None:
         layer = self.made(2, 2, kernel_size=2, padding=1).double()
-        x = self.images(
-            *(2,) * self.dims, batch=1, channels=2, dtype=torch.float64
-        ).requires_grad_()
-        inputs = (
-            x,
-            *layer.parameters(),
-        )  # gradcheck writes its steps into the parameters themselves
+        x = self.images(*(2,) * self.dims, batch=1, channels=2, dtype=torch.float64)
+        layer, x = self.on_device(layer, x)
+        # gradcheck writes its steps into the parameters themselves
+        inputs = (x.requires_grad_(), *layer.parameters())
         assert torch.autograd.gradcheck(lambda x, *_: layer(x), inputs, fast_mode=True)
 
     def test_modes_and_earlier_calls_change_nothing(self) -> None:
@@ -179,7 +186,7 @@ class AttentionContract:
 
         On the separable path sums are taken in another order without gradients, but always in the same.
         """
-        layer, x = self.made(), self.images()
+        layer, x = self.on_device(self.made(), self.images())
         y, upstream = layer(x), _upstream(layer, x)
         gradients = _gradients(_call, layer, x, upstream)
         with torch.inference_mode():
@@ -197,13 +204,14 @@ class AttentionContract:
     @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["circular"]], ids=["plain", "circular"])
     def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
         layer, x = self.made(**geometry), self.images()
-        weights, exact = layer.attention(x), as_dtype(layer, torch.float64)
+        there, images = self.on_device(layer, x)
+        weights, exact = there.attention(images), as_dtype(layer, torch.float64)
         hi = dense_weights(exact, x.double(), self.formula)
         lows = roundings(partial(dense_weights, formula=self.formula), layer, x)
         lows.append(dense_weights(layer, x, self.formula, backwards=True))
         position, content = dense_scores(exact, x.double(), self.formula)
         if content is None:
-            sizes, sums = layer.attention(x.shape[2:]), None
+            sizes, sums = there.attention(x.shape[2:]), None
             assert torch.equal(sizes, weights)
             hi, lows = hi[0], [low[0] for low in lows]
         else:  # rounding moves a weight by its share of what it moves the two parts of its score by
@@ -213,8 +221,8 @@ class AttentionContract:
         assert_within_budget(total, torch.ones_like(total, dtype=torch.float64), totals)
 
     def test_state_dict_and_copies_carry_everything(self) -> None:
-        layer, x = self.made(), self.images()
-        restored = self.create(3, 5).eval()
+        layer, x = self.on_device(self.made(), self.images())
+        restored = self.create(3, 5).eval().to(self.device)
         restored.load_state_dict(layer.state_dict())
         for other in (restored, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             assert torch.equal(other(x), layer(x))
@@ -255,7 +263,7 @@ def _upstream(layer: RelativeAttention, x: Tensor) -> Tensor:
     y = layer(x)
     return torch.randn(
         y.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64
-    ).to(y.dtype)
+    ).to(y)
 
 
 def _gradients(

@@ -6,94 +6,51 @@ import torch
 from einops import rearrange
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
-from torch.nn import functional as F
-
-from convattn.errors import ArgumentError, must_be
 
 Border = Literal["black", "reflect"]
 """Pixels outside of an image: black, or the image mirrored at its outermost pixels."""
 
 
-def random_crop(
+def crop(
     images: UInt8[Tensor, "batch channels rows cols"],
-    *,
-    padding: int,
-    generator: torch.Generator,
+    shifts: Int64[Tensor, "2 batch"],
     border: Border = "black",
 ) -> UInt8[Tensor, "batch channels rows cols"]:
-    """Shifts each image by a random number of whole pixels; pixels from outside are black or reflected.
+    """Shifts each image by whole pixels; pixels from outside are black or reflected.
 
-    ``y[b, c, i, j] = x̃[b, c, i + r_b, j + s_b]`` with x̃ the image padded by `padding` pixels on every side and r_b,
-    s_b uniform on 0 … 2·padding: the usual "pad, then crop at random".
+    ``y[b, c, i, j] = x[b, c, i + r_b, j + s_b]``; with shifts drawn from −p … p this is the usual "pad by p, then crop
+    at random".
 
     Args:
         images: Pixel values.
-        padding: Largest shift along each axis, in pixels, at least 0.
-        generator: Source of the shifts. They are drawn on its device, so one CPU generator gives one sequence
-            everywhere.
-        border: What the padding holds: black, or the image mirrored at its outermost pixels.
+        shifts: r and s of each image, in pixels, on the images' device.
+        border: What is outside of an image: black, or the image mirrored at its outermost pixels, again and again.
 
     Returns:
         The shifted images, of the same shape.
 
-    Raises:
-        ArgumentError: The padding is negative, or reaches beyond what an image can reflect.
-
     Example:
-        >>> image = torch.full((1, 1, 2, 2), 7, dtype=torch.uint8)
-        >>> random_crop(image, padding=0, generator=torch.Generator()).tolist()
-        [[[[7, 7], [7, 7]]]]
+        >>> image = torch.tensor([[[[1, 2, 3]]]], dtype=torch.uint8)
+        >>> crop(image, torch.tensor([[0], [1]])).tolist()
+        [[[[2, 3, 0]]]]
     """
-    if padding < 0:
-        raise ArgumentError(f"padding must be an integer of at least 0, but is {padding}")
     batch, _, rows, cols = images.shape
-    if border == "reflect" and padding >= min(rows, cols):
-        limit = f"below {min(rows, cols)}, the images' shorter side, to reflect"
-        raise ArgumentError(must_be("padding", limit, padding))
-    drawn = torch.randint(
-        0, 2 * padding + 1, (2, batch), generator=generator, device=generator.device
-    )
-    row_shift, col_shift = drawn.to(images.device)
-    row_index = row_shift[:, None] + torch.arange(rows, device=images.device)
-    col_index = col_shift[:, None] + torch.arange(cols, device=images.device)
-    if border == "reflect":
-        row_index, col_index = (
-            _reflected(row_index - padding, rows),
-            _reflected(col_index - padding, cols),
-        )
-    else:
-        images = F.pad(images, (padding,) * 4)
+    row_index = shifts[0, :, None] + torch.arange(rows, device=images.device)
+    col_index = shifts[1, :, None] + torch.arange(cols, device=images.device)
+    row, col = _reflected(row_index, rows), _reflected(col_index, cols)
     pixels = rearrange(images, "batch channels rows cols -> batch rows cols channels")
     image_index = torch.arange(batch, device=images.device)
-    cropped = pixels[image_index[:, None, None], row_index[:, :, None], col_index[:, None, :]]
+    cropped = pixels[image_index[:, None, None], row[:, :, None], col[:, None, :]]
+    if border == "black":
+        inside = (row == row_index)[:, :, None] & (col == col_index)[:, None, :]
+        cropped = cropped * inside[..., None]
     return rearrange(cropped, "batch rows cols channels -> batch channels rows cols")
 
 
 def _reflected(index: Int64[Tensor, "*places"], size: int) -> Int64[Tensor, "*places"]:
-    """Mirrors places outside of 0 … size − 1 at the first and the last, back inside."""
+    """Mirrors places outside of 0 … size − 1 at the first and the last, back inside; those inside stay."""
     last = size - 1
-    return last - (last - index.abs()).abs()
-
-
-def horizontal_flip(
-    images: UInt8[Tensor, "batch channels rows cols"], *, generator: torch.Generator
-) -> UInt8[Tensor, "batch channels rows cols"]:
-    """Mirrors each image left to right with probability one half.
-
-    Args:
-        images: Pixel values.
-        generator: Source of the coin tosses, drawn on its device.
-
-    Returns:
-        The images, some of them mirrored.
-
-    Example:
-        >>> image = torch.tensor([[[[1, 2]]]], dtype=torch.uint8)
-        >>> horizontal_flip(image, generator=torch.Generator().manual_seed(0)).tolist()
-        [[[[2, 1]]]]
-    """
-    tossed = torch.rand(len(images), generator=generator, device=generator.device) < 0.5
-    return mirror(images, tossed)
+    return last - (index.remainder(max(2 * last, 1)) - last).abs()
 
 
 def mirror(

@@ -47,8 +47,9 @@ def train(
     """Trains the network of a recipe, and records everything needed to repeat the run.
 
     On the CPU, the same recipe, versions and number of threads give the same weights bit for bit, even if the run was
-    interrupted and resumed. The caller's random state does not change. Under ``accelerate launch`` or ``torchrun`` each
-    process takes a share of every batch; all of them must see the output folder.
+    interrupted and resumed. The caller's random state and `torch.backends.cudnn` are left as they were. Under
+    ``accelerate launch`` or ``torchrun`` each process takes a share of every batch; all of them must see the output
+    folder.
 
     Args:
         recipe: The recipe, from `load_recipe` or built in Python.
@@ -115,14 +116,14 @@ def train(
     if accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(accelerator.device)
     try:
-        with _random_state_kept(accelerator.device):
+        with _process_state_kept(accelerator.device):
             trainer = Trainer(recipe, data, accelerator)
             if folder is not None and resume:
                 folder.resume(trainer)
             elif folder is not None:
                 folder.begin(trainer)
             _run_epochs(trainer, folder, checkpoint_every, progress=progress, tell=tell)
-        record = _record(trainer, data, revision)
+            record = _record(trainer, data, revision)
         if folder is not None and accelerator.is_main_process:
             folder.finish(trainer, record)
         accelerator.wait_for_everyone()
@@ -151,20 +152,22 @@ def _start_accelerator(
 
 
 @contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    """Restores the caller's random numbers at the end.
+def _process_state_kept(device: torch.device) -> Iterator[None]:
+    """Lets cuDNN time its algorithms, and restores the caller's setting and random numbers at the end.
 
     With CUDA, those of every device, because seeding and loading a checkpoint change every device. Those of Python and
     numpy are restored too: nothing here uses them, but accelerate saves and loads them.
     """
     import numpy as np
 
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     devices = list(range(torch.cuda.device_count())) if device.type == "cuda" else []
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        torch.backends.cudnn.benchmark = benchmark
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
 
@@ -247,6 +250,9 @@ def _record(trainer: Trainer, data: ImageDataset, revision: str | None) -> RunRe
     if processes > 1:
         not_covered.append("peak memory of the other processes")
     parameters = trainer.network.parameters()
+    hardware = describe_hardware(accelerator.device)
+    if accelerator.device.type == "cuda":
+        hardware |= cuda_settings()
     return RunRecord(
         name=recipe.name,
         claim=recipe.claim,
@@ -259,12 +265,23 @@ def _record(trainer: Trainer, data: ImageDataset, revision: str | None) -> RunRe
         seconds=trainer.seconds,
         peak_memory=peak_memory(accelerator.device),
         resumed=trainer.resumed,
-        hardware={**describe_hardware(accelerator.device), "processes": str(processes)},
+        hardware={**hardware, "processes": str(processes)},
         versions=describe_versions(),
         started=trainer.started,
         revision=revision,
         not_covered=tuple(not_covered),
     )
+
+
+def cuda_settings() -> dict[str, str]:
+    """Returns in words what in a run on CUDA moves its last digits; whether TF32 is used is the caller's choice."""
+    products, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "memory_format": "channels_last",
+        "cudnn_benchmark": str(cudnn.benchmark),
+        "tf32_products": str(products.fp32_precision == "tf32"),
+        "tf32_convolutions": str(cudnn.conv.fp32_precision == "tf32"),
+    }
 
 
 def peak_memory(device: torch.device) -> int:

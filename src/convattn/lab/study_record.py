@@ -280,7 +280,16 @@ def require_same_data(records: Mapping[str, RunRecord]) -> None:
             )
 
 
-_PROPERTIES = ("processor", "cores", "threads", "accelerator", "device", "system")
+_PROPERTIES = (
+    "processor",
+    "cores",
+    "threads",
+    "accelerator",
+    "device",
+    "system",
+    "tf32_products",
+    "tf32_convolutions",
+)
 """Properties of the hardware that are compared between runs."""
 
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from convattn.errors import CheckpointError, RecipeError, TrainingError, must_be
-from convattn.lab.augment import horizontal_flip, mirror, random_crop, views
+from convattn.lab.augment import crop, mirror, views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Batches:
     """Augmented batches of a training split that lies on the device as bytes.
 
-    Order and augmentation have their own generators on the CPU. So they are the same on every device and for any number
-    of processes: each process makes the whole batch and takes its share. Images that do not fill a batch are left out.
+    Order and augmentation have their own generators on the CPU, from which all of an epoch is drawn before its first
+    batch, and copied to the device once. So it is the same on every device and for any number of processes: each
+    process makes the whole batch and takes its share. Images that do not fill a batch are left out.
 
     Example:
         >>> from convattn.data import load_digits
@@ -53,15 +54,17 @@ class Batches:
             raise RecipeError(
                 f"data.crop_padding must be below {side}, the images' shorter side, to reflect"
             )
-        self._data = data
         self._recipe = recipe
         self._size = size
         self._split = data.train.to(device)
-        self._order = torch.Generator().manual_seed(seed)
-        self._order_of_epoch = self._order.get_state()
-        self._augmentation = torch.Generator().manual_seed(seed + 1)
+        self._classes = torch.arange(data.num_classes, device=device)
+        self.statistics = torch.tensor([data.mean, data.std], device=device)
+        seeds = (seed, seed + 1)  # Of the order and of the augmentation
+        self._generators = [torch.Generator().manual_seed(number) for number in seeds]
+        # At the start of the current epoch
+        self._states = [generator.get_state() for generator in self._generators]
         coins = torch.rand(len(self._split), generator=torch.Generator().manual_seed(seed + 2))
-        self._mirrored_first = (coins < 0.5).to(device)
+        self._mirrored_first = coins < 0.5
         self.per_epoch = len(self._split) // size
         self.position = 0  # batches used in the current epoch
         self.epoch = 0  # epochs used whole
@@ -70,52 +73,53 @@ class Batches:
         self,
     ) -> Iterator[tuple[Float[Tensor, "batch channels rows cols"], Float[Tensor, "batch classes"]]]:
         """Yields the remaining batches of the epoch: normalised images, and the probability of each class."""
-        self._order.set_state(self._order_of_epoch)
-        order = torch.randperm(len(self._split), generator=self._order)
-        order = order.to(self._split.labels.device)
+        rows, shifts, mirrored = self._draw_epoch()
         for number in range(self.position, self.per_epoch):
-            rows = order[number * self._size : (number + 1) * self._size]
+            batch = slice(number * self._size, (number + 1) * self._size)
             self.position = number + 1
-            images = self._augmented(rows)
-            targets = F.one_hot(self._split.labels[rows], self._data.num_classes)
+            images = self._split.images[rows[batch]]
+            if self._recipe.crop_padding:
+                images = crop(images, shifts[:, batch], self._recipe.crop_border)
+            if self._recipe.flip:
+                images = mirror(images, mirrored[batch])
+            images = normalise(images, *self.statistics)
+            targets = self._split.labels[rows[batch], None] == self._classes
             yield images, targets.to(images.dtype)
-        self._order_of_epoch = self._order.get_state()
+        self._states = [generator.get_state() for generator in self._generators]
         self.position = 0
         self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position, the epoch and the states of both generators."""
-        return {
-            "position": self.position,
-            "epoch": self.epoch,
-            "order_of_epoch": self._order_of_epoch,
-            "augmentation": self._augmentation.get_state(),
-        }
+        """Returns the position, the epoch and the states of both generators at its start."""
+        return {"position": self.position, "epoch": self.epoch, "states": self._states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
         self.position = state["position"]
         self.epoch = state["epoch"]
-        self._order_of_epoch = state["order_of_epoch"]
-        self._augmentation.set_state(state["augmentation"])
+        self._states = state["states"]
 
-    def _augmented(self, rows: Tensor) -> Tensor:
-        """Crops and flips the images of some rows as the recipe says, and normalises them."""
-        recipe, generator = self._recipe, self._augmentation
-        images = self._split.images[rows]
-        if recipe.crop_padding:
-            images = random_crop(
-                images,
-                padding=recipe.crop_padding,
-                generator=generator,
-                border=recipe.crop_border,
-            )
+    def _draw_epoch(
+        self,
+    ) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, "2 shifted"], Bool[Tensor, " tossed"]]:
+        """Draws rows, shifts and which images are mirrored, batch after batch, and copies them to the device."""
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+        of_rows, augmentation = self._generators
+        rows = torch.randperm(len(self._split), generator=of_rows)
+        recipe, size, most = self._recipe, self._size, self._recipe.crop_padding
+        shifts = [torch.zeros(2, 0, dtype=torch.int64)]
+        coins = [torch.zeros(0)]
+        for _ in range(self.per_epoch):
+            if most:
+                shifts.append(torch.randint(-most, most + 1, (2, size), generator=augmentation))
+            if recipe.flip and not recipe.alternate_flip:
+                coins.append(torch.rand(size, generator=augmentation))
+        mirrored = torch.cat(coins) < 0.5
         if recipe.alternate_flip:
-            odd = self.epoch % 2 == 1
-            images = mirror(images, self._mirrored_first[rows] ^ odd)
-        elif recipe.flip:
-            images = horizontal_flip(images, generator=generator)
-        return normalise(images, self._data.mean, self._data.std)
+            mirrored = self._mirrored_first[rows] ^ (self.epoch % 2 == 1)
+        device = self._classes.device
+        return rows.to(device), torch.cat(shifts, dim=1).to(device), mirrored.to(device)
 
 
 _MOMENTS = 200
@@ -159,6 +163,8 @@ class Trainer:
         self.recipe = recipe
         self.accelerator = accelerator
         self.network = build_network(recipe, data)
+        if accelerator.device.type == "cuda":
+            self.network.to(memory_format=torch.channels_last)
         self.step = 0
         self.epoch = 0
         self.history: list[dict[str, float]] = []
@@ -206,10 +212,9 @@ class Trainer:
 
     @property
     def result(self) -> Network:
-        """The network that is tested and saved: with averaged weights if the recipe asks for them."""
-        if self._average is None:
-            return self.network
-        return cast(Network, self._average.module)
+        """The network to be saved: with averaged weights if the recipe asks for them, and in torch's usual layout."""
+        network = self.network if self._average is None else self._average.module
+        return cast(Network, network.to(memory_format=torch.contiguous_format))
 
     def run_epoch(self, on_step: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Trains on the remaining full batches of an epoch, calls `on_step` after each, and measures.
@@ -278,7 +283,7 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         own_rows = torch.arange(rank, len(split), processes, device=sums.device)
         for rows in own_rows.split(_TEST_BATCH):
-            images = normalise(split.images[rows], self._data.mean, self._data.std)
+            images = normalise(split.images[rows], *self._batches.statistics)
             scores = torch.stack([network(view) for view in views(images, kind)]).mean(dim=0)
             labels = split.labels[rows]
             sums[0] += F.cross_entropy(scores, labels, reduction="sum")
@@ -408,6 +413,4 @@ def update_average(
     """Updates the average every few steps and after the last; the network then takes its values."""
     if step % recipe.steps == 0 or step == total:
         average.update_parameters(network)
-        averages = average.module.state_dict()
-        for name, own in network.state_dict().items():
-            own.copy_(averages[name])
+        network.load_state_dict(average.module.state_dict())

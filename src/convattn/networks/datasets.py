@@ -137,14 +137,15 @@ class ImageDataset:
 
 def normalise(
     images: UInt8[Tensor, "batch channels rows cols"],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    mean: tuple[float, ...] | Float[Tensor, " channels"],
+    std: tuple[float, ...] | Float[Tensor, " channels"],
 ) -> Float[Tensor, "batch channels rows cols"]:
     """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
 
     Args:
         images: Pixel values.
-        mean: Mean of each channel, in units of the full range [0, 1].
+        mean: Mean of each channel, in units of the full range [0, 1]; a tensor on the images' device saves a copy from
+            the host in every call.
         std: Standard deviation of each channel, positive, in the same units.
 
     Returns:
@@ -162,8 +163,8 @@ def normalise(
         raise ShapeError(
             f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}"
         )
-    shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
-    scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
+    shift = torch.as_tensor(mean, dtype=torch.float32, device=images.device)[:, None, None] * 255
+    scale = torch.as_tensor(std, dtype=torch.float32, device=images.device)[:, None, None] * 255
     return (images - shift) / scale
 
 
