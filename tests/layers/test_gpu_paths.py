@@ -1,11 +1,11 @@
 """What a GPU computes, computed on a CPU: the definition with all gradients, in every precision."""
 
 import importlib
-import sys
 
 import pytest
 import torch
 from tests.functional.test_fused import expected_of, results
+from tests.testing.gpu import pretend
 
 from convattn.budget import assert_within_budget, references
 from convattn.encodings import LearnedAxial, Quadratic, Shift
@@ -69,13 +69,7 @@ CASES = {**POSITIONS, **CONTENTS}
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """Lets every module take a CPU for a GPU."""
-    changed = 0
-    for name, module in list(sys.modules.items()):
-        if name.startswith("convattn.") and "is_accelerator" in vars(module):
-            monkeypatch.setattr(module, "is_accelerator", lambda device: device.type != "meta")
-            changed += 1
-    assert changed > 5
+    pretend(monkeypatch)
 
 
 def made(kind, encoding, options, impl):
@@ -84,10 +78,10 @@ def made(kind, encoding, options, impl):
 
 
 @pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
-def test_it_is_the_reference_with_all_gradients(kind, encoding, spatial, options, request):
+def test_it_is_the_reference_with_all_gradients(kind, encoding, spatial, options, monkeypatch):
     x = torch.randn(3, 4, *spatial)
     expected = expected_of(made(kind, encoding, options, "reference"), x)
-    request.getfixturevalue("as_on_a_gpu")
+    pretend(monkeypatch)
     layer = made(kind, encoding, options, "auto")
     for actual, (hi, sums, lows) in zip(results(layer, x), expected, strict=True):
         assert_within_budget(actual, hi, lows, sums=sums)
@@ -100,10 +94,10 @@ def narrow(layer, x):
 
 
 @pytest.mark.parametrize(("kind", "encoding", "spatial", "options"), CASES.values(), ids=CASES)
-def test_autocast_rounds_as_its_dtype_does(kind, encoding, spatial, options, request):
+def test_autocast_rounds_as_its_dtype_does(kind, encoding, spatial, options, monkeypatch):
     x = torch.randn(3, 4, *spatial)
     hi, lows = references(narrow, made(kind, encoding, options, "reference"), x)
-    request.getfixturevalue("as_on_a_gpu")
+    pretend(monkeypatch)
     assert_within_budget(narrow(made(kind, encoding, options, "auto"), x), hi, lows)
 
 
