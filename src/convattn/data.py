@@ -11,8 +11,8 @@ from convattn.networks.datasets import (
     SampleImages,
     load_digits,
     load_samples,
-    normalise,
 )
+from convattn.networks.pictures import normalise
 
 if TYPE_CHECKING:
     from convattn.lab.augment import horizontal_flip, mirror, random_crop

@@ -73,8 +73,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
             own = require_own_images(loaded.folder, source, limit)
             opened, words = own.prepared.to(next(loaded.network.parameters())), own.what
         else:
-            prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-            opened, words = open_images(images, prepare, limit=limit), images.resolve().name
+            opened = open_images(images, partial(preparation, loaded), limit=limit)
+            words = images.resolve().name
         controls, note = CONTROLS, ""
         if no_controls:
             controls = ()

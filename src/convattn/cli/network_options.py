@@ -13,6 +13,7 @@ from convattn.errors import (
     ArgumentError,
     DeviceError,
     UnknownNameError,
+    must_be,
     without_trace,
 )
 
@@ -36,6 +37,10 @@ class NetworkOptions:
             num_classes=10, or a value of the configuration of one of hf:; the value is JSON or text. May be given more
             than once.
         no_verify: Accept a folder whose files were changed after it was saved.
+        mean: Mean of each channel with which the network was trained, in units of the full range [0, 1], for instance
+            0.5,0.5,0.5, where nothing says how its pictures are prepared. They are then cropped at the middle to a
+            square and resized to the network's size. Needs --std.
+        std: Standard deviation of each channel, as --mean.
         device: Where the network computes, for instance cuda or cuda:1. Default: cpu.
     """
 
@@ -44,6 +49,8 @@ class NetworkOptions:
     random_weights: bool = False
     arguments: Settings = ()
     no_verify: bool = False
+    mean: str | None = None
+    std: str | None = None
     device: str = "cpu"
 
     def by_name(self) -> dict[str, object]:
@@ -57,9 +64,29 @@ class NetworkOptions:
 
     def load(self, source: str) -> "LoadedNetwork":
         """Loads a saved network, or builds one of another library, and moves it to the device."""
+        colours = self._colours()
         load = self._load_folder if _is_saved(source) else self._build
         loaded = load(source)
-        return loaded._replace(network=self.move(loaded.network))
+        return loaded._replace(network=self.move(loaded.network), colours=colours)
+
+    def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Reads the mean and the standard deviation of each channel."""
+        if self.mean is None and self.std is None:
+            return None
+        numbers = []
+        for option, text in (("--mean", self.mean), ("--std", self.std)):
+            try:
+                numbers.append(tuple(float(part) for part in (text or "").split(",")))
+            except ValueError:
+                expected = "one number per channel, such as 0.5,0.5,0.5, and --mean needs --std"
+                raise ArgumentError(must_be(option, expected, text)) from None
+        mean, std = numbers
+        if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
+            raise ArgumentError(
+                "--mean and --std must be one number (grey) or three (colours) each, above 0 for --std, but are"
+                f" {self.mean} and {self.std}"
+            )
+        return mean, std
 
     def move(self, network: "nn.Module") -> "nn.Module":
         """Moves a network to the device; raises DeviceError if it cannot be used."""
@@ -157,7 +184,7 @@ def read_value(text: str) -> Any:
     """Reads a value as JSON if it is JSON, and as text otherwise."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

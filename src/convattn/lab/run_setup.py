@@ -30,7 +30,8 @@ from convattn.lab.recipe import (
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet, ConvNet, ResNet
 from convattn.networks import load_network
-from convattn.networks.datasets import ImageDataset, load_digits, normalise
+from convattn.networks.datasets import ImageDataset, load_digits
+from convattn.networks.pictures import normalise
 from convattn.provenance import RunRecord
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet

@@ -16,7 +16,8 @@ from convattn.lab.augment import horizontal_flip, mirror, random_crop, views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
-from convattn.networks.datasets import ImageDataset, ImageSplit, normalise
+from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.pictures import normalise
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

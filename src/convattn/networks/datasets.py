@@ -11,10 +11,10 @@ from importlib import resources
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from convattn.errors import ArgumentError, DataError, ShapeError, must_be, optional_module
+from convattn.errors import ArgumentError, DataError, must_be, optional_module
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -133,38 +133,6 @@ class ImageDataset:
         """Channels, rows and columns of every image."""
         channels, rows, cols = self.train.images.shape[1:]
         return channels, rows, cols
-
-
-def normalise(
-    images: UInt8[Tensor, "batch channels rows cols"],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Float[Tensor, "batch channels rows cols"]:
-    """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
-
-    Args:
-        images: Pixel values.
-        mean: Mean of each channel, in units of the full range [0, 1].
-        std: Standard deviation of each channel, positive, in the same units.
-
-    Returns:
-        Normalised images, of the same shape.
-
-    Raises:
-        ShapeError: The mean or the standard deviation has not one value for each channel.
-
-    Example:
-        >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), (0.5,), (0.25,)).tolist()
-        [[[[-2.0, 2.0]]]]
-    """
-    channels = images.shape[1]
-    if not len(mean) == len(std) == channels:
-        raise ShapeError(
-            f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}"
-        )
-    shift = torch.tensor(mean, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
-    scale = torch.tensor(std, dtype=torch.float32, device=images.device).mul(255)[:, None, None]
-    return (images - shift) / scale
 
 
 TEST_IMAGES = 360

@@ -142,32 +142,29 @@ def timm_preparation(network: nn.Module) -> Callable[[Any], Tensor]:
     return create_transform(**config, is_training=False)  # type: ignore[return-value]
 
 
-def torchvision_preparation(name: str) -> Callable[[Any], Tensor]:
+def torchvision_preparation(name: str) -> Callable[[Any], Tensor] | None:
     """Returns the function that prepares an RGB picture of pillow for the default weights of a network of torchvision.
 
-    Raises ArgumentError if the network has no weights.
+    Returns None if the network has no weights.
     """
     weights = _torchvision_models().get_model_weights(name)
-    if not len(weights):
-        raise ArgumentError(
-            f"torchvision has no weights for {name}, and so does not say how to prepare images"
-        )
-    return weights["DEFAULT"].transforms()
+    return weights["DEFAULT"].transforms() if len(weights) else None
 
 
-def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
+def transformers_preparation(name: str) -> Callable[[Any], Tensor] | None:
     """Returns the function that prepares an RGB picture of pillow as the files of a network of transformers say.
 
-    Raises ArgumentError if they do not say it.
+    Returns None if they do not say it, as those that `save_pretrained` of the network alone wrote. Raises ArgumentError
+    if a package is missing that prepares them.
     """
     transformers = optional_module("transformers", "transformers", "hf")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {without_trace(error)}"
-        raise ArgumentError(
-            f"hf:{name} does not say how pictures are prepared ({reason}); give an array"
-        ) from error
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"pictures for hf:{name} cannot be prepared: {reason}") from error
+    except Exception:  # noqa: BLE001 - files of any content
+        return None
     return lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]
 
 
