@@ -142,16 +142,16 @@ class UnknownNameError(ArgumentError):
         unknown encoding 'quadratik': did you mean 'quadratic'? Known: distance, quadratic
     """
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        """Takes the kind of thing that was looked up, the name that came, and the known names."""
-        self.kind, self.name, self.known = kind, name, sorted(known)
+    def __init__(self, kind: str, name: object, known: Iterable[str], more: str = "") -> None:
+        """Takes the kind of thing that was looked up, the name that came, the known names, and what else to say."""
+        self.kind, self.name, self.known, self.more = kind, name, sorted(known), more
         nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
         hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}")
+        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}{more}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, object, list[str]]]:
+    def __reduce__(self) -> tuple[type, tuple[str, object, list[str], str]]:
         """Lets the error cross from one process to another."""
-        return type(self), (self.kind, self.name, self.known)
+        return type(self), (self.kind, self.name, self.known, self.more)
 
 
 class EncodingRangeError(ArgumentError):

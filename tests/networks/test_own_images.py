@@ -95,7 +95,7 @@ def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_
 def test_images_of_cifar10_are_of_as_many_classes_as_the_limit_lets():
     folder = network_folder("convattn:cifar10-small")
     own = require_own_images(folder, "it", 12)
-    assert own.labels == tuple(sorted(own.labels, key=list(class_names("cifar10")).index))
+    assert own.labels == tuple(sorted(own.labels, key=list(class_names(folder)).index))
     assert sorted(Counter(own.labels).values()) == [1] * 8 + [2] * 2
     own = require_own_images(folder, "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Settings, key_values
+from convattn.cli.output import Imports, Settings, key_values
 from convattn.errors import (
     ArgumentError,
     DeviceError,
@@ -36,6 +36,8 @@ class NetworkOptions:
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
             num_classes=10, or a value of the configuration of one of hf:; the value is JSON or text. May be given more
             than once.
+        imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
+            too. May be given more than once.
         no_verify: Accept a folder whose files were changed after it was saved.
         mean: Mean of each channel with which the network was trained, in units of the full range [0, 1], for instance
             0.5,0.5,0.5, where nothing says how its pictures are prepared. They are then cropped at the middle to a
@@ -48,6 +50,7 @@ class NetworkOptions:
     pretrained: bool = False
     random_weights: bool = False
     arguments: Settings = ()
+    imports: Imports = ()
     no_verify: bool = False
     mean: str | None = None
     std: str | None = None
@@ -64,7 +67,10 @@ class NetworkOptions:
 
     def load(self, source: str) -> "LoadedNetwork":
         """Loads a saved network, or builds one of another library, and moves it to the device."""
+        from convattn.encodings.registry import import_modules
+
         colours = self._colours()
+        import_modules(self.imports)
         load = self._load_folder if _is_saved(source) else self._build
         loaded = load(source)
         return loaded._replace(network=self.move(loaded.network), colours=colours)

@@ -24,7 +24,7 @@ from convattn.errors import (
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_folder import RunFolder
-from convattn.lab.run_setup import load_data
+from convattn.lab.run_setup import load_data, require_known_encoding
 from convattn.lab.trainer import Trainer
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
@@ -70,9 +70,9 @@ def train(
         in place of the test images, and the names begin with "validation" in place of "test".
 
     Raises:
-        ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
-            or `trackers` needs one; `checkpoint_every` is below 1; no training image is left; or a size of the network
-            does not fit the images.
+        ArgumentError: `recipe` is not a Recipe; a module that it imports cannot be imported; the output folder is not
+            empty; no output folder is given but `resume` or `trackers` needs one; `checkpoint_every` is below 1; no
+            training image is left; or a size of the network does not fit the images.
         CheckpointError: The folder holds no run to resume, or one of another recipe or on other data, or is used by
             another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
         DataError: The images cannot be loaded.
@@ -80,6 +80,7 @@ def train(
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
         RecipeError: Batch or reflected border do not fit the data.
         TrainingError: The loss is not finite.
+        UnknownNameError: There is no such encoding.
 
     Warns:
         CheckpointWarning: A checkpoint is damaged, and the one before it is used.
@@ -107,6 +108,7 @@ def train(
         finished = folder.require_new() if not resume else folder.find_finished(recipe)
         if finished is not None:
             return finished
+    require_known_encoding(recipe)
     revision = find_revision()
     data = load_data(recipe.data) if data is None else data
     if recipe.data.held_out is not None:

@@ -142,6 +142,7 @@ class Trainer:
         epoch: Epochs done.
         history: Numbers of each epoch done, by the names in ``metrics.jsonl``.
         heads: Where the heads of quadratic layers looked, so far.
+        preparation: How pictures are prepared as the images, where these are one's own.
         started: Start of the run, ISO 8601 in UTC.
         resumed: Resumptions from a checkpoint.
     """
@@ -176,6 +177,7 @@ class Trainer:
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
         self._average = make_average(self.network, recipe.lookahead, self.total_steps)
+        self.preparation = data.preparation
         self._data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []

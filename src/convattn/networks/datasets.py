@@ -15,6 +15,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from convattn.errors import ArgumentError, DataError, must_be, optional_module
+from convattn.networks.pictures import Preparation
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -72,6 +73,7 @@ class ImageDataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]  # Standard deviation of each channel, in the same units
     record: DataRecord  # Name, source, hashes, counts and how the splits were made
+    classes: tuple[str, ...] = ()  # Name of every class of one's own images
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
@@ -127,6 +129,14 @@ class ImageDataset:
     def name(self) -> str:
         """Name of the data set and the copy."""
         return self.record.name
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How pictures are prepared as these images; None unless they are square, and one's own."""
+        _, rows, cols = self.image_shape
+        if not self.classes or rows != cols:
+            return None
+        return Preparation(rows, self.mean, self.std, self.classes)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

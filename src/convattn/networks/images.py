@@ -62,8 +62,9 @@ def preparation(loaded: LoadedNetwork) -> Prepare:
     source, network, folder, colours = loaded.source, loaded.network, loaded.folder, loaded.colours
     if colours is not None:
         return Preparation(_side(network), *colours)
-    if folder is not None and (folder / PREPARATION).is_file():
-        return Preparation.load(folder / PREPARATION)
+    own = _own_preparation(folder)
+    if own is not None:
+        return own
     data = trained_on(folder)
     if data == "cifar10":
         return Preparation(32, CIFAR10_MEAN, CIFAR10_STD)
@@ -86,6 +87,13 @@ def preparation(loaded: LoadedNetwork) -> Prepare:
         " channels, with which it was trained, in units of the full range [0, 1]; or prepare them yourself, as an array"
         f" (.npy) of float32, normalised, of shape (images, {', '.join(map(str, size))})"
     )
+
+
+def _own_preparation(folder: Path | None) -> Preparation | None:
+    """Returns how pictures are prepared for a network that was trained on a user's images."""
+    if folder is None or not (folder / PREPARATION).is_file():
+        return None
+    return Preparation.load(folder / PREPARATION)
 
 
 def _side(network: nn.Module) -> int:
@@ -285,7 +293,7 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
         what = "the test set of digits"
     else:
         return None
-    classes = class_names(data)
+    classes = class_names(folder)
     labels = tuple(classes[label] for label in split.labels[places].tolist())
     names = tuple(f"test image {rows[place]}" for place in places)
     return OwnImages(normalise(split.images[places], mean, std), names, labels, what)
@@ -301,8 +309,12 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
     return images
 
 
-def class_names(data: str | None) -> tuple[str, ...]:
-    """Returns the names of the classes of the data that a network was trained on; () where they are unknown."""
+def class_names(folder: Path | None) -> tuple[str, ...]:
+    """Returns the names of the classes of the data that a network in a folder was trained on; () if unknown."""
+    own = _own_preparation(folder)
+    if own is not None:
+        return own.classes
+    data = trained_on(folder)
     if data == "digits":
         return tuple(map(str, range(10)))
     if data == "cifar10":

@@ -81,16 +81,16 @@ class Preparation(Record):
 
     def __call__(self, picture: Any) -> Float[Tensor, "channels rows cols"]:
         """Prepares a picture of pillow."""
-        return normalise(self.resize(picture)[None], self.mean, self.std)[0]
-
-    def resize(self, picture: Any) -> UInt8[Tensor, "channels rows cols"]:
-        """Crops a picture of pillow to its largest central square, and resizes that by bicubic interpolation."""
-        operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
         mode = "L" if len(self.mean) == 1 else "RGB"
-        sizes = (self.size, self.size)
-        small = operations.fit(picture.convert(mode), sizes, pillow().Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1)
-        return pixels.movedim(2, 0).contiguous()
+        small = np.array(to_square(picture.convert(mode), self.size))
+        pixels = torch.from_numpy(small).reshape(self.size, self.size, -1)
+        return normalise(pixels.movedim(2, 0).contiguous()[None], self.mean, self.std)[0]
+
+
+def to_square(picture: Any, size: int) -> Any:
+    """Crops a picture of pillow to its largest central square, and resizes that by bicubic interpolation."""
+    operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
+    return operations.fit(picture, (size, size), pillow().Resampling.BICUBIC)
 
 
 def normalise(

@@ -166,7 +166,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
         note="Its weights are random, drawn with seed 0." if loaded.drawn else "",
         mean=mean,
         std=std,
-        classes=class_names(trained_on(loaded.folder)),
+        classes=class_names(loaded.folder),
         heads=heads,
     )
 
