@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from convattn.networks.loading import LoadedNetwork
 
 
+_COPIES = ("untrained", "converted")
+"""What may be shown beside a network instead of another one."""
+
+_MODULES = {
+    "timm": ("timm", ("timm", "torchvision")),
+    "torchvision": ("timm", ("torchvision",)),
+    "hf": ("hf", ("transformers",)),
+}
+"""The extra and the modules of the libraries that networks come from."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class NetworkOptions:
@@ -122,22 +133,14 @@ class NetworkOptions:
         """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.loading import load_with_source
         from convattn.networks.pretrained import network_folder
-        from convattn.networks.source import similar_networks
 
-        folder = network_folder(source)
-        if not folder.is_dir():
-            similar = similar_networks(source)
-            hint = f": did you mean {' or '.join(similar)}?" if similar else ""
-            homes = "timm:NAME, torchvision:NAME, hf:NAME or convattn:NAME"
-            raise ArgumentError(
-                f"there is no folder {source!r}; networks by name are {homes}{hint}"
-            )
+        require_network(source)
         for name, value in self.by_name().items():
             if value:
                 raise ArgumentError(
                     f"{name} is for a network of another library; {source} has its own"
                 )
-        return load_with_source(folder, verify=not self.no_verify)
+        return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn."""
@@ -166,6 +169,30 @@ class NetworkOptions:
             f"the weights of {source} must be given by exactly one of --weights FILE, --pretrained and"
             f" --random-weights, but {words}"
         )
+
+
+def require_network(*sources: str) -> None:
+    """Raises ArgumentError for a source that is neither a folder nor, by its colon, a name; words are left alone.
+
+    It asks before torch is loaded.
+    """
+    for source in sources:
+        if ":" not in source and source not in _COPIES and not Path(source).is_dir():
+            raise ArgumentError(
+                f"there is no folder {source!r}; a network by name is timm:{source}, torchvision:{source},"
+                " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those)"
+            )
+
+
+def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:
+    """Returns the modules that networks of other libraries need, by the extra that brings them."""
+    needed = {}
+    for source in sources:
+        home = source.partition(":")[0]
+        if home in _MODULES and ":" in source:
+            extra, modules = _MODULES[home]
+            needed[extra] = modules
+    return needed
 
 
 def _is_saved(source: str) -> bool:

@@ -45,7 +45,7 @@ def reproduce(
     Raises:
         MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    require_packages("matplotlib", "pyarrow")
+    require_packages(train=("matplotlib", "pyarrow"))
     from convattn.encodings.registry import import_modules
     from convattn.lab import reproduction
 

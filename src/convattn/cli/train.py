@@ -40,12 +40,12 @@ def train(  # noqa: PLR0913 - the options of the command
     config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
     did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
     on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
-    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch.
+    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error every ten seconds.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, medium (half an hour to two hours on a core), small (minutes) or tiny (seconds,
-            on embedded images). Default: paper, or what the file says.
+        scale: Sizes of the run: paper, medium (half an hour to two hours on a core with AMX), small (7 to 40 minutes on
+            a core) or tiny (seconds, on embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         seed: Seed of weights, order and augmentation. Default: what the recipe says, 0.

@@ -320,8 +320,8 @@ def load_recipe(
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
-        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for minutes
-            and "tiny" for seconds on a CPU; None leaves the scale as the file has it.
+        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for 7 to
+            40 minutes and "tiny" for seconds on a core; None leaves the scale as the file has it.
         overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
             by commas.
 

@@ -18,6 +18,7 @@ from convattn.errors import (
     ConversionError,
     RecipeError,
     must_be,
+    require_packages,
 )
 from convattn.fields import read
 from convattn.lab.cifar10 import holds_cifar10, load_cifar10
@@ -51,8 +52,20 @@ _CERTIFIED = 4  # test images on which a conversion is certified
 _WHITENED = 5000  # training images whose patches are whitened
 
 
-def require_known_encoding(recipe: Recipe) -> None:
-    """Imports the modules that a recipe names; raises UnknownNameError if its encoding is still unknown."""
+def require_for_run(recipe: Recipe, *, has_data: bool = False, has_folder: bool = True) -> None:
+    """Finds out before a run begins whether everything that it needs is there.
+
+    Imports the modules that the recipe names. Raises UnknownNameError if its encoding is still unknown, and one
+    MissingDependencyError for all packages.
+    """
+    modules = ["accelerate"]
+    if has_folder:
+        modules += ["huggingface_hub", "pyarrow", "tomli_w"]
+    if not has_data and recipe.data.name == "digits":
+        modules.append("sklearn")
+    elif not has_data:
+        modules.append("PIL")
+    require_packages(train=modules)
     import_modules(recipe.imports or ())
     if isinstance(recipe.model, AttentionNetRecipe):
         require_encoding(recipe.model.encoding)

@@ -14,7 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_process import has_checkpoint
-from convattn.lab.run_setup import require_known_encoding
+from convattn.lab.run_setup import require_for_run
 from convattn.provenance import RunRecord
 from convattn.wording import some
 
@@ -92,7 +92,7 @@ def plan_runs(
         variant = dict(zip(grid, values, strict=True))
         changes = {**overrides, **variant, "seed": str(seed)}
         resolved = load_recipe(source, scale=scale, overrides=changes)
-        require_known_encoding(resolved)
+        require_for_run(resolved)
         label = resolved.name
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"

@@ -3,7 +3,6 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -15,14 +14,13 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    MissingDependencyError,
     UnknownNameError,
     must_be,
     optional_module,
+    shown,
     without_trace,
 )
 from convattn.models.classifier import ImageClassifier
-from convattn.networks.pretrained import pretrained_names
 from convattn.wording import some
 
 NETWORKS: Mapping[str, str] = MappingProxyType(
@@ -113,7 +111,7 @@ def create_network(
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
         raise ArgumentError(
-            f"options must fit {source}, but with {arguments} it raised {reason}"
+            f"options must fit {source}, but with {shown(arguments)} it raised {reason}"
         ) from error
 
 
@@ -226,15 +224,6 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
         missing = some(sorted(report["missing_keys"]))
         raise CheckpointError(f"hf:{name} has no weights for {missing}")
     return network.float()
-
-
-def similar_networks(name: str) -> list[str]:
-    """Returns sources, as "timm:NAME", that begin almost like a name: of this package and of installed libraries."""
-    known = {"convattn": pretrained_names()}
-    for home, library in (("timm", _timm), ("torchvision", _torchvision_models)):
-        with suppress(MissingDependencyError):
-            known[home] = library().list_models()
-    return [f"{home}:{near}" for home, names in known.items() for near in _nearest(name, names)]
 
 
 def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:
