@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from convattn.networks.loading import LoadedNetwork
 
 
-_COPIES = ("untrained", "converted")
-"""What may be shown beside a network instead of another one."""
-
 _MODULES = {
     "timm": ("timm", ("timm", "torchvision")),
     "torchvision": ("timm", ("torchvision",)),
@@ -171,17 +168,13 @@ class NetworkOptions:
         )
 
 
-def require_network(*sources: str) -> None:
-    """Raises ArgumentError for a source that is neither a folder nor, by its colon, a name; words are left alone.
-
-    It asks before torch is loaded.
-    """
-    for source in sources:
-        if ":" not in source and source not in _COPIES and not Path(source).is_dir():
-            raise ArgumentError(
-                f"there is no folder {source!r}; a network by name is timm:{source}, torchvision:{source},"
-                " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those)"
-            )
+def require_network(source: str) -> None:
+    """Raises ArgumentError unless a source is a folder or, by its colon, a name; it asks before torch is loaded."""
+    if ":" not in source and not Path(source).is_dir():
+        raise ArgumentError(
+            f"there is no folder {source!r}; a network by name is timm:{source}, torchvision:{source},"
+            " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those)"
+        )
 
 
 def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:

@@ -85,7 +85,7 @@ def view(  # noqa: PLR0913 - the options of the command
     if output is not None:
         _require_new_file(output)
     page = output or first_free(Path("view"), ".html")
-    require_network(source, *compare)
+    require_network(source)
     require_images(images, source)
     require_packages(view=pictures_need(images), **packages_of(source, *compare))
     from convattn.viewer import write_page
