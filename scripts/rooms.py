@@ -30,14 +30,14 @@ BUDGETS = {
     "viewer": 12_000,
     "cli": 7_200,
     "testing": 2_000,
-    "lab": 31_000,
+    "lab": 32_000,
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 320_000, ("benchmarks", "evidence", "scripts"): 70_000}
+OUTSIDE = {("tests",): 330_000, ("benchmarks", "evidence", "scripts"): 74_000}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 191_000
+TOTAL = 194_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""

@@ -61,6 +61,15 @@ def test_without_git_there_is_no_revision(tmp_path, monkeypatch):
     assert find_revision() is None
 
 
+def test_tiles_of_the_processor_are_named(monkeypatch, tmp_path):
+    capability = torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setattr(provenance, "Path", lambda _: tmp_path / "cpuinfo")
+    for flags, words in (("fpu amx_bf16 amx_tile", " and AMX"), ("fpu avx512f", "")):
+        (tmp_path / "cpuinfo").write_text(f"model name\t: Abacus\nflags\t\t: {flags}\n")
+        assert provenance.describe_instructions().startswith(f"{capability}{words}")
+        assert ("AMX" in provenance.describe_instructions()) == bool(words)
+
+
 @pytest.mark.parametrize(
     ("information", "named", "expected"),
     [

@@ -22,7 +22,7 @@ Two warnings are given: `CheckpointWarning` if a damaged checkpoint is skipped a
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -57,13 +57,18 @@ def must_be(argument: str, expectation: str, value: object) -> str:
         >>> must_be("stride", "an integer of at least 1", 0)
         'stride must be an integer of at least 1, but is 0'
     """
+    return f"{argument} must be {expectation}, but is {shown(value)}"
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it, cut if long."""
     try:
-        shown = repr(value)
+        text = repr(value)
     except ValueError:  # a number of more digits than Python prints
-        shown = f"a number of type {type(value).__name__} that is too long to print"
-    if len(shown) > 300:
-        shown = f"{shown[:200]}… (of type {type(value).__name__})"
-    return f"{argument} must be {expectation}, but is {shown}"
+        return f"a number of type {type(value).__name__} that is too long to print"
+    if len(text) > 300:
+        return f"{text[:200]}… (of type {type(value).__name__})"
+    return text
 
 
 def must_be_a(argument: str, expectation: str, value: object) -> str:
@@ -142,16 +147,16 @@ class UnknownNameError(ArgumentError):
         unknown encoding 'quadratik': did you mean 'quadratic'? Known: distance, quadratic
     """
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
-        """Takes the kind of thing that was looked up, the name that came, and the known names."""
-        self.kind, self.name, self.known = kind, name, sorted(known)
+    def __init__(self, kind: str, name: object, known: Iterable[str], more: str = "") -> None:
+        """Takes the kind of thing that was looked up, the name that came, the known names, and what else to say."""
+        self.kind, self.name, self.known, self.more = kind, name, sorted(known), more
         nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
         hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}")
+        super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}{more}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, object, list[str]]]:
+    def __reduce__(self) -> tuple[type, tuple[str, object, list[str], str]]:
         """Lets the error cross from one process to another."""
-        return type(self), (self.kind, self.name, self.known)
+        return type(self), (self.kind, self.name, self.known, self.more)
 
 
 class EncodingRangeError(ArgumentError):
@@ -235,14 +240,18 @@ def optional_module(name: str, package: str, extra: str) -> ModuleType:
         raise MissingDependencyError(package, extra) from None
 
 
-def require_packages(*modules: str) -> None:
-    """Raises one MissingDependencyError for all of these modules of the extra "train" that are not installed."""
+def require_packages(**needed: Sequence[str]) -> None:
+    """Raises one MissingDependencyError for all modules that are not installed; each extra is given those it brings."""
     packages = {
         "PIL": "pillow",
         "huggingface_hub": "huggingface-hub",
         "sklearn": "scikit-learn",
         "tomli_w": "tomli-w",
     }
-    missing = [packages.get(name, name) for name in modules if find_spec(name) is None]
+    missing, extras = [], []
+    for extra, modules in needed.items():
+        lacking = [packages.get(name, name) for name in modules if find_spec(name) is None]
+        missing += lacking
+        extras += [extra] * bool(lacking)
     if missing:
-        raise MissingDependencyError(" ".join(missing), "train")
+        raise MissingDependencyError(" ".join(missing), ",".join(extras))

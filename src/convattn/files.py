@@ -8,6 +8,7 @@ and put back a folder that was to be replaced.
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -87,14 +88,21 @@ def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
-        above = next(folder for folder in path.absolute().parents if folder.exists())
+        place = Path(os.path.realpath(path))
+        above = next(folder for folder in place.parents if folder.exists())
         if not above.is_dir():
             raise ArgumentError(
                 f"{argument} must be in a folder, but above {str(path)!r} is a file"
             )
+        require_writable(above)
     except OSError as error:
         raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
     return path
+
+
+def require_writable(folder: Path) -> None:
+    """Raises OSError if nothing can be written into a folder, found out by trying, before long work is done for it."""
+    Path(tempfile.mkdtemp(dir=folder, prefix=".", suffix=_MARK)).rmdir()
 
 
 @contextmanager

@@ -39,13 +39,15 @@ def describe_hardware(device: torch.device) -> dict[str, str]:
 
 
 def describe_instructions() -> str:
-    """Returns torch's instruction set, and the variables that limit other libraries to a smaller one.
+    """Returns torch's instruction set, AMX where there is that too, and the variables that limit other libraries.
 
     Example:
         >>> describe_instructions().split()[0] == torch.backends.cpu.get_cpu_capability()
         True
     """
     instructions = torch.backends.cpu.get_cpu_capability()
+    if "amx_tile" in _processor("flags").split():
+        instructions += " and AMX"
     limits = [f"{name}={os.environ[name]}" for name in _LIMITS if os.environ.get(name)]
     return f"{instructions} ({', '.join(limits)})" if limits else instructions
 
@@ -79,12 +81,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def _processor() -> str:
-    """Names the processor; Linux keeps the full name in a file only."""
+def _processor(line_of: str = "model name") -> str:
+    """Names the processor, or returns another line about it; Linux keeps them in a file only."""
     information = Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(line_of):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 

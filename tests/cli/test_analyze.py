@@ -171,7 +171,7 @@ def test_networks_of_the_package_say_how_images_are_prepared(images, tmp_path, c
     assert not any("untrained" in line for line in others)
     assert HeadReport.load(tmp_path / "a" / "report.json").image_shape == (3, 32, 32)
     small = [
-        np.array(Image.fromarray(one).resize((32, 32), Image.Resampling.BICUBIC))
+        np.array(Image.fromarray(one).resize((32, 32), Image.Resampling.BICUBIC, (4, 0, 44, 40)))
         for one in pixels(2)
     ]
     prepared = normalise(

@@ -23,9 +23,10 @@ COMMAND = Path(sys.executable).with_name("convattn")
 MISTAKES = {
     "unknown command": (
         "frobnicate",
-        'Unknown command "frobnicate". Available commands: demo, convert, certify, analyze, view, ',
+        "unknown command 'frobnicate'. Known: analyze, certify, convert, demo, info, ",
     ),
-    "misspelt command": ("trian", 'Unknown command "trian". Did you mean "train"?'),
+    "misspelt command": ("trian", "unknown command 'trian': did you mean 'train'?"),
+    "help of no command": ("figures --help", "unknown command 'figures'. Known: analyze, "),
     "misspelt option": (
         "train digits-quadratic --outptu x",
         "Unknown option: --outptu. Did you mean --output?",
@@ -61,6 +62,18 @@ MISTAKES = {
         "must be new or empty",
     ),
     "taken folder of a demo": ("demo -o convolution", "--output must be new or empty"),
+    "nested option": (
+        f"convert timm:resnet10t --random-weights -o new --set a={'[' * 100_000}",
+        "options must fit timm:resnet10t, but with {'a': '",
+    ),
+    "folder that cannot be": (
+        "convert convolution -o /proc/none/new",
+        "--output cannot be made: No such file or directory: '/proc/none/new'",
+    ),
+    "page that cannot be": (
+        "view convolution -o /proc/new.html",
+        "--output cannot be made: No such file or directory: '/proc/new.html'",
+    ),
     "unknown recipe": (
         "train digits-quadratik",
         "unknown recipe 'digits-quadratik': did you mean 'digits-quadratic'",
@@ -270,7 +283,7 @@ def test_package_run_as_a_program_is_the_command(monkeypatch, capsys, words, cod
     assert caught.value.code == code
     out, err = capsys.readouterr()
     assert (out.strip() == __version__) == (code == 0)
-    assert ('Unknown command "frobnicate"' in err) == (code == 2)
+    assert ("unknown command 'frobnicate'" in err) == (code == 2)
 
 
 def test_package_that_is_only_imported_runs_nothing(monkeypatch, capsys):

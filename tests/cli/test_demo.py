@@ -85,9 +85,12 @@ def test_a_demo_that_is_interrupted_leaves_nothing(place, monkeypatch, capsys):
 
 
 def test_a_missing_package_is_named_before_anything_is_made(place, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert run("demo") == 2
-    assert 'this needs pyarrow, which is not installed; run: pip install "convattn[' in (
-        capsys.readouterr().err
-    )
+    for module in ("pyarrow", "PIL"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for command in ("demo", "view convattn:cifar10-small"):
+        assert run(command) == 2
+        assert capsys.readouterr().err == (
+            "convattn: this needs pillow, pyarrow, which are not installed; run: pip install"
+            ' "convattn[view]"\n'
+        )
     assert not list(place.iterdir())

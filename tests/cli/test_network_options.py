@@ -3,7 +3,7 @@
 import pytest
 
 from convattn.cli.network_options import NetworkOptions, read_value
-from convattn.errors import DeviceError
+from convattn.errors import ArgumentError, DeviceError
 
 VALUES = {
     "3": 3,
@@ -33,3 +33,17 @@ def test_a_device_that_is_not_there_is_named(device):
     options = NetworkOptions(random_weights=True, device=device)
     with pytest.raises(DeviceError, match=f"--device {device} cannot be used: "):
         options.load("convattn:ConvNet")
+
+
+def test_mean_and_std_are_numbers_of_each_channel():
+    options = NetworkOptions(random_weights=True, mean="0.5,0.25,0", std="1,0.5,0.25")
+    assert options.load("convattn:ConvNet").colours == ((0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
+    wrong = {
+        ("0.5", None): "--std must be one number per channel, .* --mean needs --std, but is None",
+        ("a", "1"): "--mean must be one number per channel",
+        ("0.5", "1,1,1"): "--mean and --std must be one number .* but are 0.5 and 1,1,1",
+        ("0.5", "0"): "--mean and --std must be one number .* but are 0.5 and 0",
+    }
+    for (mean, std), message in wrong.items():
+        with pytest.raises(ArgumentError, match=message):
+            NetworkOptions(random_weights=True, mean=mean, std=std).load("convattn:ConvNet")

@@ -108,3 +108,14 @@ def test_workers_and_threads_are_handed_on_and_lines_go_to_standard_error(monkey
     assert run("study convnet --workers 3 --threads 5") == 130
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[0]) == ("", "3 workers, 5 threads")
+
+
+def test_missing_packages_are_told_once_and_nothing_is_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("convattn.errors.find_spec", lambda _: None)
+    assert run("study sa-quadratic") == 2
+    assert capsys.readouterr().err == (
+        "convattn: this needs accelerate, huggingface-hub, pyarrow, tomli-w, pillow, which are not"
+        ' installed; run: pip install "convattn[train]"\n'
+    )
+    assert not list(tmp_path.iterdir())

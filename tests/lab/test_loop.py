@@ -66,6 +66,13 @@ def test_each_epoch_is_told():
     assert re.search(r"test [\d.]+%$", told[1])
 
 
+def test_a_long_epoch_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(loop, "_SILENCE", 0)
+    told = []
+    train(tiny_recipe(epochs=1), data=tiny_data(), progress=False, tell=told.append)
+    assert told[:-1] == [f"epoch 1: {step} of 5 steps" for step in range(1, 6)]
+
+
 @pytest.mark.parametrize(
     ("seconds", "epochs", "said"),
     [

@@ -19,6 +19,7 @@ from convattn.models import AttentionNet
 from convattn.networks import images as own_module
 from convattn.networks import load_network
 from convattn.networks.images import class_names, normalisation, preparation, require_own_images
+from convattn.networks.loading import LoadedNetwork
 from convattn.networks.pretrained import network_folder
 from convattn.viewer.exhibition import gather
 
@@ -94,7 +95,7 @@ def test_networks_of_other_libraries_need_images_before_weights_are_fetched(tmp_
 def test_images_of_cifar10_are_of_as_many_classes_as_the_limit_lets():
     folder = network_folder("convattn:cifar10-small")
     own = require_own_images(folder, "it", 12)
-    assert own.labels == tuple(sorted(own.labels, key=list(class_names("cifar10")).index))
+    assert own.labels == tuple(sorted(own.labels, key=list(class_names(folder)).index))
     assert sorted(Counter(own.labels).values()) == [1] * 8 + [2] * 2
     own = require_own_images(folder, "it", 100)
     assert len(own.prepared) == len(own.names) == len(own.labels) == 20
@@ -105,7 +106,8 @@ def test_images_of_cifar10_are_of_as_many_classes_as_the_limit_lets():
 @pytest.mark.parametrize("size", [8, 50])
 def test_pictures_for_a_network_of_digits_are_made_grey_and_small(digits_run, size):
     noise = np.random.default_rng(0).integers(256, size=(size, size, 3), dtype=np.uint8)
-    made = preparation(None, AttentionNet(in_channels=1), digits_run)(Image.fromarray(noise))
+    loaded = LoadedNetwork(AttentionNet(in_channels=1), None, {}, digits_run)
+    made = preparation(loaded)(Image.fromarray(noise))
     grey = Image.fromarray(noise).convert("L").resize((8, 8), Image.Resampling.BICUBIC)
     digits = load_digits()
     assert torch.equal(
@@ -122,7 +124,8 @@ def no_scikit_learn(monkeypatch):
 
 
 def test_without_scikit_learn_images_of_ones_own_are_shown(digits_run, tmp_path, no_scikit_learn):
-    assert normalisation(None, AttentionNet(in_channels=1), digits_run) is None
+    loaded = LoadedNetwork(AttentionNet(in_channels=1), None, {}, digits_run)
+    assert normalisation(loaded) is None
     np.save(tmp_path / "images.npy", np.zeros((2, 1, 8, 8), np.float32))
     shown = gather(str(digits_run), tmp_path / "images.npy")
     assert shown.exhibits[0].mean == ()

@@ -11,7 +11,6 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, normalise
 from convattn.errors import (
     ArgumentError,
@@ -29,7 +28,7 @@ from convattn.networks.images import (
     preparation,
     stack_images,
 )
-from convattn.networks.pretrained import network_folder
+from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.tensors import load_weights
 
 
@@ -217,7 +216,7 @@ def pictures(tmp_path):
 @pytest.mark.parametrize("source", ["timm:resnet10t", "torchvision:squeezenet1_1"])
 def test_pictures_are_prepared_as_the_source_says(source, pictures):
     network = create_network(source)
-    prepare = preparation(source, network)
+    prepare = preparation(LoadedNetwork(network, source, {}, None))
     made = stack_images(open_images(pictures, lambda: prepare, limit=2), pictures)
     assert made.shape[0] == 2
     assert made.shape[1] == 3
@@ -235,17 +234,27 @@ def test_folders_without_pictures_are_refused(tmp_path):
 def test_pictures_for_a_network_of_the_package_are_prepared_as_in_its_training(size):
     noise = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
     picture, source = Image.fromarray(noise), "convattn:cifar10-small"
-    made = preparation(source, load_network(source), network_folder(source))(picture)
-    scaled = torch.from_numpy(np.array(picture.resize((32, 32), Image.Resampling.BICUBIC)))
+    made = preparation(load_with_source(source))(picture)
+    square = (5, 0, 45, 40) if size == (50, 40) else (0, 0, 32, 32)
+    small = picture.resize((32, 32), Image.Resampling.BICUBIC, box=square)
+    scaled = torch.from_numpy(np.array(small))
     assert torch.equal(made, normalise(scaled.movedim(2, 0)[None], CIFAR10_MEAN, CIFAR10_STD)[0])
 
 
 def test_a_network_that_does_not_say_how_is_refused():
-    with pytest.raises(
-        ArgumentError,
-        match="pictures cannot be prepared for this ConvNet: only timm, torchvision, hf: and",
-    ):
-        preparation("convattn:ConvNet", ConvNet(width=8))
+    loaded = LoadedNetwork(ConvNet(width=8), "convattn:ConvNet", {}, None)
+    message = (
+        r"nothing says how pictures are prepared for this ConvNet: give --mean and --std .*"
+        r"of float32, normalised, of shape \(images, 3, 32, 32\)$"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        preparation(loaded)
+    colours = (0.5, 0.25, 0.125), (0.5, 0.25, 0.25)
+    prepare = preparation(loaded._replace(colours=colours))
+    image = prepare(Image.new("RGB", (40, 50), (0, 255, 51)))
+    pixels = torch.tensor([0, 255, 51], dtype=torch.uint8)[:, None, None].expand(3, 32, 32)
+    assert torch.equal(image, normalise(pixels[None], *colours)[0])
+    assert normalisation(loaded._replace(colours=colours)) == colours
 
 
 def test_an_image_is_drawn_in_the_size_that_the_network_says():
@@ -262,10 +271,10 @@ def test_networks_that_draw_for_seconds_unless_told_not_to_warn_are_told():
 
 def test_networks_without_weights_do_not_say_how_pictures_are_prepared(monkeypatch):
     monkeypatch.setattr(torchvision.models, "get_model_weights", lambda _: ())
-    message = "^torchvision has no weights for resnet18, and so does not say how to prepare images$"
-    with pytest.raises(ArgumentError, match=message):
-        preparation("torchvision:resnet18", nn.Identity())
-    assert normalisation("torchvision:resnet18", nn.Identity(), None) is None
+    loaded = LoadedNetwork(nn.Identity(), "torchvision:resnet18", {}, None)
+    with pytest.raises(ArgumentError, match=r"shape \(images, 3, 224, 224\)$"):
+        preparation(loaded)
+    assert normalisation(loaded) is None
 
 
 def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
@@ -276,4 +285,5 @@ def test_normalisation_is_that_of_the_last_step_that_has_one(monkeypatch):
     for steps, expected in ((chain, ((0.125,) * 3, (0.25,) * 3)), (chain[2:], None)):
         made = torchvision.transforms.Compose(steps)
         monkeypatch.setattr("convattn.networks.images.timm_preparation", lambda _, made=made: made)
-        assert normalisation("timm:resnet10t", nn.Identity(), None) == expected
+        loaded = LoadedNetwork(nn.Identity(), "timm:resnet10t", {}, None)
+        assert normalisation(loaded) == expected

@@ -16,6 +16,8 @@ from convattn.heads.head_report import HeadReport
 from convattn.models import ConvNet
 from convattn.networks import create_network
 from convattn.networks.images import preparation
+from convattn.networks.loading import LoadedNetwork
+from convattn.networks.pictures import normalise
 
 transformers = pytest.importorskip("transformers")
 
@@ -95,17 +97,22 @@ def test_half_precision_is_widened(vit):
 
 def test_pictures_are_prepared_as_the_folder_says(vit):
     network, folder = vit
-    made = preparation(f"hf:{folder}", network)(picture())
+    loaded = LoadedNetwork(network, f"hf:{folder}", {}, None)
+    made = preparation(loaded)(picture())
     small = torch.from_numpy(
         np.array(picture().resize((28, 28), Image.Resampling.BILINEAR))
     ).movedim(2, 0)
     assert made.shape == (3, 28, 28)
     assert (made - (small / 127.5 - 1)).abs().max() < 0.02  # resizing may round each byte
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(
-        ArgumentError, match=r"vit does not say how pictures are prepared .*; give an array"
-    ):
-        preparation(f"hf:{folder}", network)
+    message = r"prepared for this ViT\w+: give --mean .* of shape \(images, 3, 28, 28\)$"
+    with pytest.raises(ArgumentError, match=message):
+        preparation(loaded)
+    half = (0.5, 0.5, 0.5)
+    given = preparation(loaded._replace(colours=(half, half)))
+    grey = Image.new("RGB", (31, 37), (255, 0, 127))
+    pixels = torch.tensor([255, 0, 127], dtype=torch.uint8)[:, None, None].expand(3, 28, 28)
+    assert torch.equal(given(grey), normalise(pixels[None], half, half)[0])
 
 
 def test_what_cannot_be_built_is_named(vit, tmp_path, monkeypatch):

@@ -3,8 +3,13 @@
 from functools import partial
 from pathlib import Path
 
-from convattn.cli.image_options import require_images
-from convattn.cli.network_options import DEFAULTS, NetworkOptions
+from convattn.cli.image_options import pictures_need, require_images
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    packages_of,
+    require_network,
+)
 from convattn.cli.output import Count, Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
 from convattn.errors import require_packages
@@ -58,8 +63,9 @@ def analyze(  # noqa: PLR0913 - the options of the command
         ArgumentError: The output folder holds something, or an option has a wrong value.
         MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    require_packages("matplotlib", "jinja2")
+    require_network(source)
     require_images(images, source)
+    require_packages(train=("matplotlib", "jinja2", *pictures_need(images)), **packages_of(source))
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure
@@ -73,8 +79,8 @@ def analyze(  # noqa: PLR0913 - the options of the command
             own = require_own_images(loaded.folder, source, limit)
             opened, words = own.prepared.to(next(loaded.network.parameters())), own.what
         else:
-            prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-            opened, words = open_images(images, prepare, limit=limit), images.resolve().name
+            opened = open_images(images, partial(preparation, loaded), limit=limit)
+            words = images.resolve().name
         controls, note = CONTROLS, ""
         if no_controls:
             controls = ()

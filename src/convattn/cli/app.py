@@ -22,7 +22,12 @@ from convattn.cli.study import study
 from convattn.cli.threads import wait_without_spinning
 from convattn.cli.train import train
 from convattn.cli.view import view
-from convattn.errors import CertificateWarning, CheckpointWarning, ConvAttnError
+from convattn.errors import (
+    CertificateWarning,
+    CheckpointWarning,
+    ConvAttnError,
+    UnknownNameError,
+)
 from convattn.files import FULL
 
 _FUNCTIONS = (
@@ -109,6 +114,11 @@ def _run(app: App, arguments: Sequence[str] | None) -> int:
     """Parses the arguments and runs the command; errors are raised, and help or the version give code 0."""
     if arguments is None:
         arguments = sys.argv[1:]
+    commands = [name for name in app if not name.startswith("-")]
+    # The parser prints the help of the whole program for an unknown command with --help.
+    first = next(iter(arguments), "-")
+    if commands and not first.startswith("-") and first not in commands:
+        raise UnknownNameError("command", first, commands)
     with warnings.catch_warnings():
         warnings.showwarning = partial(_show_warning, warnings.showwarning)
         code = app(

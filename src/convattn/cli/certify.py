@@ -8,10 +8,16 @@ from cyclopts import Parameter
 
 from convattn.cli.convert import EXIT_CODES
 from convattn.cli.image_options import DEFAULT_IMAGES, ImageOptions
-from convattn.cli.network_options import DEFAULTS, NetworkOptions, read_value
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    packages_of,
+    read_value,
+    require_network,
+)
 from convattn.cli.output import key_values, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require_packages
 
 
 def certify(  # noqa: PLR0913 - the options of the command
@@ -32,6 +38,9 @@ def certify(  # noqa: PLR0913 - the options of the command
     Nothing is written. The verdict is exact (the same up to rounding), close (within a limit, and no decision changed
     on the images given), different, or failed (outputs are missing, of other shapes or not finite). How much rounding
     explains is derived from the original in float64. Decisions that changed are counted with a 95 % interval.
+
+    Examples: `convattn certify convattn:cifar10-small model.onnx`, or
+    `convattn certify timm:resnet18 model.onnx --pretrained --images photographs --limit 100`.
 
     Args:
         original: timm:NAME, torchvision:NAME, hf:OWNER/MODEL, convattn:NAME, or the folder of a network or a run.
@@ -56,6 +65,8 @@ def certify(  # noqa: PLR0913 - the options of the command
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1), without --exact", tolerance))
     if not Path(other).exists():
         raise ArgumentError(f"there is no file or folder {other!r} to compare")
+    require_network(original)
+    require_packages(**packages_of(original, other))
     images.check()
     options = {key: read_value(text) for key, text in key_values(option, "--option").items()}
     from convattn.convert import certify as compare

@@ -7,10 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from convattn.cli.image_options import DEFAULT_IMAGES, ComparisonImages, ImageOptions
-from convattn.cli.network_options import DEFAULTS, NetworkOptions
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    packages_of,
+    require_network,
+)
 from convattn.cli.output import Output, WholeNumber, print_record
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    UnsupportedModelError,
+    must_be,
+    require_packages,
+)
+from convattn.files import require_new_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +60,9 @@ def convert(  # noqa: PLR0913 - the options of the command
     or failed (a promise was broken). What is exact or close is written, and what is different only with
     --allow-difference or within --tolerance. A network of timm or torchvision needs --weights, --pretrained or
     --random-weights.
+
+    Examples: `convattn convert timm:resnet18 --pretrained --images photographs -o attention`, or back to convolutions
+    `convattn convert attention --to conv -o convolutions`.
 
     Args:
         source: timm:NAME, torchvision:NAME, convattn:NAME for a trained network of this package (`convattn info` lists
@@ -89,6 +104,7 @@ def convert(  # noqa: PLR0913 - the options of the command
         )
     if tolerance is not None and not 0 < tolerance < 1:
         raise ArgumentError(must_be("--tolerance", "a share in (0, 1)", tolerance))
+    require_network(source)
     holds_layer = _holds_layer(source)
     if holds_layer:
         of_network = {"--include": include, "--exclude": exclude, "--content": content}
@@ -99,9 +115,8 @@ def convert(  # noqa: PLR0913 - the options of the command
         options |= {"include": include or None, "exclude": exclude or None}
         if to == "attention":
             options["content"] = content
-    from convattn.files import require_new_folder
-
     require_new_folder(output, "--output")
+    require_packages(**packages_of(source))
     with one_thread(images.path is None):
         loaded = network.load(source)
         if holds_layer:

@@ -6,7 +6,7 @@ from convattn.cli.network_options import DEFAULTS
 from convattn.cli.output import OutputOrDefault, first_free
 from convattn.cli.threads import one_thread
 from convattn.cli.view import open_page
-from convattn.errors import optional_module
+from convattn.errors import require_packages
 
 NETWORK = "convattn:cifar10-small"
 
@@ -26,9 +26,9 @@ def demo(*, output: OutputOrDefault = None) -> int:
         0, or 1 if the conversion failed.
 
     Raises:
-        MissingDependencyError: pyarrow is not installed.
+        MissingDependencyError: Packages of the extra "view" are not installed; the message names them all.
     """
-    optional_module("pyarrow", "pyarrow", "parquet")
+    require_packages(view=("PIL", "pyarrow"))
     from convattn.convert import network_to_conv
     from convattn.files import new_folder
     from convattn.heads import analyze

@@ -98,6 +98,11 @@ DEFAULT_IMAGES = ImageOptions()
 """The options when none is given."""
 
 
+def pictures_need(path: Path | None) -> tuple[str, ...]:
+    """Returns the optional modules that read images: none for a file, which may hold numbers."""
+    return () if path is not None and path.is_file() else ("PIL", "pyarrow")
+
+
 def require_images(path: Path | None, source: str = "") -> None:
     """Raises ArgumentError if `--images` is given and there is nothing, or left out for a network of another library.
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from convattn.cli.output import Settings, key_values
+from convattn.cli.output import Imports, Settings, key_values
 from convattn.errors import (
     ArgumentError,
     DeviceError,
     UnknownNameError,
+    must_be,
     without_trace,
 )
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from convattn.networks.loading import LoadedNetwork
+
+
+_MODULES = {
+    "timm": ("timm", ("timm", "torchvision")),
+    "torchvision": ("timm", ("torchvision",)),
+    "hf": ("hf", ("transformers",)),
+}
+"""The extra and the modules of the libraries that networks come from."""
 
 
 @Parameter(name="*")
@@ -35,7 +44,13 @@ class NetworkOptions:
         arguments: KEY=VALUE, an argument for the builder of a network of timm or torchvision, for instance
             num_classes=10, or a value of the configuration of one of hf:; the value is JSON or text. May be given more
             than once.
+        imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
+            too. May be given more than once.
         no_verify: Accept a folder whose files were changed after it was saved.
+        mean: Mean of each channel with which the network was trained, in units of the full range [0, 1], for instance
+            0.5,0.5,0.5, where nothing says how its pictures are prepared. They are then cropped at the middle to a
+            square and resized to the network's size. Needs --std.
+        std: Standard deviation of each channel, as --mean.
         device: Where the network computes, for instance cuda or cuda:1. Default: cpu.
     """
 
@@ -43,7 +58,10 @@ class NetworkOptions:
     pretrained: bool = False
     random_weights: bool = False
     arguments: Settings = ()
+    imports: Imports = ()
     no_verify: bool = False
+    mean: str | None = None
+    std: str | None = None
     device: str = "cpu"
 
     def by_name(self) -> dict[str, object]:
@@ -57,9 +75,32 @@ class NetworkOptions:
 
     def load(self, source: str) -> "LoadedNetwork":
         """Loads a saved network, or builds one of another library, and moves it to the device."""
+        from convattn.encodings.registry import import_modules
+
+        colours = self._colours()
+        import_modules(self.imports)
         load = self._load_folder if _is_saved(source) else self._build
         loaded = load(source)
-        return loaded._replace(network=self.move(loaded.network))
+        return loaded._replace(network=self.move(loaded.network), colours=colours)
+
+    def _colours(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Reads the mean and the standard deviation of each channel."""
+        if self.mean is None and self.std is None:
+            return None
+        numbers = []
+        for option, text in (("--mean", self.mean), ("--std", self.std)):
+            try:
+                numbers.append(tuple(float(part) for part in (text or "").split(",")))
+            except ValueError:
+                expected = "one number per channel, such as 0.5,0.5,0.5, and --mean needs --std"
+                raise ArgumentError(must_be(option, expected, text)) from None
+        mean, std = numbers
+        if len(mean) != len(std) or len(mean) not in (1, 3) or not min(std) > 0:
+            raise ArgumentError(
+                "--mean and --std must be one number (grey) or three (colours) each, above 0 for --std, but are"
+                f" {self.mean} and {self.std}"
+            )
+        return mean, std
 
     def move(self, network: "nn.Module") -> "nn.Module":
         """Moves a network to the device; raises DeviceError if it cannot be used."""
@@ -89,22 +130,14 @@ class NetworkOptions:
         """Loads a saved network; options for networks of other libraries are refused."""
         from convattn.networks.loading import load_with_source
         from convattn.networks.pretrained import network_folder
-        from convattn.networks.source import similar_networks
 
-        folder = network_folder(source)
-        if not folder.is_dir():
-            similar = similar_networks(source)
-            hint = f": did you mean {' or '.join(similar)}?" if similar else ""
-            homes = "timm:NAME, torchvision:NAME, hf:NAME or convattn:NAME"
-            raise ArgumentError(
-                f"there is no folder {source!r}; networks by name are {homes}{hint}"
-            )
+        require_network(source)
         for name, value in self.by_name().items():
             if value:
                 raise ArgumentError(
                     f"{name} is for a network of another library; {source} has its own"
                 )
-        return load_with_source(folder, verify=not self.no_verify)
+        return load_with_source(network_folder(source), verify=not self.no_verify)
 
     def _build(self, source: str) -> "LoadedNetwork":
         """Builds a network, with seed 0 where weights are drawn."""
@@ -135,6 +168,26 @@ class NetworkOptions:
         )
 
 
+def require_network(source: str) -> None:
+    """Raises ArgumentError unless a source is a folder or, by its colon, a name; it asks before torch is loaded."""
+    if ":" not in source and not Path(source).is_dir():
+        raise ArgumentError(
+            f"there is no folder {source!r}; a network by name is timm:{source}, torchvision:{source},"
+            " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those)"
+        )
+
+
+def packages_of(*sources: str) -> dict[str, tuple[str, ...]]:
+    """Returns the modules that networks of other libraries need, by the extra that brings them."""
+    needed = {}
+    for source in sources:
+        home = source.partition(":")[0]
+        if home in _MODULES and ":" in source:
+            extra, modules = _MODULES[home]
+            needed[extra] = modules
+    return needed
+
+
 def _is_saved(source: str) -> bool:
     """Tells whether a network comes with its weights: from a folder, or from this package.
 
@@ -157,7 +210,7 @@ def read_value(text: str) -> Any:
     """Reads a value as JSON if it is JSON, and as text otherwise."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

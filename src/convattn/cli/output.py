@@ -35,6 +35,7 @@ def _read_count(_: Any, tokens: Sequence[Any]) -> int:
 Output = Annotated[Path, Parameter(name=("--output", "-o"))]
 OutputOrDefault = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 Settings = Annotated[tuple[str, ...], Parameter(name="--set")]
+Imports = Annotated[tuple[str, ...], Parameter(name="--import")]
 WholeNumber = Annotated[int, Parameter(converter=_read_whole)]
 Count = Annotated[int, Parameter(converter=_read_count)]
 
@@ -74,6 +75,20 @@ def key_values(texts: Iterable[str], option: str) -> dict[str, str]:
             raise ArgumentError(must_be(option, "of the form KEY=VALUE", text))
         pairs[key] = value
     return pairs
+
+
+def recipe_changes(
+    overrides: Iterable[str], imports: Sequence[str], data: Path | None
+) -> dict[str, str]:
+    """Returns new values of a recipe from the options --set, --import and --data; the first go before the others."""
+    changes = {}
+    if imports:
+        changes["imports"] = ",".join(imports)
+    if data is not None:
+        from convattn.lab.run_setup import data_changes
+
+        changes |= data_changes(data)
+    return changes | key_values(overrides, "--set")
 
 
 def print_record(record: Record, summary: str, *, json: bool) -> None:

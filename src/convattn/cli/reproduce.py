@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from convattn.cli.output import OutputOrDefault, first_free, print_record, say
+from convattn.cli.output import Imports, OutputOrDefault, first_free, print_record, say
 from convattn.cli.threads import one_thread
 from convattn.errors import require_packages
 
@@ -15,6 +15,7 @@ def reproduce(
     output: OutputOrDefault = None,
     scale: str = "paper",
     data: Path | None = None,
+    imports: Imports = (),
     train: bool = False,
     json: bool = False,
 ) -> int:
@@ -31,8 +32,10 @@ def reproduce(
         output: Folder to make; it must be new or empty. Default: reproduce-TARGET, or the first of reproduce-TARGET-2,
             -3, … that is free. If nothing can be made, there is no folder.
         scale: Scale of the recipes: paper, medium, small or tiny.
-        data: Folder with the files of CIFAR-10, for training and for figures 6 to 10. Default: the folder that the run
-            was trained on, or the Hub.
+        data: Folder with the files of CIFAR-10, or of your own pictures as for `convattn train`, for training and for
+            figures 6 to 10. Default: the folder that the run was trained on, or the Hub.
+        imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
+            too. May be given more than once.
         train: Train the runs that are missing, with seed 0; one that was stopped goes on.
         json: Print the result as JSON.
 
@@ -42,8 +45,11 @@ def reproduce(
     Raises:
         MissingDependencyError: Packages of the extra "train" are not installed; the message names them all.
     """
-    require_packages("matplotlib", "pyarrow")
+    require_packages(train=("matplotlib", "pyarrow"))
+    from convattn.encodings.registry import import_modules
     from convattn.lab import reproduction
+
+    import_modules(imports)
 
     tiny = scale == "tiny"
     folder = output or first_free(Path(f"reproduce-{target}"))

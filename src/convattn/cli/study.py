@@ -7,10 +7,12 @@ from cyclopts import Parameter
 
 from convattn.cli.output import (
     Count,
+    Imports,
     Output,
     Settings,
     key_values,
     print_record,
+    recipe_changes,
     say,
 )
 from convattn.errors import ArgumentError, must_be
@@ -22,6 +24,8 @@ def study(  # noqa: PLR0913  (each is an option of the command)
     *,
     seeds: str = "0,1,2",
     scale: str | None = None,
+    data: Path | None = None,
+    imports: Imports = (),
     overrides: Settings = (),
     grid: tuple[str, ...] = (),
     baseline: str | None = None,
@@ -41,6 +45,11 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         recipes: Names of recipes (`convattn info` lists them), or files that end in .toml.
         seeds: Seeds of each recipe, separated by commas.
         scale: paper, medium, small or tiny. Default: as each recipe says.
+        data: Folder of your own pictures to train on, with a folder for each class, or folders train and test with one
+            for each class; or with the files of CIFAR-10. Pictures are cropped to squares and resized to 32 x 32, or as
+            --set data.size=64 says.
+        imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
+            too. May be given more than once.
         overrides: KEY=VALUE, a value to change in every recipe; may be given more than once.
         grid: KEY=VALUE,VALUE,…: each value makes a variant NAME[KEY=VALUE] of every recipe. If given more than once,
             every combination is a variant.
@@ -55,7 +64,7 @@ def study(  # noqa: PLR0913  (each is an option of the command)
         0, or 1 if a run failed.
     """
     seed_numbers = _read_seeds(seeds)
-    changes = key_values(overrides, "--set")
+    changes = recipe_changes(overrides, imports, data)
     variants = _read_grid(grid)
     from convattn.lab import study as run_study
 

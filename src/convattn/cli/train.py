@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from convattn.cli.output import (
+    Imports,
     OutputOrDefault,
     Settings,
     WholeNumber,
     first_free,
-    key_values,
     print_record,
+    recipe_changes,
     say,
 )
 from convattn.cli.threads import one_thread
@@ -25,6 +26,8 @@ def train(  # noqa: PLR0913 - the options of the command
     scale: Literal["paper", "medium", "small", "tiny"] | None = None,
     output: OutputOrDefault = None,
     seed: WholeNumber | None = None,
+    data: Path | None = None,
+    imports: Imports = (),
     overrides: Settings = (),
     resume: bool = False,
     checkpoint_every: WholeNumber | None = None,
@@ -37,15 +40,20 @@ def train(  # noqa: PLR0913 - the options of the command
     config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
     did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
     on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
-    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch.
+    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error every ten seconds.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.
-        scale: Sizes of the run: paper, medium (half an hour to two hours on a core), small (minutes) or tiny (seconds,
-            on embedded images). Default: paper, or what the file says.
+        scale: Sizes of the run: paper, medium (half an hour to two hours on a core with AMX), small (7 to 40 minutes on
+            a core) or tiny (seconds, on embedded images). Default: paper, or what the file says.
         output: Folder to make for the run; it must be new or empty, except with --resume. Default: runs/NAME-SEED (with
             the scale in the name if it is not paper), or the first of runs/NAME-SEED-2, -3, … that is free.
         seed: Seed of weights, order and augmentation. Default: what the recipe says, 0.
+        data: Folder of your own pictures to train on, with a folder for each class, or folders train and test with one
+            for each class; or with the files of CIFAR-10. Pictures are cropped to squares and resized to 32 x 32, or as
+            --set data.size=64 says.
+        imports: Module to import first, which registers encodings of your own; it is looked for in the current folder,
+            too. May be given more than once.
         overrides: KEY=VALUE, a value of the recipe to change, for instance training.epochs=3; may be given more than
             once.
         resume: Continue the run in the folder; a finished run is left as it is.
@@ -56,7 +64,7 @@ def train(  # noqa: PLR0913 - the options of the command
     Returns:
         0.
     """
-    changes = key_values(overrides, "--set")
+    changes = recipe_changes(overrides, imports, data)
     if seed is not None:
         changes["seed"] = str(seed)
     from convattn.lab import load_recipe

@@ -4,11 +4,17 @@ import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 
-from convattn.cli.image_options import require_images
-from convattn.cli.network_options import DEFAULTS, NetworkOptions
+from convattn.cli.image_options import pictures_need, require_images
+from convattn.cli.network_options import (
+    DEFAULTS,
+    NetworkOptions,
+    packages_of,
+    require_network,
+)
 from convattn.cli.output import Count, OutputOrDefault, first_free, print_record, say
 from convattn.cli.threads import one_thread
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, require_packages
+from convattn.files import require_writable
 from convattn.record import Record
 
 
@@ -79,7 +85,9 @@ def view(  # noqa: PLR0913 - the options of the command
     if output is not None:
         _require_new_file(output)
     page = output or first_free(Path("view"), ".html")
+    require_network(source)
     require_images(images, source)
+    require_packages(view=pictures_need(images), **packages_of(source, *compare))
     from convattn.viewer import write_page
     from convattn.viewer.exhibition import gather
 
@@ -110,6 +118,10 @@ def _require_new_file(path: Path) -> None:
         raise ArgumentError(must_be("--output", "a file that does not exist", str(path)))
     if not path.parent.is_dir():
         raise ArgumentError(must_be("--output", "in a folder that exists", str(path)))
+    try:
+        require_writable(path.parent)
+    except OSError as error:
+        raise ArgumentError(f"--output cannot be made: {error.strerror}: {str(path)!r}") from None
 
 
 def open_page(page: Path) -> None:

@@ -60,13 +60,13 @@ _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 
 def network_to_attention(
     model: nn.Module,
+    images: Images | None = None,
     *,
     sharpness: float | None = None,
     impl: str = "auto",
     content: bool | Content = False,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    images: Images | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
@@ -207,13 +207,13 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
 
 def network_to_conv(
     model: nn.Module,
+    images: Images | None = None,
     *,
     kernel_size: int | None = None,
     mass: float | None = None,
     borders: str = "plain",
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    images: Images | None = None,
     tolerance: float | None = CLOSE,
 ) -> tuple[nn.Module, NetworkCertificate]:
     """Copies a network and replaces every attention layer that does not depend on content by a convolution.

@@ -160,7 +160,10 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
         arguments = Arguments((images,), {}, "the images given")
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
-        raise ArgumentError(must_be_a("images", expectation, images))
+        hint = ""
+        if hasattr(images, "__iter__"):
+            hint = "; of a loader give one batch, as next(iter(loader))[0] of one with labels"
+        raise ArgumentError(must_be_a("images", expectation, images) + hint)
     held = arguments.tensors()
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")

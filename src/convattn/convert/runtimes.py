@@ -74,7 +74,7 @@ def open_file(path: Path, runtime: str | None, options: Options) -> tuple[Load, 
         ".onnx": _in_onnxruntime,
         ".xml": _in_openvino,
     }
-    kind = runtime or path.suffix
+    kind = runtime or path.suffix.lower()
     if not path.is_file() or kind not in kinds:
         raise ArgumentError(
             f"other must be a file of the kind .onnx or .xml that exists, but is {str(path)!r}"
@@ -155,7 +155,7 @@ def _read_onnx(path: Path, names: Sequence[str]) -> _OnnxModel:
 def _in_openvino(path: Path, options: Options, names: Sequence[str]) -> Session:
     runtime = optional_module("openvino", "openvino", "export")
     file = _OnnxModel(str(path), quantised=False, values={})
-    if path.suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         file = _read_onnx(path, names)
     values = file.values
     core = runtime.Core()

@@ -2,7 +2,10 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -93,14 +96,46 @@ def create_encoding(name: str, num_heads: int, dims: int, **options: Any) -> Enc
         >>> create_encoding("distance", num_heads=9, dims=2, hidden=32)
         Distance(num_heads=9, dims=2, hidden=32)
     """
-    if name not in ENCODINGS:
-        raise UnknownNameError("encoding", name, ENCODINGS)
+    require_encoding(name)
     kind = ENCODINGS[name]
     known = _arguments(kind)
     for option in options:
         if option not in known:
             raise ArgumentError(must_be(f"option of encoding {name!r}", f"one of {known}", option))
     return kind(num_heads, dims, **options)
+
+
+def require_encoding(name: str) -> None:
+    """Raises UnknownNameError unless there is an encoding of that name; it says how one is registered."""
+    if name not in ENCODINGS:
+        more = (
+            f". One of your own: convattn.register_encoding({name!r}, CLASS), in a module that"
+            " --import MODULE names"
+        )
+        raise UnknownNameError("encoding", name, ENCODINGS, more)
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules that register encodings; they are looked for in the current folder, too.
+
+    Raises ArgumentError, with the reason, if one cannot be imported.
+    """
+    path = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        for name in names:
+            _import(name)
+    finally:
+        sys.path[:] = path
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:
+        expected = "a module that can be imported, by its name as in Python"
+        reason = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"{must_be('import', expected, name)} ({reason})") from error
 
 
 def describe_encoding(encoding: Encoding) -> dict[str, Any]:

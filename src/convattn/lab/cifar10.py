@@ -67,6 +67,11 @@ def load_cifar10(folder: str | os.PathLike[str] | None = None) -> ImageDataset:
     )
 
 
+def holds_cifar10(folder: Path) -> bool:
+    """Returns whether a folder has a file of CIFAR-10."""
+    return any((folder / file).is_file() for file in _FILES.values())
+
+
 def _fetch() -> tuple[dict[str, Path], str]:
     """Fetches the files into the Hub's cache, unless they are there; returns their paths, and their origin in words."""
     hub = optional_module("huggingface_hub", "huggingface-hub", "train")

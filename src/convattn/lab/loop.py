@@ -19,18 +19,21 @@ from convattn.errors import (
     DeviceError,
     must_be,
     optional_module,
-    require_packages,
 )
 from convattn.grid import whole_number
 from convattn.lab.recipe import Recipe, command_for, flat_values
 from convattn.lab.run_folder import RunFolder
-from convattn.lab.run_setup import load_data
+from convattn.lab.run_setup import load_data, require_for_run
 from convattn.lab.trainer import Trainer
 from convattn.networks.datasets import ImageDataset
 from convattn.provenance import RunRecord, describe_hardware, describe_versions, find_revision
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+_SILENCE = 10.0
+"""Seconds after which a line says how far an epoch is."""
 
 
 def train(
@@ -62,7 +65,7 @@ def train(
             it is, and its record is returned.
         checkpoint_every: Steps between two checkpoints, at least 1; None writes one after each epoch.
         trackers: Names of trackers ("tensorboard", "wandb", "trackio") to which the metrics are sent after each epoch.
-        tell: Called with a line of text after each epoch, which says when the run will be done.
+        tell: Called with a line of text after each epoch, which says when the run will be done, and every ten seconds.
 
     Returns:
         The record; its results are "test_accuracy", "test_loss" and "train_loss" of the last epoch,
@@ -71,9 +74,9 @@ def train(
         in place of the test images, and the names begin with "validation" in place of "test".
 
     Raises:
-        ArgumentError: `recipe` is not a Recipe; the output folder is not empty; no output folder is given but `resume`
-            or `trackers` needs one; `checkpoint_every` is below 1; no training image is left; or a size of the network
-            does not fit the images.
+        ArgumentError: `recipe` is not a Recipe; a module that it imports cannot be imported; the output folder is not
+            empty; no output folder is given but `resume` or `trackers` needs one; `checkpoint_every` is below 1; no
+            training image is left; or a size of the network does not fit the images.
         CheckpointError: The folder holds no run to resume, or one of another recipe or on other data, or is used by
             another process; a checkpoint or the results cannot be written; or the network to start from cannot be read.
         DataError: The images cannot be loaded.
@@ -81,6 +84,7 @@ def train(
         MissingDependencyError: The packages for training, or those of a tracker, are not installed.
         RecipeError: Batch or reflected border do not fit the data.
         TrainingError: The loss is not finite.
+        UnknownNameError: There is no such encoding.
 
     Warns:
         CheckpointWarning: A checkpoint is damaged, and the one before it is used.
@@ -100,10 +104,9 @@ def train(
     if output is None and (resume or trackers):
         expected = "the run's folder, because resume or trackers is given"
         raise ArgumentError(must_be("output", expected, output))
-    require_packages("accelerate")
+    require_for_run(recipe, has_data=data is not None, has_folder=output is not None)
     folder = None
     if output is not None:
-        require_packages("huggingface_hub", "pyarrow", "tomli_w")
         folder = RunFolder(output)
         finished = folder.require_new() if not resume else folder.find_finished(recipe)
         if finished is not None:
@@ -189,12 +192,22 @@ def _run_epochs(
         TimeRemainingColumn(),
         TextColumn("{task.fields[result]}"),
     )
+    if not accelerator.is_main_process:
+        tell = None
     shown = progress and accelerator.is_main_process and console.is_terminal
     bar = Progress(*columns, console=console, disable=not shown)
 
+    last_line = time.monotonic()
+
     def after_step() -> None:
+        nonlocal last_line
         bar.advance(task)
         inside = trainer.step % trainer.steps_per_epoch != 0
+        now = time.monotonic()
+        if tell is not None and now - last_line >= _SILENCE:
+            last_line = now
+            done = trainer.step - trainer.epoch * trainer.steps_per_epoch
+            tell(f"epoch {trainer.epoch + 1}: {done} of {trainer.steps_per_epoch} steps")
         due = checkpoint_every is not None and trainer.step % checkpoint_every == 0
         if folder is not None and inside and due:
             folder.save(trainer)
@@ -211,8 +224,9 @@ def _run_epochs(
             accuracy = metrics[f"{measured}_accuracy"]
             line = f"epoch {trainer.epoch}: loss {loss:.3f}, {measured} {accuracy:.2%}"
             bar.update(task, result=line)
-            if tell is not None and accelerator.is_main_process:
+            if tell is not None:
                 tell(line + time_left(trainer.history, recipe.training.epochs, time.time()))
+                last_line = time.monotonic()
             accelerator.log(metrics, step=trainer.step)
 
 

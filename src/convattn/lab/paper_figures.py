@@ -23,7 +23,8 @@ from convattn.lab.runs import Run, RunGroup, read_metrics
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 from convattn.networks import load_network
-from convattn.networks.datasets import ImageDataset, normalise
+from convattn.networks.datasets import ImageDataset
+from convattn.networks.pictures import normalise
 
 _SEED = 0
 

@@ -114,8 +114,12 @@ NetworkRecipe = AttentionNetRecipe | ConvNetRecipe | ResNetRecipe | SpeedNetReci
 class DataRecipe(Section):
     """Which images to use, and how to augment the training images."""
 
-    name: Literal["digits", "cifar10"] = "cifar10"
-    folder: str | None = None  # Folder with the files of CIFAR-10; None fetches them from the Hub
+    # "folder" for pictures of one's own; see `convattn.data.load_folder`
+    name: Literal["digits", "cifar10", "folder"] = "cifar10"
+    # Folder of the pictures, or with the files of CIFAR-10, which None fetches from the Hub
+    folder: str | None = None
+    # Rows and columns to which the pictures of a folder are resized; None is 32
+    size: Count | None = None
     # Border in pixels around an image that is then cropped; 0 for none
     crop_padding: Annotated[int, Range(0)] = 4
     # "reflect" mirrors the image at its outermost pixels
@@ -135,6 +139,10 @@ class DataRecipe(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.name == "folder" and self.folder is None:
+            raise RecipeError(must_be("folder", "the folder of the pictures", self.folder))
+        if self.name != "folder" and self.size is not None:
+            raise RecipeError(must_be("size", "left out but for a folder of pictures", self.size))
         if self.alternate_flip and not self.flip:
             raise RecipeError(must_be("alternate_flip", "false without flip", self.alternate_flip))
 
@@ -265,6 +273,8 @@ class Recipe(Section):
     name: str  # Name of the recipe
     # What was measured: command, hardware, minutes, accuracy over seeds, date and revision
     claim: str
+    # Modules to import first, which register encodings of one's own; they are looked for in the current folder, too
+    imports: tuple[str, ...] | None = None
     # "paper" for the recipe's own sizes; the others for those of `scales.toml`
     scale: Literal["paper", "medium", "small", "tiny"] = "paper"
     # Seed of the weights, the order of the images and the augmentation
@@ -310,8 +320,8 @@ def load_recipe(
 
     Args:
         name_or_path: Name of a recipe of the package, or a path that ends in ".toml".
-        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for minutes
-            and "tiny" for seconds on a CPU; None leaves the scale as the file has it.
+        scale: "paper" for the sizes that the recipe states, "medium" for half an hour to two hours, "small" for 7 to
+            40 minutes and "tiny" for seconds on a core; None leaves the scale as the file has it.
         overrides: New values by dotted key, as text: ``{"optim.learning_rate": "0.05"}``; items of a list are separated
             by commas.
 

@@ -19,6 +19,7 @@ from convattn.errors import (
     must_be,
 )
 from convattn.files import new_folder, require_new_folder, write_atomically
+from convattn.lab.cifar10 import holds_cifar10
 from convattn.lab.loop import train
 from convattn.lab.paper_figures import (
     Material,
@@ -29,6 +30,7 @@ from convattn.lab.paper_figures import (
 )
 from convattn.lab.paper_table import TABLE1, table_page, table_rows
 from convattn.lab.recipe import SCALES, load_recipe
+from convattn.lab.run_setup import data_changes
 from convattn.lab.runs import RunGroup, RunListing, find_runs, group_runs
 from convattn.record import Record
 
@@ -170,8 +172,8 @@ def reproduce(
         runs: Folder of runs, at most two folders deep.
         output: Folder to make; it appears when all is done, and not at all where no target can be made.
         scale: Scale of the recipes, one of `SCALES`.
-        data: Folder with the files of CIFAR-10, for training and for figures that show images; None takes what the runs
-            name.
+        data: Folder with the files of CIFAR-10, or of your own pictures, for training and for figures that show images;
+            None takes what the runs name.
         tell: Where it is given, runs that are missing are trained first, with seed 0, and those that were stopped go
             on; it is called with a line of text for each run and epoch. The folder of runs is made if it is not there.
 
@@ -228,8 +230,8 @@ def _train_missing(
     groups = _groups(find_runs(runs), scale)
     for name in _missing(targets, groups):
         changes = {}
-        if data is not None and scale != "tiny":
-            changes["data.folder"] = str(data)
+        if data is not None and not (scale == "tiny" and holds_cifar10(Path(data))):
+            changes = data_changes(data)
         start = _STARTS_FROM.get(name)
         if start is not None:
             there = groups.get(start)

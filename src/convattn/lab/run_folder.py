@@ -27,6 +27,7 @@ from convattn.lab.recipe import Recipe, differing_keys, load_recipe, recipe_to_t
 from convattn.lab.tables import write_parquet
 from convattn.lab.trainer import Trainer
 from convattn.networks import save_network
+from convattn.networks.pictures import PREPARATION
 from convattn.provenance import RunRecord
 from convattn.sealed import file_sha256
 
@@ -251,6 +252,8 @@ class RunFolder:
                 for name in ("model.safetensors", "config.json"):
                     os.replace(folder / name, self.path / name)
             write_atomically(self.path / "README.md", model_card(record))
+            if trainer.preparation is not None:
+                trainer.preparation.save(self.path / PREPARATION)
             record.save(self.path / "record.json")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -10,8 +11,18 @@ from torch import nn
 
 from convattn.convert import network_to_attention
 from convattn.encodings import GeneralizedQuadratic, Quadratic
-from convattn.errors import CheckpointError, ConversionError, RecipeError, must_be
-from convattn.lab.cifar10 import load_cifar10
+from convattn.encodings.registry import import_modules, require_encoding
+from convattn.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConversionError,
+    RecipeError,
+    must_be,
+    require_packages,
+)
+from convattn.fields import read
+from convattn.lab.cifar10 import holds_cifar10, load_cifar10
+from convattn.lab.own_images import FOLDER_SIZE, load_folder
 from convattn.lab.pruning import prune_heads
 from convattn.lab.recipe import (
     AttentionNetRecipe,
@@ -30,7 +41,8 @@ from convattn.lab.recipe import (
 from convattn.lab.speed_net import SpeedNet
 from convattn.models import AttentionNet, ConvNet, ResNet
 from convattn.networks import load_network
-from convattn.networks.datasets import ImageDataset, load_digits, normalise
+from convattn.networks.datasets import ImageDataset, load_digits
+from convattn.networks.pictures import normalise
 from convattn.provenance import RunRecord
 
 Network: TypeAlias = AttentionNet | ConvNet | ResNet | SpeedNet
@@ -40,21 +52,53 @@ _CERTIFIED = 4  # test images on which a conversion is certified
 _WHITENED = 5000  # training images whose patches are whitened
 
 
+def require_for_run(recipe: Recipe, *, has_data: bool = False, has_folder: bool = True) -> None:
+    """Finds out before a run begins whether everything that it needs is there.
+
+    Imports the modules that the recipe names. Raises UnknownNameError if its encoding is still unknown, and one
+    MissingDependencyError for all packages.
+    """
+    modules = ["accelerate"]
+    if has_folder:
+        modules += ["huggingface_hub", "pyarrow", "tomli_w"]
+    if not has_data and recipe.data.name == "digits":
+        modules.append("sklearn")
+    elif not has_data:
+        modules.append("PIL")
+    require_packages(train=modules)
+    import_modules(recipe.imports or ())
+    if isinstance(recipe.model, AttentionNetRecipe):
+        require_encoding(recipe.model.encoding)
+
+
 def load_data(recipe: DataRecipe) -> ImageDataset:
     """Loads the images that a recipe names, on the CPU.
 
     The folder of CIFAR-10 may also be given by the environment variable CONVATTN_CIFAR10, so that recipes need no local
     paths; without either, the files come from the Hub.
     """
-    folder = recipe.folder or os.environ.get("CONVATTN_CIFAR10")
-    return load_digits() if recipe.name == "digits" else load_cifar10(folder)
+    if recipe.name == "digits":
+        return load_digits()
+    if recipe.name == "folder":
+        return load_folder(str(recipe.folder), size=recipe.size or FOLDER_SIZE)
+    return load_cifar10(recipe.folder or os.environ.get("CONVATTN_CIFAR10"))
+
+
+def data_changes(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Returns the overrides that make a recipe use a folder: with the files of CIFAR-10, or of one's own pictures.
+
+    Raises ArgumentError unless it is a folder.
+    """
+    if not Path(folder).is_dir():
+        raise ArgumentError(must_be("data", "a folder that exists", str(folder)))
+    name = "cifar10" if holds_cifar10(Path(folder)) else "folder"
+    return {"data.name": name, "data.folder": str(folder)}
 
 
 def load_data_of(record: RunRecord, folder: str | None = None) -> ImageDataset:
     """Loads the images that a run was trained and tested on, on the CPU; a folder replaces the one that it names."""
-    stated = record.recipe["data"]
-    place = stated.get("folder") if folder is None else folder
-    return load_data(DataRecipe(stated["name"], folder=place))
+    recipe = read(DataRecipe, record.recipe["data"])
+    return load_data(recipe if folder is None else replace(recipe, folder=folder))
 
 
 def build_network(recipe: Recipe, data: ImageDataset) -> Network:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from convattn.errors import ArgumentError, CheckpointError, must_be
+from convattn.lab.own_images import FOLDER_SIZE
 from convattn.lab.recipe import effective_values
 from convattn.provenance import RunRecord
 
@@ -35,6 +36,8 @@ class Run:
     @property
     def image_size(self) -> int | None:
         """Rows and columns of the images, in pixels; None for images that this version does not know."""
+        if self.record.data.name.startswith("folder "):
+            return self.record.recipe["data"].get("size", FOLDER_SIZE)
         return _IMAGE_SIZES.get(self.record.data.name.partition(" (")[0])
 
     @property

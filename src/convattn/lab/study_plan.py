@@ -14,6 +14,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError, must_be
 from convattn.lab.recipe import Recipe, load_recipe
 from convattn.lab.run_folder import RunFolder
 from convattn.lab.run_process import has_checkpoint
+from convattn.lab.run_setup import require_for_run
 from convattn.provenance import RunRecord
 from convattn.wording import some
 
@@ -45,7 +46,8 @@ class PlannedRun:
     def data(self) -> str:
         """The images that the run measures, in words."""
         data = self.recipe.data
-        return f"{data.name}, {data.held_out} held out" if data.held_out else data.name
+        name = f"{data.folder} at {data.size}" if data.name == "folder" else data.name
+        return f"{name}, {data.held_out} held out" if data.held_out else name
 
 
 def train_command(run: PlannedRun, resume: bool) -> list[str]:
@@ -90,6 +92,7 @@ def plan_runs(
         variant = dict(zip(grid, values, strict=True))
         changes = {**overrides, **variant, "seed": str(seed)}
         resolved = load_recipe(source, scale=scale, overrides=changes)
+        require_for_run(resolved)
         label = resolved.name
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"

@@ -16,7 +16,8 @@ from convattn.lab.augment import crop, mirror, views
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.recipe import DataRecipe, LookaheadRecipe, Recipe, Views
 from convattn.lab.run_setup import Network, build_network, build_optimizer, learning_rate_factor
-from convattn.networks.datasets import ImageDataset, ImageSplit, normalise
+from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.pictures import normalise
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -145,6 +146,7 @@ class Trainer:
         epoch: Epochs done.
         history: Numbers of each epoch done, by the names in ``metrics.jsonl``.
         heads: Where the heads of quadratic layers looked, so far.
+        preparation: How pictures are prepared as the images, where these are one's own.
         started: Start of the run, ISO 8601 in UTC.
         resumed: Resumptions from a checkpoint.
     """
@@ -181,6 +183,7 @@ class Trainer:
             data, recipe.data, size=size, seed=recipe.seed, device=accelerator.device
         )
         self._average = make_average(self.network, recipe.lookahead, self.total_steps)
+        self.preparation = data.preparation
         self._data = data
         self._test = data.test.to(accelerator.device)
         self._losses: list[Tensor] = []

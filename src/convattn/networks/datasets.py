@@ -11,10 +11,11 @@ from importlib import resources
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from convattn.errors import ArgumentError, DataError, ShapeError, must_be, optional_module
+from convattn.errors import ArgumentError, DataError, must_be, optional_module
+from convattn.networks.pictures import Preparation
 from convattn.provenance import DataRecord
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -72,6 +73,7 @@ class ImageDataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]  # Standard deviation of each channel, in the same units
     record: DataRecord  # Name, source, hashes, counts and how the splits were made
+    classes: tuple[str, ...] = ()  # Name of every class of one's own images
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
@@ -129,43 +131,18 @@ class ImageDataset:
         return self.record.name
 
     @property
+    def preparation(self) -> Preparation | None:
+        """How pictures are prepared as these images; None unless they are square, and one's own."""
+        _, rows, cols = self.image_shape
+        if not self.classes or rows != cols:
+            return None
+        return Preparation(rows, self.mean, self.std, self.classes)
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, rows and columns of every image."""
         channels, rows, cols = self.train.images.shape[1:]
         return channels, rows, cols
-
-
-def normalise(
-    images: UInt8[Tensor, "batch channels rows cols"],
-    mean: tuple[float, ...] | Float[Tensor, " channels"],
-    std: tuple[float, ...] | Float[Tensor, " channels"],
-) -> Float[Tensor, "batch channels rows cols"]:
-    """Scales bytes to numbers of about zero mean and unit variance, ``(x / 255 − mean_c) / std_c``, in float32.
-
-    Args:
-        images: Pixel values.
-        mean: Mean of each channel, in units of the full range [0, 1]; a tensor on the images' device saves a copy from
-            the host in every call.
-        std: Standard deviation of each channel, positive, in the same units.
-
-    Returns:
-        Normalised images, of the same shape.
-
-    Raises:
-        ShapeError: The mean or the standard deviation has not one value for each channel.
-
-    Example:
-        >>> normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), (0.5,), (0.25,)).tolist()
-        [[[[-2.0, 2.0]]]]
-    """
-    channels = images.shape[1]
-    if not len(mean) == len(std) == channels:
-        raise ShapeError(
-            f"mean and std need one value for each of {channels} channels: got {len(mean)} and {len(std)}"
-        )
-    shift = torch.as_tensor(mean, dtype=torch.float32, device=images.device)[:, None, None] * 255
-    scale = torch.as_tensor(std, dtype=torch.float32, device=images.device)[:, None, None] * 255
-    return (images - shift) / scale
 
 
 TEST_IMAGES = 360

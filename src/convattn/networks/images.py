@@ -17,7 +17,6 @@ from convattn.errors import (
     DataError,
     MissingDependencyError,
     must_be,
-    optional_module,
 )
 from convattn.models.classifier import ImageClassifier
 from convattn.networks.datasets import (
@@ -25,7 +24,15 @@ from convattn.networks.datasets import (
     CIFAR10_STD,
     load_digits,
     load_samples,
+)
+from convattn.networks.loading import LoadedNetwork
+from convattn.networks.pictures import (
+    PREPARATION,
+    Preparation,
     normalise,
+    picture_files,
+    pillow,
+    read_picture,
 )
 from convattn.networks.source import (
     split_source,
@@ -40,64 +47,70 @@ Prepare = Callable[[Any], Tensor]
 Colour = tuple[float, ...]
 """One number per channel."""
 
-ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-"""Endings of files that are read as pictures."""
+_CHANNELS = (1, 3)
+"""Channels of an array of pictures: grey, or colours."""
 
 
-def preparation(source: str | None, network: nn.Module, folder: Path | None = None) -> Prepare:
+def preparation(loaded: LoadedNetwork) -> Prepare:
     """Returns the function that turns an RGB picture of pillow into the input of a network.
 
     timm, torchvision and transformers define the preparation for their networks; for a network that this library
-    trained on CIFAR-10 or digits, the record in its folder does. Raises ArgumentError if the preparation is unknown,
-    and MissingDependencyError if the network was trained on digits and scikit-learn is not installed.
+    trained, the files in its folder do. A mean and a standard deviation that the user has given replace all that.
+    Raises ArgumentError if the preparation is unknown, and MissingDependencyError if the network was trained on digits
+    and scikit-learn is not installed.
     """
+    source, network, folder, colours = loaded.source, loaded.network, loaded.folder, loaded.colours
+    if colours is not None:
+        return Preparation(_side(network), *colours)
+    own = _own_preparation(folder)
+    if own is not None:
+        return own
     data = trained_on(folder)
     if data == "cifar10":
-        return _AsTrained("RGB", 32, CIFAR10_MEAN, CIFAR10_STD)
+        return Preparation(32, CIFAR10_MEAN, CIFAR10_STD)
     if data == "digits":
         digits = load_digits()
-        return _AsTrained("L", digits.image_shape[1], digits.mean, digits.std)
+        return Preparation(digits.image_shape[1], digits.mean, digits.std)
     home, name = split_source(source) if source else ("", "")
     if home == "timm":
         return timm_preparation(network)
+    prepare = None
     if home == "torchvision":
-        return torchvision_preparation(name)
+        prepare = torchvision_preparation(name)
     if home == "hf":
-        return transformers_preparation(name)
+        prepare = transformers_preparation(name)
+    if prepare is not None:
+        return prepare
+    size = (len(draw_images(network)[0]), _side(network), _side(network))
     raise ArgumentError(
-        f"pictures cannot be prepared for this {type(network).__name__}: only timm, torchvision, hf: and the folder of"
-        " a network trained on CIFAR-10 or digits say how; prepare them yourself, in an array (.npy) or from Python"
+        f"nothing says how pictures are prepared for this {type(network).__name__}: give --mean and --std of the"
+        " channels, with which it was trained, in units of the full range [0, 1]; or prepare them yourself, as an array"
+        f" (.npy) of float32, normalised, of shape (images, {', '.join(map(str, size))})"
     )
 
 
-@dataclass(frozen=True)
-class _AsTrained:
-    """Prepares a picture like the training images of a network of this library."""
-
-    mode: str  # of pillow: colours, or levels of grey
-    size: int  # pixels along each axis
-    mean: Colour
-    std: Colour
-
-    def __call__(self, picture: Any) -> Tensor:
-        small = picture.convert(self.mode)
-        sizes = (self.size, self.size)
-        if small.size != sizes:
-            small = small.resize(sizes, _pillow().Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(small)).reshape(*sizes, -1)
-        image = pixels.movedim(2, 0).contiguous()
-        return normalise(image[None], self.mean, self.std)[0]
+def _own_preparation(folder: Path | None) -> Preparation | None:
+    """Returns how pictures are prepared for a network that was trained on a user's images."""
+    if folder is None or not (folder / PREPARATION).is_file():
+        return None
+    return Preparation.load(folder / PREPARATION)
 
 
-def normalisation(
-    source: str | None, network: nn.Module, folder: Path | None
-) -> tuple[Colour, Colour] | None:
+def _side(network: nn.Module) -> int:
+    """Returns how many rows and columns the images of a network have, as far as it says so."""
+    size = getattr(getattr(network, "config", None), "image_size", None)
+    if size is None:
+        return draw_images(network).shape[-1]
+    return int(size if isinstance(size, int) else max(size))
+
+
+def normalisation(loaded: LoadedNetwork) -> tuple[Colour, Colour] | None:
     """Returns the mean and the standard deviation with which pictures are normalised, of pixels in [0, 1].
 
     Returns None if the preparation of the network's pictures is unknown or does not give them.
     """
     try:
-        prepare = preparation(source, network, folder)
+        prepare = preparation(loaded)
     except (ArgumentError, MissingDependencyError):
         return None
     chain = getattr(prepare, "transforms", ())
@@ -156,8 +169,8 @@ class Pictures(Sequence[Tensor]):
         """Returns a prepared picture; one that cannot be read raises DataError."""
         source = self._sources[number]
         if isinstance(source, Path):
-            return self._prepare(_read_picture(source))
-        return self._prepare(_pillow().fromarray(np.ascontiguousarray(source)))
+            return self._prepare(read_picture(source))
+        return self._prepare(pillow().fromarray(np.ascontiguousarray(source)))
 
 
 def open_images(
@@ -166,8 +179,9 @@ def open_images(
     """Opens a folder of pictures, or an array of numpy.
 
     Args:
-        path: A folder, or a file that ends in .npy: (images, rows, cols, 3) of bytes are pictures, other whole numbers
-            (texts, length) are token ids, and floating-point numbers are what the network takes.
+        path: A folder, or a file that ends in .npy: bytes (images, rows, cols, 3), (images, 3, rows, cols) or (images,
+            rows, cols) are pictures, whole numbers (texts, length) are token ids, and floating-point numbers are what
+            the network takes.
         prepare: Returns how pictures are prepared; called only if there are any.
         limit: How many to take, in the order of their names or rows; None takes all.
 
@@ -179,20 +193,46 @@ def open_images(
         DataError: The file is damaged, or holds something else or nothing.
     """
     if path.is_dir():
-        files = [file for file in path.rglob("*") if file.suffix.lower() in ENDINGS]
-        if not files:
-            raise DataError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
-        files = sorted(files)[:limit]
+        files = picture_files(path)[:limit]
         return Pictures([file.name for file in files], files, prepare())
     if not path.is_file() or path.suffix.lower() != ".npy":
         raise ArgumentError(must_be("images", "a folder or a .npy file", str(path)))
     array = _read_array(path)[:limit]
-    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
-        names = [f"{path.name}, image {row}" for row in range(len(array))]
-        return Pictures(names, list(array), prepare())
+    pictures = _as_pictures(array, path)
+    if pictures is not None:
+        names = [f"{path.name}, image {row}" for row in range(len(pictures))]
+        return Pictures(names, list(pictures), prepare())
     kind = np.float32 if array.dtype.kind == "f" else np.int64
     with np.errstate(over="ignore"):  # infinite numbers are refused later
         return torch.from_numpy(array.astype(kind))
+
+
+def _as_pictures(array: np.ndarray, path: Path) -> np.ndarray | None:
+    """Returns bytes of pictures as (images, rows, cols, 3), whichever way they lie; None for what is no pictures.
+
+    Raises DataError for numbers of pictures that the network would take for something else.
+    """
+    shape = array.shape
+    if array.dtype == np.uint8 and array.ndim in (3, 4):
+        if array.ndim == 3:
+            array = array[..., None]
+        elif shape[3] not in _CHANNELS and shape[1] in _CHANNELS:
+            array = np.moveaxis(array, 1, 3)
+        if array.shape[3] in _CHANNELS:
+            return np.broadcast_to(array, (*array.shape[:3], 3))
+    if array.ndim != 4:
+        return None
+    if array.dtype.kind != "f":
+        raise DataError(
+            f"{path} holds {array.dtype} of shape {shape}: pictures in an array are bytes (uint8) of shape (images,"
+            " rows, cols, 3), (images, 3, rows, cols) or (images, rows, cols)"
+        )
+    if shape[3] in _CHANNELS and shape[1] not in _CHANNELS:
+        raise DataError(
+            f"{path} holds {array.dtype} of shape {shape}, with channels last: networks take them first; save"
+            " array.transpose(0, 3, 1, 2), normalised as the network was trained"
+        )
+    return None
 
 
 def stack_images(
@@ -208,21 +248,6 @@ def stack_images(
             f"the images in {path} have different sizes when prepared for this network"
         )
     return torch.stack(tensors)
-
-
-def _pillow() -> Any:
-    return optional_module("PIL.Image", "pillow", "pictures").Image
-
-
-def _read_picture(file: Path) -> Any:
-    """Reads the first picture of a file, upright and in colours."""
-    image = _pillow()
-    operations = optional_module("PIL.ImageOps", "pillow", "pictures").ImageOps
-    try:
-        with image.open(file) as picture:
-            return operations.exif_transpose(picture).convert("RGB")
-    except Exception as error:  # noqa: BLE001 - decoders raise errors of every kind on damaged files
-        raise DataError(f"cannot read the image {file}: {type(error).__name__}: {error}") from None
 
 
 def _read_array(path: Path) -> np.ndarray:
@@ -268,7 +293,7 @@ def own_images(folder: Path | None, limit: int) -> OwnImages | None:
         what = "the test set of digits"
     else:
         return None
-    classes = class_names(data)
+    classes = class_names(folder)
     labels = tuple(classes[label] for label in split.labels[places].tolist())
     names = tuple(f"test image {rows[place]}" for place in places)
     return OwnImages(normalise(split.images[places], mean, std), names, labels, what)
@@ -284,8 +309,12 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
     return images
 
 
-def class_names(data: str | None) -> tuple[str, ...]:
-    """Returns the names of the classes of the data that a network was trained on; () where they are unknown."""
+def class_names(folder: Path | None) -> tuple[str, ...]:
+    """Returns the names of the classes of the data that a network in a folder was trained on; () if unknown."""
+    own = _own_preparation(folder)
+    if own is not None:
+        return own.classes
+    data = trained_on(folder)
     if data == "digits":
         return tuple(map(str, range(10)))
     if data == "cifar10":

@@ -101,6 +101,8 @@ class LoadedNetwork(NamedTuple):
     options: dict[str, Any]  # What it is built with
     folder: Path | None  # Where it was saved; None if it was built
     drawn: bool = False  # Whether its weights are random
+    # Mean and standard deviation of each channel that a user gives for it; None if it says them itself
+    colours: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:

@@ -3,7 +3,6 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -15,14 +14,13 @@ from convattn.errors import (
     ArgumentError,
     CheckpointError,
     ConvAttnError,
-    MissingDependencyError,
     UnknownNameError,
     must_be,
     optional_module,
+    shown,
     without_trace,
 )
 from convattn.models.classifier import ImageClassifier
-from convattn.networks.pretrained import pretrained_names
 from convattn.wording import some
 
 NETWORKS: Mapping[str, str] = MappingProxyType(
@@ -113,7 +111,7 @@ def create_network(
         if pretrained:
             raise CheckpointError(f"cannot fetch the weights of {source}: {reason}") from error
         raise ArgumentError(
-            f"options must fit {source}, but with {arguments} it raised {reason}"
+            f"options must fit {source}, but with {shown(arguments)} it raised {reason}"
         ) from error
 
 
@@ -142,32 +140,29 @@ def timm_preparation(network: nn.Module) -> Callable[[Any], Tensor]:
     return create_transform(**config, is_training=False)  # type: ignore[return-value]
 
 
-def torchvision_preparation(name: str) -> Callable[[Any], Tensor]:
+def torchvision_preparation(name: str) -> Callable[[Any], Tensor] | None:
     """Returns the function that prepares an RGB picture of pillow for the default weights of a network of torchvision.
 
-    Raises ArgumentError if the network has no weights.
+    Returns None if the network has no weights.
     """
     weights = _torchvision_models().get_model_weights(name)
-    if not len(weights):
-        raise ArgumentError(
-            f"torchvision has no weights for {name}, and so does not say how to prepare images"
-        )
-    return weights["DEFAULT"].transforms()
+    return weights["DEFAULT"].transforms() if len(weights) else None
 
 
-def transformers_preparation(name: str) -> Callable[[Any], Tensor]:
+def transformers_preparation(name: str) -> Callable[[Any], Tensor] | None:
     """Returns the function that prepares an RGB picture of pillow as the files of a network of transformers say.
 
-    Raises ArgumentError if they do not say it.
+    Returns None if they do not say it, as those that `save_pretrained` of the network alone wrote. Raises ArgumentError
+    if a package is missing that prepares them.
     """
     transformers = optional_module("transformers", "transformers", "hf")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {without_trace(error)}"
-        raise ArgumentError(
-            f"hf:{name} does not say how pictures are prepared ({reason}); give an array"
-        ) from error
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"pictures for hf:{name} cannot be prepared: {reason}") from error
+    except Exception:  # noqa: BLE001 - files of any content
+        return None
     return lambda picture: processor(picture, return_tensors="pt")["pixel_values"][0]
 
 
@@ -229,15 +224,6 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
         missing = some(sorted(report["missing_keys"]))
         raise CheckpointError(f"hf:{name} has no weights for {missing}")
     return network.float()
-
-
-def similar_networks(name: str) -> list[str]:
-    """Returns sources, as "timm:NAME", that begin almost like a name: of this package and of installed libraries."""
-    known = {"convattn": pretrained_names()}
-    for home, library in (("timm", _timm), ("torchvision", _torchvision_models)):
-        with suppress(MissingDependencyError):
-            known[home] = library().list_models()
-    return [f"{home}:{near}" for home, names in known.items() for near in _nearest(name, names)]
 
 
 def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:

@@ -160,7 +160,7 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str]) -> None:
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     start = f"cannot read weights from {path}: "
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix.lower() == ".safetensors":
             return load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own words advise to run what the file holds

@@ -143,8 +143,7 @@ def _open(source: str, loaded: LoadedNetwork, path: Path | None, limit: int | No
 
 def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
     """Reads the images at a path, prepared for a network."""
-    prepare = partial(preparation, loaded.source, loaded.network, loaded.folder)
-    images = open_images(path, prepare, limit=limit)
+    images = open_images(path, partial(preparation, loaded), limit=limit)
     prepared = stack_images(images, path)
     names = tuple(f"image {number + 1}" for number in range(len(prepared)))
     if isinstance(images, Pictures):
@@ -154,7 +153,7 @@ def read_images(path: Path, loaded: LoadedNetwork, limit: int) -> OwnImages:
 
 def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str) -> Exhibit:
     """Shows a network on images, with the heads that its training recorded."""
-    mean, std = normalisation(loaded.source, loaded.network, loaded.folder) or ((), ())
+    mean, std = normalisation(loaded) or ((), ())
     heads = []
     # A folder that is not a run has no such file, nor has one of heads without centres.
     if loaded.folder and (loaded.folder / HEADS).is_file():
@@ -167,7 +166,7 @@ def _exhibit(source: str, loaded: LoadedNetwork, pictures: OwnImages, name: str)
         note="Its weights are random, drawn with seed 0." if loaded.drawn else "",
         mean=mean,
         std=std,
-        classes=class_names(trained_on(loaded.folder)),
+        classes=class_names(loaded.folder),
         heads=heads,
     )
 

@@ -63,6 +63,13 @@ def test_a_right_file_is_exact(case, file, runtime):
     assert certificate.other.startswith(f"network.onnx in {names[runtime]}")
 
 
+def test_an_ending_in_capitals_is_the_same(case, file, tmp_path):
+    capitals = tmp_path / "NETWORK.ONNX"
+    capitals.write_bytes(file.read_bytes())
+    for runtime in (None, "openvino"):
+        assert certify(case[0], capitals, case[1], runtime=runtime).verdict == "exact", runtime
+
+
 def change_kernel(file, layer, change, path):
     """Copies a file with the kernel of a convolution changed."""
     model = onnx.load(file)

@@ -12,8 +12,10 @@ from tests.convert.network.network_cases import (
     images,
 )
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from convattn import certify, network_to_attention, network_to_conv
+from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention, RelativeAttention2d
 
 
@@ -22,6 +24,18 @@ def test_a_convolution_called_as_a_function_is_converted():
     assert type(made.module.after) is type(made.layers[0]) is RelativeAttention2d
     assert [(layer.name, layer.call) for layer in certificate.layers] == [("", 1), ("after", 0)]
     assert certificate.left_alone == ()
+
+
+def test_images_are_taken_by_position_and_one_batch_of_a_loader(without_type_checks):
+    network, x = nn.Sequential(nn.Conv2d(3, 5, 3)), images(2, 3, 7, 9)
+    attention, certificate = network_to_attention(network, x)
+    assert certificate.shapes == ((2, 3, 7, 9),)
+    _, certificate = network_to_conv(attention, x)
+    assert certificate.shapes == ((2, 3, 7, 9),)
+    loader = DataLoader(TensorDataset(x, torch.arange(2)), batch_size=2)
+    with pytest.raises(ArgumentError, match=r"of a loader give one batch, as next\(iter\(loader"):
+        network_to_attention(network, loader)
+    assert network_to_attention(network, next(iter(loader))[0])[1].passed
 
 
 def test_a_layer_that_the_images_do_not_reach_has_no_path():

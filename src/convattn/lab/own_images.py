@@ -1,0 +1,188 @@
+"""A user's own images as a data set: from a folder of pictures, or from tensors."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from convattn.errors import ArgumentError, DataError, must_be
+from convattn.files import as_path
+from convattn.networks.datasets import ImageDataset, ImageSplit
+from convattn.networks.pictures import picture_files, read_picture, to_square
+from convattn.provenance import DataRecord
+
+FOLDER_SIZE = 32
+"""Rows and columns of the images of a folder, unless another size is asked for: those of CIFAR-10."""
+
+_TEST_SHARE = 5
+"""One in so many images of each class is held out to test where there are no test images."""
+
+_SEED = 0
+
+
+def load_folder(path: str | os.PathLike[str], *, size: int = FOLDER_SIZE) -> ImageDataset:
+    """Reads pictures in a folder for each class, or in folders "train" and "test" (or "val") with one for each class.
+
+    Pictures are cropped at the middle to a square, and resized by bicubic interpolation. If all are grey, images have
+    one channel, else three. Classes are numbered in the order of their names. Without a folder to test, images are held
+    out as in `dataset_from_tensors`.
+
+    Args:
+        path: The folder.
+        size: Rows and columns of an image.
+
+    Returns:
+        The data set, on the CPU.
+
+    Raises:
+        ArgumentError: `path` is no folder.
+        DataError: There are fewer than two classes, a class has too few pictures or is only tested, or a picture cannot
+            be read.
+        MissingDependencyError: pillow is not installed.
+
+    Example:
+        >>> load_folder("no/such/folder")
+        Traceback (most recent call last):
+        convattn.errors.ArgumentError: path must be a folder of pictures, but is 'no/such/folder'
+    """
+    place = as_path(path, "path")
+    if not place.is_dir():
+        raise ArgumentError(must_be("path", "a folder of pictures", str(path)))
+    splits = [place]
+    if any(map(_is_class, (place / "train").glob("*"))):
+        tests = [place / name for name in ("test", "val") if (place / name).is_dir()]
+        splits = [place / "train", *tests[:1]]
+    classes = sorted(item.name for item in splits[0].iterdir() if _is_class(item))
+    if len(classes) < 2:
+        raise DataError(
+            f"{splits[0]} must hold a folder of pictures for each of two or more classes, but has"
+            f" {len(classes)} folders"
+        )
+    pictures, labels, counts = [], [], []
+    for split in splits:
+        for folder in sorted(filter(_is_class, split.iterdir())):
+            if folder.name not in classes:
+                raise DataError(f"{folder} is a class that {splits[0]} does not have")
+            for file in picture_files(folder):
+                pictures.append(to_square(read_picture(file, keep_grey=True), size))
+                labels.append(classes.index(folder.name))
+        counts.append(len(labels))
+    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
+    stacked = np.stack([np.array(picture.convert(mode)) for picture in pictures])
+    images = torch.from_numpy(stacked).reshape(len(labels), size, size, -1).movedim(3, 1)
+    numbers, first = torch.tensor(labels), counts[0]
+    return dataset_from_tensors(
+        images[:first],
+        numbers[:first],
+        test=(images[first:], numbers[first:]) if len(splits) > 1 else None,
+        classes=classes,
+        name=f"folder {place.resolve().name}",
+    )
+
+
+def _is_class(item: Path) -> bool:
+    return item.is_dir() and not item.name.startswith(".")
+
+
+def dataset_from_tensors(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    test: tuple[Tensor, Tensor] | None = None,
+    classes: Sequence[str] = (),
+    name: str = "own images",
+) -> ImageDataset:
+    """Makes a data set of images in memory; the training images give the mean and the standard deviation.
+
+    Args:
+        images: Training images (images, channels, rows, cols): bytes, or floating-point numbers in [0, 1], which are
+            rounded to bytes.
+        labels: Class of each, whole numbers from 0.
+        test: Images and labels to measure on. Without them one in five images of each class is held out, at least one:
+            the first of ``torch.randperm`` in the class, with the seed 0.
+        classes: Name of each class; by default its number.
+        name: Name of the data set, for its record.
+
+    Returns:
+        The data set, on the CPU.
+
+    Raises:
+        ArgumentError: The images or labels are of another form or range.
+        DataError: A class has one image, or all pixels of a channel are the same.
+
+    Example:
+        >>> images, labels = torch.rand(20, 3, 8, 8), torch.arange(20) % 2
+        >>> data = dataset_from_tensors(images, labels)
+        >>> data.record.counts, data.num_classes
+        ({'train': 16, 'test': 4}, 2)
+    """
+    train, how = _as_split("images", images, labels), "as given"
+    if test is None:
+        train, held = _split_by_class(train)
+        how = f"one in {_TEST_SHARE} of each class to test: torch.randperm, seed {_SEED}"
+    else:
+        held = _as_split("test", *test)
+    names = tuple(classes) or tuple(map(str, range(int(train.labels.max()) + 1)))
+    mean, std = _mean_and_std(train.images)
+    hashes = {"train": train.sha256(), "test": held.sha256()}
+    record = DataRecord(
+        name=f"{name} (train {hashes['train'][:12]})",
+        source="a user's own images",
+        hashes=hashes,
+        counts={"train": len(train), "test": len(held)},
+        split=how,
+    )
+    return ImageDataset(train, held, len(names), mean, std, record, names)
+
+
+def _as_split(argument: str, images: Tensor, labels: Tensor) -> ImageSplit:
+    """Checks images and labels of a user, and returns them as bytes and whole numbers."""
+    if images.is_floating_point() and images.min() >= 0 and images.max() <= 1:
+        images = images.mul(255).round().to(torch.uint8)
+    if images.ndim != 4 or images.dtype != torch.uint8:
+        low, high = images.min().item(), images.max().item()
+        raise ArgumentError(
+            f"{argument} must be bytes, or floating-point numbers in [0, 1], of shape (images, channels, rows, cols),"
+            f" but are {images.dtype} of shape {tuple(images.shape)} from {low:g} to {high:g}"
+        )
+    if labels.ndim != 1 or labels.is_floating_point():
+        came = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise ArgumentError(f"labels must be a whole number for each image, but are {came}")
+    return ImageSplit(images.contiguous().cpu(), labels.to("cpu", torch.int64))
+
+
+def _split_by_class(split: ImageSplit) -> tuple[ImageSplit, ImageSplit]:
+    """Holds out a share of each class, drawn with a fixed seed; both parts keep the order of the images."""
+    generator = torch.Generator().manual_seed(_SEED)
+    is_test = torch.zeros(len(split), dtype=torch.bool)
+    for label in split.labels.unique().tolist():
+        rows = (split.labels == label).nonzero().flatten()
+        if len(rows) < 2:
+            raise DataError(f"class {label} has one image: it needs two, one of them to test")
+        order = torch.randperm(len(rows), generator=generator)
+        is_test[rows[order[: max(1, len(rows) // _TEST_SHARE)]]] = True
+    train, test = (
+        ImageSplit(split.images[rows], split.labels[rows]) for rows in (~is_test, is_test)
+    )
+    return train, test
+
+
+def _mean_and_std(
+    images: UInt8[Tensor, "images channels rows cols"],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and standard deviation of each channel, in units of the full range."""
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in images.unbind(1):
+        counts = torch.bincount(channel.flatten(), minlength=256).double()
+        share = counts / counts.sum()
+        mean = float((share * levels).sum())
+        means.append(mean)
+        deviations.append(float((share * (levels - mean).square()).sum().sqrt()))
+    if min(deviations) == 0:
+        raise DataError("all pixels of a channel of the training images are the same")
+    return tuple(means), tuple(deviations)
