@@ -225,24 +225,25 @@ def _by_kernel(
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
     inner, images = value.shape[-1], len(query)
-    if mask is not None and mask.numbers and not torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if mask is not None and mask.numbers and not compiling:
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
-    parts = []
+    compute = partial(_of_kernel, dropout=dropout)
+    if torch.is_grad_enabled() and not dropout and not compiling:
+        compute = _Fused.apply
+    means = []
     for own in zip(*(tensor.split(images) for tensor in (query, key, value)), strict=True):
-        bias = None
-        if mask is not None:
-            scaled = own[0].float() * scale if own[0].dtype.itemsize < 4 else own[0] * scale
-            bias = mask.scores(slice(None), scaled, *mask.tables).to(query.dtype)
         inputs = _fitting_widths(*own)
-        if bias is not None:
-            inputs.append(bias)
-        differentiable = torch.is_grad_enabled() and not dropout
-        if differentiable and not torch.compiler.is_compiling():
-            parts.append(_Fused.apply(scale, *inputs))
-        else:
-            parts.append(_of_kernel(scale, *inputs, dropout=dropout))
-    y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if mask is not None:
+            wide = torch.promote_types(query.dtype, torch.float32)
+            scaled = own[0].to(wide) * scale
+            scores = mask.scores(slice(None), scaled, *mask.tables)
+            inputs.append(scores.to(query.dtype))
+        means.append(compute(scale, *inputs))
+    y = means[0]
+    if len(means) > 1:
+        y = torch.cat(means)
     return y[..., :inner]
 
 

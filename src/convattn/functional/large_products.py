@@ -57,7 +57,7 @@ def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tenso
     if len(weights) > 1:
         narrow = [weight.to(keys.dtype) for weight in weights]
         return attend_by_axis(narrow, keys, maps.to(keys.dtype), groups)
-    weight = weights[0]
+    weight, *_ = weights
     rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
     pixels = keys.flatten(2).mT
     if torch.compiler.is_compiling() or needs_own_operations(rows, pixels):

@@ -351,7 +351,7 @@ class _Means:
             if add:
                 out += products
             else:
-                out.copy_(large_products)
+                out.copy_(products)
         elif add:
             out.baddbmm_(left, right)
         else:

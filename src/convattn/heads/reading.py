@@ -271,8 +271,8 @@ class _Pass:
     def _read_foreign(self, call: CallContext, products: list[_Seen], out: Tensor) -> AttentionCall:
         """Reads a layer of the catalogue; a registered `read` that returns no layout raises ArgumentError."""
         images = self._images
-        if len(large_products) != 1:
-            count = f"{len(large_products)} products" if products else "no product"
+        if len(products) != 1:
+            count = f"{len(products)} products" if products else "no product"
             raise UnsupportedModelError(
                 f"{count} of weights and values was seen in it, where there must be one"
             )

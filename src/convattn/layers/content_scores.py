@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.fused import displacement_mask, fused_attention
+from convattn.functional.fused import Mask, displacement_mask, fused_attention
 from convattn.functional.positions import (
     Channels,
     Precision,
@@ -145,41 +145,71 @@ class ContentScores(nn.Module):
         compute_parameters(self)
         query = self._heads(self.query, query_pixels(keys, axes))
         key = self._heads(self.key, keys)
+        narrow, mask = precision.dtype, None
         with without_autocast(keys.device):
-            wide = torch.promote_types(precision.dtype, torch.float32)
+            wide = torch.promote_types(narrow, torch.float32)
             scale = self.key_width**-0.5
-            unbiased, bias = query.to(wide) * scale, None
+            unbiased = query.to(wide) * scale
             # narrow queries are scaled by the kernel, or they would be rounded once more
-            factor = 1.0 if precision.dtype == wide else scale
-            query = unbiased if factor == 1 else query
+            factor = 1.0
+            if narrow == wide:
+                query = unbiased
+            else:
+                factor = scale
+            bias = None
             if self.content_bias is not None:
                 bias = scale * self.content_bias.to(wide)
                 query = query + (bias / factor)[:, None]
-            query, key, mask = query.to(precision.dtype), key.to(precision.dtype), None
-            if form == "quadratic":
-                channels = self._second_degree(axes, encoding, unbiased, adds_score=adds_score)
-                query, key = _append(channels, query, key, factor, precision)
+            query, key = query.to(narrow), key.to(narrow)
+            if form == "mask":
+                mask = self._mask(axes, encoding, unbiased, bias, adds_score=adds_score)
             elif adds_score or self.uses_position:
-                by_axis = encoding.axis_additive and not (
-                    form == "mask" and is_accelerator(keys.device)
-                )
-                scores, features = self._tables(
-                    axes, encoding, unbiased, by_axis=by_axis, adds_score=adds_score
-                )
-                if form == "one-hot":
-                    own = unbiased.new_zeros(())
-                    if scores:
-                        own = score_channels(scores, axes)
-                    if features:
-                        own = own + feature_channels(unbiased, features, axes)
-                    channels = Channels(own, one_hot(axes, wide, keys.device))
-                    query, key = _append(channels, query, key, factor, precision)
-                else:
-                    if bias is not None and features:
-                        scores = _for_biased(bias, scores, features)
-                    mask = displacement_mask(axes, scores, features)
-            value = value.to(precision.dtype)
-            return fused_attention(query, key, value, mask, dropout, scale=factor)
+                channels = self._channels(form, axes, encoding, unbiased, adds_score=adds_score)
+                channels = Channels(channels.query / factor, channels.key)
+                if narrow != wide:
+                    channels = in_parts(channels, narrow, precision.query, precision.key)
+                query, key = channels.append(query, key)
+            return fused_attention(query, key, value.to(narrow), mask, dropout, scale=factor)
+
+    def _mask(
+        self,
+        axes: Sequence[Axis],
+        encoding: Encoding,
+        query: Tensor,
+        bias: Float[Tensor, "heads width"] | None,
+        *,
+        adds_score: bool,
+    ) -> Mask | None:
+        """Returns what adds scores of displacements to those of content; None if there are none."""
+        if not (adds_score or self.uses_position):
+            return None
+        by_axis = encoding.axis_additive and not is_accelerator(query.device)
+        scores, features = self._tables(
+            axes, encoding, query, by_axis=by_axis, adds_score=adds_score
+        )
+        if bias is not None and features:
+            scores = _for_biased(bias, scores, features)
+        return displacement_mask(axes, scores, features)
+
+    def _channels(
+        self,
+        form: str,
+        axes: Sequence[Axis],
+        encoding: Encoding,
+        query: Tensor,
+        *,
+        adds_score: bool,
+    ) -> Channels:
+        """Returns scores of displacements as channels, of queries without their bias."""
+        if form == "quadratic":
+            return self._second_degree(axes, encoding, query, adds_score=adds_score)
+        scores, features = self._tables(axes, encoding, query, by_axis=True, adds_score=adds_score)
+        own = query.new_zeros(())
+        if scores:
+            own = score_channels(scores, axes)
+        if features:
+            own = own + feature_channels(query, features, axes)
+        return Channels(own, one_hot(axes, query.dtype, query.device))
 
     def _tables(
         self,
@@ -254,16 +284,6 @@ class ContentScores(nn.Module):
             "images pixels (heads width) -> images heads pixels width",
             heads=self.num_heads,
         )
-
-
-def _append(
-    channels: Channels, query: Tensor, key: Tensor, factor: float, precision: Precision
-) -> tuple[Tensor, Tensor]:
-    """Appends channels to queries, of which the kernel multiplies the products by a factor, and to keys."""
-    channels = Channels(channels.query / factor, channels.key)
-    if precision.dtype.itemsize < channels.query.dtype.itemsize:
-        channels = in_parts(channels, precision.dtype, precision.query, precision.key)
-    return channels.append(query, key)
 
 
 def _for_biased(

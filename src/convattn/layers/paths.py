@@ -191,17 +191,24 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
         The path.
     """
     work, encoding, content = options["work"], options["encoding"], options["content"]
-    form = impl if impl == "quadratic" else position_form(encoding, work.axes, work.device)
-    width, dtype = content.key_width, work.product_dtype
-    precision = kernel_precision(form, work.axes, dtype, work.device, width)
-    order = "values" if work.inner < work.channels else "weights"
-    reason = "the scores depend on the input" if impl == "auto" else REQUESTED
+    form = impl
+    if impl != "quadratic":
+        form = position_form(encoding, work.axes, work.device)
+    dtype = work.product_dtype
+    precision = kernel_precision(form, work.axes, dtype, work.device, content.key_width)
+    order, inner = "weights", work.channels
+    if work.inner < work.channels:
+        order, inner = "values", work.inner
+    reason = REQUESTED
+    if impl == "auto":
+        reason = "the scores depend on the input"
     reason += f"; scores of displacements as {FORMS[form]}"
     if precision.dtype != work.softmax_dtype:
-        reason += f" in {str(precision.dtype).removeprefix('torch.')}, in {precision.query} parts"
+        name = str(precision.dtype).removeprefix("torch.")
+        reason += f" in {name}, in {precision.query} parts"
         parts = precision.query * precision.key
-        width += parts * position_width(form, work.axes)
-        if max(width, work.channels if order == "weights" else work.inner) > FLASH_WIDTH:
+        width = content.key_width + parts * position_width(form, work.axes)
+        if max(width, inner) > FLASH_WIDTH:
             reason += f"; wider than the {FLASH_WIDTH} channels of torch's flash kernel"
     return ContentPath(
         name="content",
