@@ -12,16 +12,14 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
 from convattn.errors import (
     ArgumentError,
@@ -42,11 +40,6 @@ KIND = "network"
 
 _PAGES = ("README.md", "index.html")
 """Files for people that a saved network may hold."""
-
-_KNOWN = ("torch.nn.", "convattn.")
-"""Packages whose modules do not change their attributes when they run."""
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _HINT = "if it was edited on purpose, load it with verify=False"
 
@@ -153,55 +146,6 @@ def tensor_digest(name: str, tensor: Tensor) -> str:
     values = tensor.reshape(-1).view(torch.uint8)
     digest.update(memoryview(values.numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
-
-
-def network_digest(network: nn.Module) -> str:
-    """Returns the SHA-256 of a network's classes, parameters and saved buffers, and of what its layers are made with.
-
-    Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and shapes count alone. Of
-    modules that are neither torch's nor this library's, attributes do not count, as their forward may change them.
-    """
-    digest = hashlib.sha256()
-    for name, module in network.named_modules(remove_duplicate=False):
-        kind = type(module)
-        attributes = {}
-        if kind.__module__.startswith(_KNOWN):
-            attributes = plain_attributes(module)
-        text = f"{name} {kind.__module__}.{kind.__qualname__} {sorted(attributes.items())}"
-        digest.update(text.encode())
-    for name, tensor in _saved_tensors(network):
-        values = tensor.detach()
-        if is_lazy(tensor):
-            text = f"{name} {tensor.dtype} lazy"
-        elif values.is_meta or values.is_quantized or values.layout is not torch.strided:
-            text = f"{name} {tensor.dtype} {tensor.shape}"
-        else:
-            text = tensor_digest(name, values.cpu().contiguous())
-        digest.update(text.encode())
-    return digest.hexdigest()
-
-
-def plain_attributes(module: nn.Module) -> dict[str, str]:
-    """Returns, as text, the attributes of a module that hold numbers, text, sequences of such, or a dataclass."""
-    attributes = {}
-    for key, value in vars(module).items():
-        if key not in _OF_EVERY_MODULE and (_is_plain(value) or is_dataclass(value)):
-            attributes[key] = repr(value)
-    return attributes
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and saved buffers under every name that their module has."""
-    for place, module in network.named_modules(remove_duplicate=False):
-        for name, tensor in {**module._parameters, **module._buffers}.items():
-            if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield f"{place}.{name}", tensor
 
 
 def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
+from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.replaced import put_layers
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_config, read_sealed
 
-SCHEMA = 1
+SCHEMA = 2
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -23,6 +25,7 @@ _FIELDS: dict[str, Any] = {
     "options": dict,
     "layers": list,
     "tied": dict,
+    "structure": dict,
     "frozen": list,
     "strides": dict,
     "buffers": dict,
@@ -90,7 +93,7 @@ def load_network(
         token=token,
     )
     config, tensors = read_sealed(folder, verify=verify)
-    return _restore(folder, config, tensors, model)
+    return _restore(folder, config, tensors, model, verify=verify)
 
 
 class LoadedNetwork(NamedTuple):
@@ -116,8 +119,10 @@ def _restore(
     config: dict[str, Any],
     tensors: Mapping[str, Tensor],
     model: nn.Module | None,
+    *,
+    verify: bool,
 ) -> nn.Module:
-    """Builds a network, puts its layers in their places, and gives it the tensors."""
+    """Builds a network, puts its layers in their places, holds it against the saved one, and gives it the tensors."""
     file = folder / CONFIG
     schema = config.get("schema_version")
     if schema != SCHEMA:
@@ -136,6 +141,8 @@ def _restore(
     try:
         if config["layers"]:
             network = put_layers(network, config["layers"])
+        if verify:
+            _require_structure(network, config)
         load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "together" if model is None else "with the model given"
@@ -143,6 +150,19 @@ def _restore(
             f"the files in {folder} do not fit {together}: {without_trace(error)}"
         ) from None
     return network.eval()
+
+
+def _require_structure(network: nn.Module, config: dict[str, Any]) -> None:
+    """Raises CheckpointError, which names the differences, unless a network is made of what was saved."""
+    structure = Structure.of(network, config["buffers"])
+    reasons = first_differences(structure.modules, config["structure"]["modules"])
+    if not reasons:
+        return
+    advice = "Give the network that was saved, as it was built; hooks and attributes are its own"
+    if config["source"] is not None:
+        versions = [f"{name} {version}" for name, version in config["versions"].items()]
+        advice = f"It was saved with {', '.join(versions)}"
+    raise CheckpointError(f"{reasons}. {advice}. verify=False takes this one, as another network")
 
 
 def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
