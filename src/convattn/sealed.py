@@ -13,6 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ from convattn.errors import (
     WriteError,
     must_be,
 )
-from convattn.files import as_path, new_file, require_new_folder, write_atomically
+from convattn.files import (
+    as_path,
+    new_file,
+    read_whole,
+    require_new_folder,
+    write_atomically,
+)
 from convattn.record import Record
 from convattn.wording import some
 
@@ -116,9 +123,22 @@ def _is_sealed(folder: Path) -> bool:
 def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration and the tensors that `write_sealed` wrote, after comparing all files with its digests.
 
-    With verify=False, changes are accepted. Raises CheckpointError, which names the file, if one is missing,
-    damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
+    If another process replaces the folder meanwhile, they are all from before or all from after. With verify=False,
+    changes are accepted. Raises CheckpointError, which names the file, if one is missing, damaged or not what was
+    saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
+    config, tensors, verdict = read_whole(folder, partial(_read_files, folder, verify=verify))
+    if verdict == "failed":
+        message = f"the certificate in {folder} says that the conversion failed"
+        warnings.warn(message, CertificateWarning, stacklevel=3)
+    if LOAD_AS in config:
+        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
+    config.pop(DIGESTS, None)
+    return config, tensors
+
+
+def _read_files(folder: Path, *, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
+    """Returns the configuration, the tensors and the verdict of the certificate, or None without one."""
     config = read_config(folder)
     try:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -126,11 +146,7 @@ def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], d
         raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
     if verify:
         _require_saved(folder, config)
-    _warn_of_certificate(folder)
-    if LOAD_AS in config:
-        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
-    config.pop(DIGESTS, None)
-    return config, tensors
+    return config, tensors, _read_verdict(folder / CERTIFICATE)
 
 
 def file_sha256(path: Path) -> str:
@@ -169,19 +185,16 @@ def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file} {state}; {_HINT}")
 
 
-def _warn_of_certificate(folder: Path) -> None:
-    file = folder / CERTIFICATE
+def _read_verdict(file: Path) -> Any:
+    """Returns the verdict of a certificate, or None if there is no file; a damaged one raises CheckpointError."""
     if not file.exists():
-        return
+        return None
     try:
-        verdict = json.loads(file.read_text(encoding="utf-8"))["verdict"]
+        return json.loads(file.read_text(encoding="utf-8"))["verdict"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is not a certificate ({type(error).__name__}: {error})"
         ) from None
-    if verdict == "failed":
-        message = f"the certificate in {folder} says that the conversion failed"
-        warnings.warn(message, CertificateWarning, stacklevel=4)
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:

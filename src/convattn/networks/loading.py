@@ -15,7 +15,7 @@ from convattn.networks.pretrained import fetch, network_folder
 from convattn.networks.replaced import put_layers
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
-from convattn.sealed import CONFIG, read_config, read_sealed
+from convattn.sealed import CONFIG, read_sealed
 
 SCHEMA = 2
 
@@ -108,9 +108,9 @@ class LoadedNetwork(NamedTuple):
 
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
-    folder = network_folder(folder)
-    network = load_network(folder, verify=verify)
-    config = read_config(folder)
+    folder = fetch(network_folder(folder), cache_dir=None)
+    config, tensors = read_sealed(folder, verify=verify)
+    network = _restore(folder, config, tensors, None, verify=verify)
     return LoadedNetwork(network, config["source"], config["options"], folder)
 
 
