@@ -266,7 +266,7 @@ class Wave(Encoding):
         return self.weights.view(-1, *(1,) * waves.ndim) * waves
 
 
-def of_transformers():
+def of_transformers(**options):
     config = transformers.ViTConfig(
         hidden_size=12,
         num_hidden_layers=2,
@@ -274,6 +274,7 @@ def of_transformers():
         intermediate_size=5,
         image_size=14,
         patch_size=7,
+        **options,
     )
     return transformers.ViTModel(config)
 
@@ -288,13 +289,30 @@ def gated():
     return nn.Sequential(layer, nn.LayerNorm(7))
 
 
+def test_a_configuration_of_transformers_may_come_from_a_folder(tmp_path):
+    network = of_transformers().eval()
+    network.save_pretrained(tmp_path / "theirs")
+    folder = save_network(network, tmp_path / "made")
+    loaded = load_network(folder, model=transformers.ViTModel.from_pretrained(tmp_path / "theirs"))
+    x = torch.randn(1, 3, 14, 14)
+    assert torch.equal(loaded(x).pooler_output, network(x).pooler_output)
+    structure = json.loads((folder / "config.json").read_text())["structure"]
+    (config,) = structure["not_covered"]
+    assert config == "config: the contents of a transformers.models.vit.configuration_vit.ViTConfig"
+    other = of_transformers(layer_norm_eps=0.1)
+    message = r"layers\.0\.layernorm_before\.eps is 0\.1, not 1e-12"
+    with pytest.raises(CheckpointError, match=f"with the model given: {message}"):
+        load_network(folder, model=other)
+
+
 def resnet():
-    return torchvision.models.resnet18(num_classes=3)
+    blocks = torchvision.models.resnet.BasicBlock
+    return torchvision.models.ResNet(blocks, [1, 1, 1, 1], num_classes=3)
 
 
 PICTURES, SEQUENCES = (1, 3, 32, 32), (1, 3, 7)
 BUILDERS = {
-    "timm": (lambda: timm.create_model("resnet10t", num_classes=3), PICTURES),
+    "timm": (lambda: timm.create_model("test_resnet", num_classes=3), PICTURES),
     "timm, transformer": (lambda: timm.create_model("test_vit", img_size=32), PICTURES),
     "torchvision": (resnet, PICTURES),
     "transformers": (of_transformers, (1, 3, 14, 14)),
@@ -335,5 +353,6 @@ def test_a_builder_that_builds_something_else_now_is_refused(tmp_path, monkeypat
     network = create_network(source, options)
     folder = save_network(network, tmp_path / "made", source=source, options=options)
     monkeypatch.setattr(nn.BatchNorm2d.__init__, "__defaults__", (0.5, 0.1, True, True, None, None))
-    with pytest.raises(CheckpointError, match=r"do not fit together: bn1\.eps is 0\.5, not 1e-05"):
+    message = r"fit together: bn1\.eps is 0\.5, not 1e-05; .*; and more\. torchvision:resnet18 is not what it was"
+    with pytest.raises(CheckpointError, match=message):
         load_network(folder)

@@ -214,7 +214,7 @@ def test_the_hook_of_a_layer_comes_with_the_model_that_is_given(tmp_path):
     assert len(seen) == 2
     other = observed()
     other[0]._forward_hooks.clear()
-    message = r"0\.forward hook \(.*observe\) is missing\. Give the network that was saved"
+    message = r"0\.forward hook \(.*observe\) is missing\. Build model as"
     with pytest.raises(CheckpointError, match=message):
         load_network(tmp_path / "made", model=other)
     assert torch.equal(

@@ -24,7 +24,8 @@ from torch.nn.utils import parametrize
 from convattn.convert.surgery import full_name, replaced_methods
 from convattn.sealed import tensor_digest
 
-LIBRARIES = ("convattn.", "timm.", "torch.", "torchvision.", "transformers.")
+_FOREIGN = ("timm.", "torch.", "torchvision.", "transformers.")
+LIBRARIES = ("convattn.", *_FOREIGN)
 """Packages whose classes gain and lose attributes with their versions, and keep their books in private ones."""
 
 _NO_FUNCTION = (
@@ -42,6 +43,7 @@ _NO_FUNCTION = (
 
 _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 
+_NAMESPACES = Namespace | types.SimpleNamespace
 _PLAIN = bool | int | float | complex | str | bytes | range | torch.dtype | None
 
 HOOKS = "forward hook"
@@ -158,9 +160,13 @@ class _Words:
         return f"({', '.join(map(self.describe, values))})"
 
     def object(self, value: object) -> str:
-        """Describes an object: a dataclass or a namespace by its fields, others by their class alone."""
+        """Describes an object: a dataclass or a namespace by its fields, others by their class alone.
+
+        The configuration of a library also says where a network comes from, and what counts of it is in the modules.
+        """
         name = full_name(type(value))
-        if dataclasses.is_dataclass(value) or isinstance(value, Namespace | types.SimpleNamespace):
+        is_plain = dataclasses.is_dataclass(value) or isinstance(value, _NAMESPACES)
+        if is_plain and not any(full_name(kind).startswith(_FOREIGN) for kind in type(value).mro()):
             return f"{name}{self.describe(vars(value))}"
         if isinstance(value, nn.Module) and value not in self.inside:
             return f"{name}{self.describe(value.state_dict())}"

@@ -46,13 +46,13 @@ def differences(
 ) -> Iterator[Difference]:
     """Yields in what the modules of a network differ from those of another, as `Structure.modules` describes them.
 
-    Attributes that only one of two modules of a library has are passed over: they come with another version. So are
+    Of a module that one of them lacks, the modules inside are not named. Attributes that only one of two modules of a library has are passed over: they come with another version. So are
     private ones, which may be there only once a module has run.
     """
     for name in dict.fromkeys([*modules, *others]):
         if name in modules and name in others:
             yield from _module_differences(name, modules[name], others[name])
-        else:
+        elif not name or name.rpartition(".")[0] in modules.keys() & others.keys():
             yield Difference(name, "", _class_of(modules, name), _class_of(others, name))
     if modules.keys() == others.keys():
         for found, expected in zip(modules, others, strict=True):

@@ -12,7 +12,7 @@ from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
 from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
-from convattn.networks.replaced import put_layers
+from convattn.networks.replaced import put_layers, with_places
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_sealed
@@ -54,9 +54,10 @@ def load_network(
             network that comes with the package, which `convattn info` lists; or, where there is no such folder, the
             repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
-            changed. Its weights play no part.
-        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving. False
-            loads folders that were edited on purpose.
+            changed. Its weights play no part; its classes, attributes, hooks and unsaved buffers must be those of the
+            saved one. Contents of foreign objects are not compared: `config.json` names them.
+        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, and a
+            network that is made of something else than the saved one. False loads what was edited on purpose.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.
         force_download: Whether to download files again that are in the cache.
@@ -68,8 +69,8 @@ def load_network(
         has "load_as", they are in that dtype, which holds every value of the file's.
 
     Raises:
-        CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or the
-            repository cannot be fetched.
+        CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or not into
+            the model, or the repository cannot be fetched.
         ArgumentError: The source is not a path; or `model` is missing, or no network.
         UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
@@ -132,17 +133,20 @@ def _restore(
         raise CheckpointError(f"{file} is damaged: {', '.join(damaged)}")
     if model is not None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(must_be_a("model", "a network", model))
+            raise ArgumentError(must_be_a("model", "a network, not its class", model))
         network = copy.deepcopy(model)
     elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place
     else:
         network = _build(file, config, tensors)
     try:
-        if config["layers"]:
-            network = put_layers(network, config["layers"])
+        layers = config["layers"]
         if verify:
-            _require_structure(network, config)
+            layers = with_places(network, layers)  # a missing place is among the differences
+        if layers:
+            network = put_layers(network, layers)
+        if verify:
+            _require_structure(network, config, is_given=model is not None)
         load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "together" if model is None else "with the model given"
@@ -152,17 +156,19 @@ def _restore(
     return network.eval()
 
 
-def _require_structure(network: nn.Module, config: dict[str, Any]) -> None:
+def _require_structure(network: nn.Module, config: dict[str, Any], *, is_given: bool) -> None:
     """Raises CheckpointError, which names the differences, unless a network is made of what was saved."""
     structure = Structure.of(network, config["buffers"])
     reasons = first_differences(structure.modules, config["structure"]["modules"])
     if not reasons:
         return
-    advice = "Give the network that was saved, as it was built; hooks and attributes are its own"
-    if config["source"] is not None:
+    advice = "Build model as the saved network was built, hooks and attributes included"
+    if not is_given:
         versions = [f"{name} {version}" for name, version in config["versions"].items()]
-        advice = f"It was saved with {', '.join(versions)}"
-    raise CheckpointError(f"{reasons}. {advice}. verify=False takes this one, as another network")
+        advice = (
+            f"{config['source']} is not what it was when it was saved, with {', '.join(versions)}"
+        )
+    raise CheckpointError(f"{reasons}. {advice}; verify=False loads it nevertheless, unchecked")
 
 
 def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -86,6 +86,12 @@ def _computes_weights(module: nn.Module) -> bool:
     return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
+def with_places(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the described layers whose places a network has."""
+    places = dict(network.named_modules(remove_duplicate=False))
+    return [layer for layer in layers if places.keys() >= set(layer["names"])]
+
+
 def put_layers(network: nn.Module, layers: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Puts described layers in their places, on the meta device: their weights are yet to be loaded.
 

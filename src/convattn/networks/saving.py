@@ -29,7 +29,7 @@ from convattn.layers import FrozenAttention
 from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
-from convattn.networks.replaced import describe_layers, put_layers
+from convattn.networks.replaced import describe_layers, put_layers, with_places
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.sealed import KIND, may_replace, read_config, write_sealed
@@ -56,7 +56,7 @@ def save_network(
 
     With a source, the network is compared with a new one: everything but the weights and the described layers must be
     equal, so that the loaded network computes the same. Without a source, the architecture must be given again on
-    loading.
+    loading, where it is compared with what was saved.
 
     Args:
         network: The network; it is not changed.
@@ -253,9 +253,7 @@ def _require_rebuilt(
     arguments: dict[str, Any],
 ) -> None:
     """Raises UnsupportedModelError if a new network with the described layers is made of something else."""
-    places = dict(fresh.named_modules(remove_duplicate=False))
-    known = [layer for layer in layers if places.keys() >= set(layer["names"])]
-    rebuilt = put_layers(fresh, json.loads(json.dumps(known)))
+    rebuilt = put_layers(fresh, json.loads(json.dumps(with_places(fresh, layers))))
     reasons = first_differences(structure.modules, Structure.of(rebuilt, dtypes).modules)
     if reasons:
         raise UnsupportedModelError(
