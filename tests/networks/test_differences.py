@@ -1,10 +1,10 @@
 """A network is loaded into what was saved: another one is refused, with the module, what was expected and found."""
 
-import functools
 import json
 import types
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 import pytest
 import timm
@@ -12,6 +12,7 @@ import torch
 import torchvision
 import transformers
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 
 from convattn import load_network, network_to_attention, save_network
@@ -19,7 +20,7 @@ from convattn.encodings import Encoding, registry
 from convattn.errors import CheckpointError
 from convattn.layers import RelativeAttention1d
 from convattn.networks import create_network
-from convattn.networks.differences import Difference
+from convattn.networks.differences import Difference, differences
 
 
 class Mode(Enum):
@@ -63,7 +64,7 @@ class Own(nn.Module):
         self.register_buffer("scale", torch.tensor([0.5, 2.0, 3.0]), persistent=False)
         self.register_buffer("mask", torch.ones(7, 11), persistent=False)
         self.table = torch.arange(5.0)
-        self.function, self.bound = torch.relu, functools.partial(scaled, factor=3)
+        self.function, self.bound = torch.relu, partial(scaled, factor=3)
         self.mode, self.dtype, self.settings = Mode.PLAIN, torch.float32, Settings()
         self.options = {"depth": 2, "names": ["a", "b"]}
         self.space = types.SimpleNamespace(power=2)
@@ -135,7 +136,7 @@ OTHERS = {
         rf"function is {MINE}doubled, not \S*relu",
     ),
     "bound": (
-        lambda m: setattr(m, "bound", functools.partial(scaled, factor=5)),
+        lambda m: setattr(m, "bound", partial(scaled, factor=5)),
         rf"bound is {MINE}scaled with \(\(\('factor', 5\)\)\), not",
     ),
     "enumeration": (
@@ -200,6 +201,21 @@ def test_what_is_not_covered_is_on_record(saved):
         "object: the contents of a tests.networks.test_differences.Callable",
         f"last, which {kind} assigns when it runs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("__main__.Net", "train.Net", True),
+        ("train.Net", "__main__.Net", True),
+        ("__main__.Net", "__main__.Net", True),
+        ("__main__.Net", "train.SubNet", False),
+        ("train.Net", "other.Net", False),
+    ],
+)
+def test_a_class_of_a_script_is_the_one_that_is_imported_from_it(one, other, same):
+    modules = [{"": {"class": kind, "attributes": {}, "parts": {}}} for kind in (one, other)]
+    assert (list(differences(*modules)) == []) == same
 
 
 def test_a_long_value_is_shown_where_it_differs():
@@ -310,6 +326,11 @@ def resnet():
     return torchvision.models.ResNet(blocks, [1, 1, 1, 1], num_classes=3)
 
 
+def computed(compute):
+    """Has a convolution whose weight torch computes before each call."""
+    return lambda: nn.Sequential(compute(nn.Conv1d(3, 5, 3)), nn.ReLU())
+
+
 PICTURES, SEQUENCES = (1, 3, 32, 32), (1, 3, 7)
 BUILDERS = {
     "timm": (lambda: timm.create_model("test_resnet", num_classes=3), PICTURES),
@@ -320,6 +341,9 @@ BUILDERS = {
     "encoder": (lambda: nn.TransformerEncoderLayer(7, 7, 5, batch_first=True), SEQUENCES),
     "own encoding": (waves, SEQUENCES),
     "gated": (gated, SEQUENCES),
+    "pruned": (computed(partial(prune.l1_unstructured, name="weight", amount=0.5)), SEQUENCES),
+    "weight norm": (computed(nn.utils.weight_norm), SEQUENCES),
+    "spectral norm": (computed(nn.utils.parametrizations.spectral_norm), SEQUENCES),
     "half": (lambda: nn.Sequential(nn.Conv1d(3, 5, 3), nn.BatchNorm1d(5)), SEQUENCES),
 }
 """What builds a network, and the shape of its images."""
@@ -332,6 +356,7 @@ def outputs(network, x):
     return [each for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", BUILDERS)
 def test_networks_are_loaded_into_a_new_one(name, tmp_path, monkeypatch):
     monkeypatch.setitem(registry._known, "wave", Wave)

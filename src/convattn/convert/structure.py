@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from convattn.convert.surgery import full_name, replaced_methods
+from convattn.convert.surgery import computed_weights, full_name, replaced_methods
 from convattn.sealed import tensor_digest
 
 _FOREIGN = ("timm.", "torch.", "torchvision.", "transformers.")
@@ -87,7 +87,8 @@ class _Words:
         kind = type(module)
         if kind not in self.states:
             self.states[kind] = _assigned_by_forward(kind)
-        passed_over = {*_OF_EVERY_MODULE, *_NO_FUNCTION, *replaced_methods(module)}
+        passed_over = {*_OF_EVERY_MODULE, *_NO_FUNCTION}
+        passed_over.update(replaced_methods(module), computed_weights(module))
         attributes = {}
         for key, value in vars(module).items():
             is_private = key.startswith("_")

@@ -46,8 +46,9 @@ def differences(
 ) -> Iterator[Difference]:
     """Yields in what the modules of a network differ from those of another, as `Structure.modules` describes them.
 
-    Of a module that one of them lacks, the modules inside are not named. Attributes that only one of two modules of a library has are passed over: they come with another version. So are
-    private ones, which may be there only once a module has run.
+    Of a module that one of them lacks, the modules inside are not named. Attributes that only one of two modules of a
+    library has are passed over: they come with another version. So are private ones, which may be there only once a
+    module has run.
     """
     for name in dict.fromkeys([*modules, *others]):
         if name in modules and name in others:
@@ -91,8 +92,9 @@ def first_differences(
 
 def _is_same(one: str | None, other: str | None) -> bool:
     """Returns whether two descriptions agree; what a script defines may be imported from its file later."""
-    for script, place in ((one, other), (other, one)):
-        is_script = script is not None and script.startswith("__main__.")
-        if is_script and str(place).endswith(script.removeprefix("__main__")):
+    texts = one or "", other or ""
+    for script, place in (texts, texts[::-1]):
+        name = script.removeprefix("__main__")
+        if name != script and place.endswith(name):
             return True
     return one == other

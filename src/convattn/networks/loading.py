@@ -1,6 +1,5 @@
 """Loads everything that this library saves: networks, converted or not, runs, single layers."""
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from convattn.convert.network_runs import copy_network
 from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
 from convattn.networks.differences import first_differences
@@ -72,6 +72,7 @@ def load_network(
         CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or not into
             the model, or the repository cannot be fetched.
         ArgumentError: The source is not a path; or `model` is missing, or no network.
+        UnsupportedModelError: The model cannot be copied.
         UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
             huggingface-hub, for a repository.
@@ -134,7 +135,7 @@ def _restore(
     if model is not None:
         if not isinstance(model, nn.Module):
             raise ArgumentError(must_be_a("model", "a network, not its class", model))
-        network = copy.deepcopy(model)
+        network = copy_network(model)
     elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place
     else:

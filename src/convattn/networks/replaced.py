@@ -11,7 +11,7 @@ from torch import nn
 from convattn.convert.calls import AttendedCalls, Call, original_place
 from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
 from convattn.convert.structure import HOOKS, Structure
-from convattn.convert.surgery import graft, is_own_hook, names_by_module
+from convattn.convert.surgery import computed_weights, graft, is_own_hook, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.networks.differences import differences
@@ -69,9 +69,8 @@ def _how_to_undo(layer: nn.Module, prefix: str) -> list[str]:
     lines = []
     for name, part in layer.named_modules():
         place = f"network.get_submodule({f'{prefix}{name}'.removesuffix('.')!r})"
-        for hook in filter(is_own_hook, part._forward_pre_hooks.values()):
+        for key, hook in computed_weights(part).items():
             function = undo.get(type(hook).__name__, "prune.remove")
-            key = getattr(hook, "name", None) or hook._tensor_name
             lines.append(f'torch.nn.utils.{function}({place}, "{key}")')
         for key in getattr(part, "parametrizations", {}):
             function = "parametrize.remove_parametrizations"
