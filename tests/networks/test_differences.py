@@ -67,6 +67,9 @@ class Own(nn.Module):
         self.function, self.bound = torch.relu, partial(scaled, factor=3)
         self.mode, self.dtype, self.settings = Mode.PLAIN, torch.float32, Settings()
         self.options = {"depth": 2, "names": ["a", "b"]}
+        self.log, self.found = [], {}
+        self.circle = {}
+        self.circle["again"] = self.circle
         self.space = types.SimpleNamespace(power=2)
         self._slope, self.calls, self._cache, self.object = 1.5, 0, None, Callable(2)
         self.device, self.loose = torch.device("cpu"), [nn.Linear(1, 1, bias=False)]
@@ -74,6 +77,8 @@ class Own(nn.Module):
 
     def forward(self, x):
         self.calls += 1
+        self.log.append(x.shape)
+        self.found["image"] = x
         self.remember(x)
         x = self.named["second"](self.acts(self.norm(self.conv(x))))
         return x * self.scale[:, None]
@@ -197,6 +202,7 @@ def test_what_is_not_covered_is_on_record(saved):
     structure = json.loads((saved / "config.json").read_text())["structure"]
     kind = "tests.networks.test_differences.Own"
     assert structure["not_covered"] == [
+        "circle: the contents of a cycle",
         *[f"{key}, which {kind} assigns when it runs" for key in ("calls", "_cache")],
         "object: the contents of a tests.networks.test_differences.Callable",
         f"last, which {kind} assigns when it runs",
@@ -214,7 +220,10 @@ def test_what_is_not_covered_is_on_record(saved):
     ],
 )
 def test_a_class_of_a_script_is_the_one_that_is_imported_from_it(one, other, same):
-    modules = [{"": {"class": kind, "attributes": {}, "parts": {}}} for kind in (one, other)]
+    modules = [
+        {"": {"class": kind, "attributes": {}, "contents": {}, "parts": {}}}
+        for kind in (one, other)
+    ]
     assert (list(differences(*modules)) == []) == same
 
 
@@ -229,6 +238,8 @@ def test_a_long_value_is_shown_where_it_differs():
 
 def ran(model):
     model(torch.randn(1, 2, 9))
+    model.log.clear()  # where both are filled, they are compared
+    model.found.clear()
     return model
 
 

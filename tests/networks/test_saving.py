@@ -351,7 +351,7 @@ def test_a_model_must_be_given_where_it_is_needed_and_fit(tmp_path, saved, witho
     ):
         load_network(folder, model=nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Linear(2, 3)))
     with pytest.raises(
-        ArgumentError, match="model must be a network, not its class, but is of type int"
+        ArgumentError, match="model must be a network, an instance of its class, but is of type int"
     ):
         load_network(folder, model=3)
     assert isinstance(load_network(saved, model=ResNet(1, width=8)).stem[0], RelativeAttention2d)

@@ -46,6 +46,9 @@ _OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
 _NAMESPACES = Namespace | types.SimpleNamespace
 _PLAIN = bool | int | float | complex | str | bytes | range | torch.dtype | None
 
+_FILLED = list | dict | set
+"""Containers that a module may fill when it runs."""
+
 HOOKS = "forward hook"
 """Key under which the hooks of a module are described."""
 
@@ -54,8 +57,8 @@ HOOKS = "forward hook"
 class Structure:
     """The modules of a network in their order, and what each is made with besides the values of its state dict."""
 
-    # By name: "class"; "attributes", which the constructor set; "parts", which are names and shapes of tensors, values
-    # of buffers that are not saved, methods that were replaced, and hooks
+    # By name: "class"; "attributes", which the constructor set; "contents" of lists, dicts and sets; "parts": names and
+    # shapes of tensors, values of buffers that are not saved, methods that were replaced, and hooks
     modules: dict[str, dict[str, Any]]
     not_covered: tuple[str, ...]  # Attributes that hold objects of which only the class is known
 
@@ -65,9 +68,14 @@ class Structure:
         words = _Words(network)
         modules = {}
         for name, module in network.named_modules(remove_duplicate=False):
+            attributes = words.attributes(module)
+            contents = {}
+            for key in [key for key in attributes if isinstance(vars(module)[key], _FILLED)]:
+                contents[key] = attributes.pop(key)
             modules[name] = {
                 "class": full_name(parametrize.type_before_parametrizations(module)),
-                "attributes": words.attributes(module),
+                "attributes": attributes,
+                "contents": contents,
                 "parts": words.parts(module, name, dtypes or {}),
             }
         return cls(modules, tuple(dict.fromkeys(words.not_covered)))
@@ -99,7 +107,11 @@ class _Words:
                 self.not_covered.append(f"{key}, which {full_name(kind)} assigns when it runs")
                 continue
             self.unknown = []
-            text = self.describe(value)
+            try:
+                text = self.describe(value)
+            except RecursionError:
+                text = "a cycle"
+                self.unknown.append(text)
             if not self.unknown:
                 attributes[key] = text
                 continue
@@ -211,12 +223,13 @@ def tensor_in_words(tensor: Tensor) -> str:
 def network_digest(network: nn.Module) -> str:
     """Returns the SHA-256 of what a network is made of, and of the values of its parameters and saved buffers.
 
-    Hooks do not count. Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and
-    shapes count alone.
+    Hooks and contents of lists, dicts and sets do not count. Of tensors without plain values (sparse, quantised, on the
+    meta device), names, dtypes and shapes count alone.
     """
     modules = Structure.of(network).modules
     for described in modules.values():
         described["parts"].pop(HOOKS, None)
+        described.pop("contents")
     digest = hashlib.sha256(json.dumps(modules).encode())
     for name, tensor in _saved_tensors(network):
         if is_lazy(tensor):

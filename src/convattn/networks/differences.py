@@ -47,8 +47,8 @@ def differences(
     """Yields in what the modules of a network differ from those of another, as `Structure.modules` describes them.
 
     Of a module that one of them lacks, the modules inside are not named. Attributes that only one of two modules of a
-    library has are passed over: they come with another version. So are private ones, which may be there only once a
-    module has run.
+    library has are passed over: they come with another version. So are private ones and containers that only one side
+    has filled, which may come with running.
     """
     for name in dict.fromkeys([*modules, *others]):
         if name in modules and name in others:
@@ -72,14 +72,14 @@ def _module_differences(
     if not _is_same(module["class"], other["class"]):
         yield Difference(name, "", f"a {module['class']}", f"a {other['class']}")
     is_library = module["class"].startswith(LIBRARIES)
-    for kind in ("attributes", "parts"):
+    for kind in ("attributes", "contents", "parts"):
         old, new = module[kind], other[kind]
         for key in dict.fromkeys([*old, *new]):
-            is_optional = kind == "attributes" and (is_library or key.startswith("_"))
-            if is_optional and not (key in old and key in new):
-                continue
-            if not _is_same(old.get(key), new.get(key)):
-                yield Difference(name, key, old.get(key), new.get(key))
+            texts = old.get(key), new.get(key)
+            is_optional = None in texts and (is_library or key.startswith("_")) and kind != "parts"
+            is_filled = kind == "contents" and "()" in texts
+            if not (is_optional or is_filled or _is_same(*texts)):
+                yield Difference(name, key, *texts)
 
 
 def first_differences(

@@ -134,7 +134,7 @@ def _restore(
         raise CheckpointError(f"{file} is damaged: {', '.join(damaged)}")
     if model is not None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(must_be_a("model", "a network, not its class", model))
+            raise ArgumentError(must_be_a("model", "a network, an instance of its class", model))
         network = copy_network(model)
     elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place

@@ -235,7 +235,7 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
     if all(network_digest(holder) != certificate.weights for holder in holders):
         raise ArgumentError(
             f"certificate must be that of this {type(network).__name__} as it is now, but is of another network, or its"
-            " weights or its layers were changed. Convert again, or leave it out"
+            " weights, layers or attributes were changed. Convert again, or leave it out"
         )
 
 
