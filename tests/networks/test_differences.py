@@ -28,7 +28,7 @@ class Mode(Enum):
     OTHER = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     slope: float = 0.25
     sizes: tuple[int, ...] = (2, 3)
@@ -154,7 +154,7 @@ OTHERS = {
     ),
     "dataclass": (
         lambda m: setattr(m, "settings", replace(m.settings, slope=0.5)),
-        r"settings is \S*Settings\(\('sizes', \(2, 3\)\), \('slope', 0\.5\)\), not",
+        r"settings is \S*Settings\(\('slope', 0\.5\), \('sizes', \(2, 3\)\)\), not",
     ),
     "dict": (
         lambda m: m.options.update(depth=3),

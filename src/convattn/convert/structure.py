@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from convattn.convert.surgery import computed_weights, full_name, replaced_methods
-from convattn.sealed import tensor_digest
+from convattn.sealed import has_no_plain_values, shape_in_words, tensor_digest, tensor_in_words
 
 _FOREIGN = ("timm.", "torch.", "torchvision.", "transformers.")
 LIBRARIES = ("convattn.", *_FOREIGN)
@@ -132,7 +132,7 @@ class _Words:
             if tensor is None:
                 continue
             if key not in module._non_persistent_buffers_set:
-                parts[key] = "a lazy tensor" if is_lazy(tensor) else _shape(tensor)
+                parts[key] = "a lazy tensor" if is_lazy(tensor) else shape_in_words(tensor)
                 continue
             name = f"{place}.{key}".removeprefix(".")
             parts[key] = tensor_in_words(
@@ -155,9 +155,9 @@ class _Words:
         if isinstance(value, list | tuple):
             return self.several(value)
         if isinstance(value, set | frozenset):
-            return self.several(sorted(value, key=repr))
+            return self.several(value, ordered=False)
         if isinstance(value, Mapping):
-            return self.several(sorted(value.items(), key=repr))
+            return self.several(value.items(), ordered=False)
         if isinstance(value, functools.partial):
             return f"{self.describe(value.func)} with {self.several([*value.args, value.keywords])}"
         if isinstance(
@@ -168,9 +168,12 @@ class _Words:
             return f"{value.__module__}.{value.__qualname__}"
         return self.object(value)
 
-    def several(self, values: Iterable[object]) -> str:
+    def several(self, values: Iterable[object], *, ordered: bool = True) -> str:
         """Describes several values; a list and a tuple of the same values are the same."""
-        return f"({', '.join(map(self.describe, values))})"
+        words = [self.describe(value) for value in values]
+        if not ordered:
+            words.sort()
+        return f"({', '.join(words)})"
 
     def object(self, value: object) -> str:
         """Describes an object: a dataclass or a namespace by its fields, others by their class alone.
@@ -178,9 +181,12 @@ class _Words:
         The configuration of a library also says where a network comes from, and what counts of it is in the modules.
         """
         name = full_name(type(value))
-        is_plain = dataclasses.is_dataclass(value) or isinstance(value, _NAMESPACES)
-        if is_plain and not any(full_name(kind).startswith(_FOREIGN) for kind in type(value).mro()):
+        is_foreign = any(full_name(kind).startswith(_FOREIGN) for kind in type(value).mro())
+        if isinstance(value, _NAMESPACES):
             return f"{name}{self.describe(vars(value))}"
+        if dataclasses.is_dataclass(value) and not is_foreign:
+            fields = [field.name for field in dataclasses.fields(value)]
+            return f"{name}{self.several((field, getattr(value, field)) for field in fields)}"
         if isinstance(value, nn.Module) and value not in self.inside:
             return f"{name}{self.describe(value.state_dict())}"
         if not isinstance(value, nn.Module):
@@ -208,18 +214,6 @@ def _assigned_by_forward(kind: type) -> set[str]:
     return names
 
 
-def tensor_in_words(tensor: Tensor) -> str:
-    """Describes a tensor with its numbers: few of them as they are, more by a digest."""
-    values = tensor.detach()
-    text = f"{str(tensor.dtype).removeprefix('torch.')} {_shape(tensor)}"
-    if _has_no_plain_values(values):
-        return text
-    values = values.cpu().contiguous()
-    if 0 < values.numel() <= 4:
-        return f"{text} {values.flatten().tolist()}"
-    return f"{text} of digest {tensor_digest('', values)[:16]}"
-
-
 def network_digest(network: nn.Module) -> str:
     """Returns the SHA-256 of what a network is made of, and of the values of its parameters and saved buffers.
 
@@ -234,7 +228,7 @@ def network_digest(network: nn.Module) -> str:
     for name, tensor in _saved_tensors(network):
         if is_lazy(tensor):
             text = f"{name} {tensor.dtype} lazy"
-        elif _has_no_plain_values(tensor):
+        elif has_no_plain_values(tensor):
             text = f"{name} {tensor.dtype} {tensor.shape}"
         else:
             text = tensor_digest(name, tensor.detach().cpu().contiguous())
@@ -248,11 +242,3 @@ def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 yield f"{place}.{name}", tensor
-
-
-def _has_no_plain_values(tensor: Tensor) -> bool:
-    return tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"of shape {tuple(tensor.shape)}"
