@@ -13,8 +13,10 @@ from convattn.errors import ArgumentError, CheckpointError, WriteError
 from convattn.files import (
     as_path,
     clear_leftovers,
+    folder_state,
     hidden_folder,
     new_folder,
+    read_whole,
     require_new_folder,
     sole_use,
     write_atomically,
@@ -266,3 +268,41 @@ def test_a_folder_is_for_one_process_at_a_time(tmp_path):
     with sole_use(tmp_path):
         pass
     assert names(tmp_path) == []
+
+
+def test_a_folder_is_read_again_until_it_stays_the_same(tmp_path):
+    (tmp_path / "made").mkdir()
+    reads = []
+
+    def read():
+        reads.append(len(reads))
+        if len(reads) < 3:
+            with new_folder(tmp_path / "made", replace=True) as folder:
+                write_atomically(folder / "file", str(len(reads)))
+            raise CheckpointError("parts of two folders")
+        return (tmp_path / "made" / "file").read_text()
+
+    assert read_whole(tmp_path / "made", read) == "2"
+    assert len(reads) == 3
+
+
+def test_the_error_of_a_folder_that_stays_the_same_is_raised_at_once(tmp_path):
+    reads = []
+
+    def read():
+        reads.append(1)
+        raise CheckpointError("damaged")
+
+    with pytest.raises(CheckpointError, match=r"^damaged$"):
+        read_whole(tmp_path, read)
+    assert len(reads) == 1
+
+
+def test_a_folder_that_a_killed_process_set_aside_is_put_back_by_who_reads_it(tmp_path):
+    aside = tmp_path / ".made.01234567.convattn" / ".replaced" / "made"
+    aside.mkdir(parents=True)
+    (tmp_path / ".made.01234567.convattn.lock").write_text("")
+    assert folder_state(tmp_path / "made") is not None
+    assert names(tmp_path) == ["made"]
+    assert folder_state(tmp_path / "other") is None
+    assert folder_state(Path("x" * 300)) is None

@@ -9,13 +9,18 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from time import sleep
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from convattn.errors import ArgumentError, CheckpointError, WriteError, must_be
+
+T = TypeVar("T")
 
 _MARK = ".convattn"
 """Ending of the names of our hidden folders."""
@@ -25,6 +30,9 @@ _LOCK = ".lock"
 
 _REPLACED = ".replaced"
 """In a hidden folder, what holds the folder that is being replaced."""
+
+_TRIES, _PAUSE = 100, 0.01
+"""How often a folder is looked at that is being replaced, and seconds between."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 """Errors of a disk that cannot be written any more."""
@@ -140,6 +148,47 @@ def new_folder(
             elif path.is_dir():
                 path.rmdir()  # raises if something else has filled it meanwhile
             os.replace(folder, path)
+
+
+def read_whole(folder: Path, read: Callable[[], T]) -> T:
+    """Returns what `read` makes of a folder, all of it from before or from after a replacement by another process.
+
+    An error of `read` is raised only if the folder stayed the same meanwhile; otherwise it is read again. Raises
+    CheckpointError if it is replaced in every one of a hundred tries.
+    """
+    for _ in range(_TRIES):
+        before = folder_state(folder)
+        result, failure = None, None
+        try:
+            result = read()
+        except (OSError, CheckpointError) as error:
+            failure = error
+        if folder_state(folder) != before:
+            continue
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[return-value]
+    raise CheckpointError(
+        f"{folder} was replaced by another process each of the {_TRIES} times that it was read"
+    )
+
+
+def folder_state(folder: Path) -> tuple[int, ...] | None:
+    """Returns what changes when a folder is replaced; None if it is not there.
+
+    While another process exchanges it, waits until the new one stands in its place.
+    """
+    place = Path(os.path.realpath(folder))
+    aside = f".{escape(place.name[:40])}.????????{_MARK}/{_REPLACED}/{escape(place.name)}"
+    for _ in range(_TRIES):
+        with suppress(OSError):
+            state = folder.stat()
+            return state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns
+        if not any(place.parent.glob(aside)):
+            break
+        clear_leftovers(place.parent)
+        sleep(_PAUSE)
+    return None
 
 
 @contextmanager

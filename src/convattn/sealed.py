@@ -12,16 +12,15 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
 from convattn.errors import (
     ArgumentError,
@@ -31,7 +30,13 @@ from convattn.errors import (
     WriteError,
     must_be,
 )
-from convattn.files import as_path, new_file, require_new_folder, write_atomically
+from convattn.files import (
+    as_path,
+    new_file,
+    read_whole,
+    require_new_folder,
+    write_atomically,
+)
 from convattn.record import Record
 from convattn.wording import some
 
@@ -42,11 +47,6 @@ KIND = "network"
 
 _PAGES = ("README.md", "index.html")
 """Files for people that a saved network may hold."""
-
-_KNOWN = ("torch.nn.", "convattn.")
-"""Packages whose modules do not change their attributes when they run."""
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 _HINT = "if it was edited on purpose, load it with verify=False"
 
@@ -123,9 +123,22 @@ def _is_sealed(folder: Path) -> bool:
 def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the configuration and the tensors that `write_sealed` wrote, after comparing all files with its digests.
 
-    With verify=False, changes are accepted. Raises CheckpointError, which names the file, if one is missing,
-    damaged or not what was saved. Warns with CertificateWarning if the certificate says that the conversion failed.
+    If another process replaces the folder meanwhile, they are all from before or all from after. With verify=False,
+    changes are accepted. Raises CheckpointError, which names the file, if one is missing, damaged or not what was
+    saved. Warns with CertificateWarning if the certificate says that the conversion failed.
     """
+    config, tensors, verdict = read_whole(folder, partial(_read_files, folder, verify=verify))
+    if verdict == "failed":
+        message = f"the certificate in {folder} says that the conversion failed"
+        warnings.warn(message, CertificateWarning, stacklevel=3)
+    if LOAD_AS in config:
+        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
+    config.pop(DIGESTS, None)
+    return config, tensors
+
+
+def _read_files(folder: Path, *, verify: bool) -> tuple[dict[str, Any], dict[str, Tensor], Any]:
+    """Returns the configuration, the tensors and the verdict of the certificate, or None without one."""
     config = read_config(folder)
     try:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
@@ -133,11 +146,7 @@ def read_sealed(folder: Path, *, verify: bool = True) -> tuple[dict[str, Any], d
         raise CheckpointError(f"cannot read the weights in {folder}: {error}") from None
     if verify:
         _require_saved(folder, config)
-    _warn_of_certificate(folder)
-    if LOAD_AS in config:
-        tensors = _widened(tensors, config.pop(LOAD_AS), folder / CONFIG)
-    config.pop(DIGESTS, None)
-    return config, tensors
+    return config, tensors, _read_verdict(folder / CERTIFICATE)
 
 
 def file_sha256(path: Path) -> str:
@@ -155,53 +164,26 @@ def tensor_digest(name: str, tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def network_digest(network: nn.Module) -> str:
-    """Returns the SHA-256 of a network's classes, parameters and saved buffers, and of what its layers are made with.
-
-    Of tensors without plain values (sparse, quantised, on the meta device), names, dtypes and shapes count alone. Of
-    modules that are neither torch's nor this library's, attributes do not count, as their forward may change them.
-    """
-    digest = hashlib.sha256()
-    for name, module in network.named_modules(remove_duplicate=False):
-        kind = type(module)
-        attributes = {}
-        if kind.__module__.startswith(_KNOWN):
-            attributes = plain_attributes(module)
-        text = f"{name} {kind.__module__}.{kind.__qualname__} {sorted(attributes.items())}"
-        digest.update(text.encode())
-    for name, tensor in _saved_tensors(network):
-        values = tensor.detach()
-        if is_lazy(tensor):
-            text = f"{name} {tensor.dtype} lazy"
-        elif values.is_meta or values.is_quantized or values.layout is not torch.strided:
-            text = f"{name} {tensor.dtype} {tensor.shape}"
-        else:
-            text = tensor_digest(name, values.cpu().contiguous())
-        digest.update(text.encode())
-    return digest.hexdigest()
+def tensor_in_words(tensor: Tensor) -> str:
+    """Describes a tensor with its numbers: few of them as they are, more by a digest."""
+    values = tensor.detach()
+    text = f"{str(tensor.dtype).removeprefix('torch.')} {shape_in_words(tensor)}"
+    if has_no_plain_values(values):
+        return text
+    values = values.cpu().contiguous()
+    if 0 < values.numel() <= 4:
+        return f"{text} {values.flatten().tolist()}"
+    return f"{text} of digest {tensor_digest('', values)[:16]}"
 
 
-def plain_attributes(module: nn.Module) -> dict[str, str]:
-    """Returns, as text, the attributes of a module that hold numbers, text, sequences of such, or a dataclass."""
-    attributes = {}
-    for key, value in vars(module).items():
-        if key not in _OF_EVERY_MODULE and (_is_plain(value) or is_dataclass(value)):
-            attributes[key] = repr(value)
-    return attributes
+def has_no_plain_values(tensor: Tensor) -> bool:
+    """Returns whether the values of a tensor cannot be read: it is sparse, quantised or on the meta device."""
+    return tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and saved buffers under every name that their module has."""
-    for place, module in network.named_modules(remove_duplicate=False):
-        for name, tensor in {**module._parameters, **module._buffers}.items():
-            if tensor is not None and name not in module._non_persistent_buffers_set:
-                yield f"{place}.{name}", tensor
+def shape_in_words(tensor: Tensor) -> str:
+    """Describes the shape of a tensor."""
+    return f"of shape {tuple(tensor.shape)}"
 
 
 def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:
@@ -225,19 +207,16 @@ def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file} {state}; {_HINT}")
 
 
-def _warn_of_certificate(folder: Path) -> None:
-    file = folder / CERTIFICATE
+def _read_verdict(file: Path) -> Any:
+    """Returns the verdict of a certificate, or None if there is no file; a damaged one raises CheckpointError."""
     if not file.exists():
-        return
+        return None
     try:
-        verdict = json.loads(file.read_text(encoding="utf-8"))["verdict"]
+        return json.loads(file.read_text(encoding="utf-8"))["verdict"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{file} is not a certificate ({type(error).__name__}: {error})"
         ) from None
-    if verdict == "failed":
-        message = f"the certificate in {folder} says that the conversion failed"
-        warnings.warn(message, CertificateWarning, stacklevel=4)
 
 
 def _widened(tensors: Mapping[str, Tensor], name: object, file: Path) -> dict[str, Tensor]:

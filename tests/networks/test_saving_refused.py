@@ -1,11 +1,13 @@
 """Networks and certificates that a folder could not bring back are refused before it is made."""
 
 import json
+import re
 
 import pytest
 import timm
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from convattn import (
     analyze,
@@ -19,9 +21,11 @@ from convattn import (
     save_network,
 )
 from convattn.convert.certificate import NetworkCertificate
-from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.convert.structure import Structure
+from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.models import ConvNet
-from convattn.networks.replaced import describe_layers, differences
+from convattn.networks.differences import differences
+from convattn.networks.replaced import describe_layers
 
 
 def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):
@@ -140,8 +144,7 @@ class ResNet(nn.Module):
 
 def test_two_classes_of_one_name_are_told_apart(tmp_path):
     message = (
-        r"the network itself is a \S*test_saving_refused.ResNet, where a new "
-        r"network has a timm.models.resnet.ResNet"
+        r"the network itself is a \S*test_saving_refused.ResNet, not a timm.models.resnet.ResNet"
     )
     with pytest.raises(UnsupportedModelError, match=message):
         save_network(ResNet(), tmp_path / "made", source="timm:resnet10t")
@@ -178,37 +181,113 @@ def test_a_layer_in_two_places_is_described_once():
     assert description["names"] == ["0", "2"]
 
 
-def test_a_module_that_only_one_network_has_is_a_difference_with_its_tensors():
+def test_a_module_that_only_one_network_has_is_a_difference():
     def network(last):
         made = nn.Sequential(nn.Conv1d(2, 2, 1))
         made.register_module("last", last)
         return made
 
     less, more = network(None), network(nn.Linear(3, 5))
-    linear = "a torch.nn.modules.linear.Linear"
-    assert list(differences(less, network(None))) == []
-    assert list(differences(more, less)) == [
-        f"last is {linear}, where a new network has nothing",
-        "last.weight is added",
-        "last.bias is added",
-    ]
-    assert list(differences(less, more)) == [
-        f"last is nothing, where a new network has {linear}",
-        "last.weight is missing",
-        "last.bias is missing",
-    ]
+    less, more = Structure.of(network(None)).modules, Structure.of(network(nn.Linear(3, 5))).modules
+    linear = "last (a torch.nn.modules.linear.Linear)"
+    assert list(differences(less, Structure.of(network(None)).modules)) == []
+    assert [str(found) for found in differences(more, less)] == [f"{linear} is added"]
+    assert [str(found) for found in differences(less, more)] == [f"{linear} is missing"]
 
 
-def test_a_converted_layer_with_a_hook_is_saved_without_it(tmp_path):
-    def own():
+def test_the_hook_of_a_layer_comes_with_the_model_that_is_given(tmp_path):
+    def observed():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+        network[0].register_forward_hook(observe)
+        return network
 
-    network, images = own(), torch.randn(2, 3, 5, 7)
-    network[0].register_forward_hook(lambda *_: None)
-    made, certificate = network_to_attention(network, images=images)
+    def observe(*_):
+        seen.append(True)
+
+    seen, images = [], torch.randn(2, 3, 5, 7)
+    made, certificate = network_to_attention(observed(), images=images)
     save_network(made, tmp_path / "made", certificate=certificate)
-    assert torch.equal(load_network(tmp_path / "made", model=own())(images), made(images))
+    loaded = load_network(tmp_path / "made", model=observed())
+    seen.clear()
+    assert torch.equal(loaded(images), made(images))
+    assert len(seen) == 2
+    other = observed()
+    other[0]._forward_hooks.clear()
+    message = r"0\.forward hook \(.*observe\) is missing\. Build model as"
+    with pytest.raises(CheckpointError, match=message):
+        load_network(tmp_path / "made", model=other)
+    assert torch.equal(
+        load_network(tmp_path / "made", model=other, verify=False)(images), made(images)
+    )
+
+
+def inside(change):
+    """Makes a converted network of one's own, and changes what is inside its layer."""
+    made, _ = network_to_attention(
+        nn.Sequential(nn.Conv1d(2, 3, 5), nn.ReLU()), images=torch.randn(2, 2, 7)
+    )
+    change(made[0].values)
+    return made
+
+
+UNDO = r": first call torch\.nn\.utils\."
+AT = r'\(network\.get_submodule\(.{place}values.\), "weight"\)$'
+INSIDE = {
+    "hook": (
+        lambda part: part.register_forward_hook(doubled),
+        "forward hook .*doubled.* is added$",
+    ),
+    "early hook": (lambda part: part.register_forward_pre_hook(doubled), "forward hook .*added$"),
+    "method": (lambda part: setattr(part, "forward", doubled), r"forward \(.*doubled\) is added$"),
+    "attribute": (lambda part: setattr(part, "groups", 2), r"groups is 2, not 1$"),
+    "pruned": (
+        lambda part: prune.l1_unstructured(part, "weight", 0.5),
+        f"forward hook .* is added{UNDO}prune.remove{AT}",
+    ),
+    "weight norm": (
+        nn.utils.parametrizations.weight_norm,
+        rf"weight .* is missing{UNDO}parametrize\.remove_parametrizations{AT}",
+    ),
+    "earlier weight norm": (
+        nn.utils.weight_norm,
+        f"forward hook .* is added{UNDO}remove_weight_norm{AT}",
+    ),
+    "spectral norm": (
+        nn.utils.spectral_norm,
+        f"forward hook .* is added{UNDO}remove_spectral_norm{AT}",
+    ),
+}
+
+
+def doubled(*_):
+    """Computes something else."""
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(("change", "message"), INSIDE.values(), ids=INSIDE)
+def test_a_layer_that_was_changed_inside_is_not_saved(change, message, tmp_path):
+    made = inside(change)
+    for network, place in ((made, "0."), (made[0], "")):
+        at = place or "the network itself"
+        words = message.replace("{place}", re.escape(place))
+        where = re.escape(f"{at.removesuffix('.')} would not come back as it is, because {place}")
+        with pytest.raises(UnsupportedModelError, match=f"{where}values\\.{words}"):
+            save_network(network, tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", [name for name in INSIDE if "norm" in name or name == "pruned"])
+def test_the_line_to_type_makes_the_layer_one_that_is_saved(name, tmp_path):
+    network, images = inside(INSIDE[name][0]).eval(), torch.randn(2, 2, 7)
+    with pytest.raises(UnsupportedModelError) as refused:
+        save_network(network, tmp_path / "made")
+    expected = network(images)
+    exec(str(refused.value).partition("first call ")[2], {"torch": torch, "network": network})
+    folder = save_network(network, tmp_path / "made")
+    model = nn.Sequential(nn.Conv1d(2, 3, 5), nn.ReLU())
+    assert torch.equal(load_network(folder, model=model)(images), expected)
 
 
 def trained(module):

@@ -33,6 +33,7 @@ from convattn.convert.network_runs import (
     watch_paths,
 )
 from convattn.convert.promise import weight_of
+from convattn.convert.structure import network_digest
 from convattn.convert.surgery import (
     dtypes_in_words,
     find_empty,
@@ -52,7 +53,6 @@ from convattn.errors import (
 )
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
-from convattn.sealed import network_digest
 
 _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 """A convolution, and the certificate of its conversion."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -109,6 +110,12 @@ def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> 
 def is_own_hook(hook: object) -> bool:
     """Tells whether a forward pre-hook is one by which torch computes a weight: normalisation or pruning."""
     return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
+
+
+def computed_weights(module: nn.Module) -> dict[str, object]:
+    """Returns the hooks by which torch computes weights of a module, by the names of the weights."""
+    hooks: Any = filter(is_own_hook, module._forward_pre_hooks.values())
+    return {getattr(hook, "name", None) or hook._tensor_name: hook for hook in hooks}
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:

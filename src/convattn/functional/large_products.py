@@ -53,11 +53,10 @@ def attention_by_products(
         return torch.cat(parts)
 
 
-def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
-    if len(weights) > 1:
-        narrow = [weight.to(keys.dtype) for weight in weights]
+def _compute(groups: int, keys: Tensor, maps: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    if others:
+        narrow = [own.to(keys.dtype) for own in (weight, *others)]
         return attend_by_axis(narrow, keys, maps.to(keys.dtype), groups)
-    weight, *_ = weights
     rows = _laid_out(weight.transpose(0, 1), keys.dtype).flatten(0, 1)
     pixels = keys.flatten(2).mT
     if torch.compiler.is_compiling() or needs_own_operations(rows, pixels):

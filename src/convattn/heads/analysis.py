@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from convattn.convert.structure import network_digest
 from convattn.errors import (
     ArgumentError,
     UnknownNameError,
@@ -47,7 +48,6 @@ from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import watch
 from convattn.provenance import describe_versions
-from convattn.sealed import network_digest
 from convattn.wording import ITSELF, counted
 
 SEED = 0

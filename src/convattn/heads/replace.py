@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from convattn.convert.network_runs import copy_network
+from convattn.convert.structure import network_digest
 from convattn.convert.surgery import full_name, graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import is_own, read_matrices
@@ -18,7 +19,6 @@ from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
-from convattn.sealed import network_digest
 from convattn.wording import counted, some
 
 

@@ -1,6 +1,5 @@
 """Loads everything that this library saves: networks, converted or not, runs, single layers."""
 
-import copy
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,14 +7,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from convattn.convert.network_runs import copy_network
+from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
+from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
-from convattn.networks.replaced import put_layers
+from convattn.networks.replaced import put_layers, with_places
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
-from convattn.sealed import CONFIG, read_config, read_sealed
+from convattn.sealed import CONFIG, read_sealed
 
-SCHEMA = 1
+SCHEMA = 2
 
 _FIELDS: dict[str, Any] = {
     "class": str,
@@ -23,6 +25,7 @@ _FIELDS: dict[str, Any] = {
     "options": dict,
     "layers": list,
     "tied": dict,
+    "structure": dict,
     "frozen": list,
     "strides": dict,
     "buffers": dict,
@@ -51,9 +54,10 @@ def load_network(
             network that comes with the package, which `convattn info` lists; or, where there is no such folder, the
             repository "owner/name" on the Hub.
         model: For a network that was saved without a source: a network as it was before its conversion, which is not
-            changed. Its weights play no part.
-        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving. False
-            loads folders that were edited on purpose.
+            changed. Its weights play no part; its classes, attributes, hooks and unsaved buffers must be those of the
+            saved one. Contents of foreign objects are not compared: `config.json` names them.
+        verify: Whether to refuse a folder if tensors, configuration or certificate were changed after saving, and a
+            network that is made of something else than the saved one. False loads what was edited on purpose.
         revision: Branch, tag or commit of the repository; None takes its main branch.
         cache_dir: Folder for downloads; None takes the Hub's own cache.
         force_download: Whether to download files again that are in the cache.
@@ -65,9 +69,10 @@ def load_network(
         has "load_as", they are in that dtype, which holds every value of the file's.
 
     Raises:
-        CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or the
-            repository cannot be fetched.
+        CheckpointError: A file is missing, damaged or not what was saved, the parts do not fit together, or not into
+            the model, or the repository cannot be fetched.
         ArgumentError: The source is not a path; or `model` is missing, or no network.
+        UnsupportedModelError: The model cannot be copied.
         UnknownNameError: The package has no network of that name.
         MissingDependencyError: timm or torchvision, where the architecture comes from, is not installed; or
             huggingface-hub, for a repository.
@@ -90,7 +95,7 @@ def load_network(
         token=token,
     )
     config, tensors = read_sealed(folder, verify=verify)
-    return _restore(folder, config, tensors, model)
+    return _restore(folder, config, tensors, model, verify=verify)
 
 
 class LoadedNetwork(NamedTuple):
@@ -107,9 +112,9 @@ class LoadedNetwork(NamedTuple):
 
 def load_with_source(folder: str | os.PathLike[str], *, verify: bool = True) -> LoadedNetwork:
     """Loads a network as `load_network` does, with what builds its architecture."""
-    folder = network_folder(folder)
-    network = load_network(folder, verify=verify)
-    config = read_config(folder)
+    folder = fetch(network_folder(folder), cache_dir=None)
+    config, tensors = read_sealed(folder, verify=verify)
+    network = _restore(folder, config, tensors, None, verify=verify)
     return LoadedNetwork(network, config["source"], config["options"], folder)
 
 
@@ -118,8 +123,10 @@ def _restore(
     config: dict[str, Any],
     tensors: Mapping[str, Tensor],
     model: nn.Module | None,
+    *,
+    verify: bool,
 ) -> nn.Module:
-    """Builds a network, puts its layers in their places, and gives it the tensors."""
+    """Builds a network, puts its layers in their places, holds it against the saved one, and gives it the tensors."""
     file = folder / CONFIG
     schema = config.get("schema_version")
     if schema != SCHEMA:
@@ -129,15 +136,20 @@ def _restore(
         raise CheckpointError(f"{file} is damaged: {', '.join(damaged)}")
     if model is not None:
         if not isinstance(model, nn.Module):
-            raise ArgumentError(must_be_a("model", "a network", model))
-        network = copy.deepcopy(model)
+            raise ArgumentError(must_be_a("model", "a network, an instance of its class", model))
+        network = copy_network(model)
     elif any(isinstance(layer, dict) and layer.get("names") == [""] for layer in config["layers"]):
         network = nn.Identity()  # a layer that is the network takes its place
     else:
         network = _build(file, config, tensors)
     try:
-        if config["layers"]:
-            network = put_layers(network, config["layers"])
+        layers = config["layers"]
+        if verify:
+            layers = with_places(network, layers)  # a missing place is among the differences
+        if layers:
+            network = put_layers(network, layers)
+        if verify:
+            _require_structure(network, config, is_given=model is not None)
         load_tensors(network, tensors, config)
     except Exception as error:  # noqa: BLE001 - edited files may raise any error
         together = "together" if model is None else "with the model given"
@@ -145,6 +157,21 @@ def _restore(
             f"the files in {folder} do not fit {together}: {without_trace(error)}"
         ) from None
     return network.eval()
+
+
+def _require_structure(network: nn.Module, config: dict[str, Any], *, is_given: bool) -> None:
+    """Raises CheckpointError, which names the differences, unless a network is made of what was saved."""
+    structure = Structure.of(network, config["buffers"])
+    reasons = first_differences(structure.modules, config["structure"]["modules"])
+    if not reasons:
+        return
+    advice = "Build model as the saved network was built, hooks and attributes included"
+    if not is_given:
+        versions = [f"{name} {version}" for name, version in config["versions"].items()]
+        advice = (
+            f"{config['source']} is not what it was when it was saved, with {', '.join(versions)}"
+        )
+    raise CheckpointError(f"{reasons}. {advice}; verify=False loads it nevertheless, unchecked")
 
 
 def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:

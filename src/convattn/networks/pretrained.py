@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convattn.errors import CheckpointError, UnknownNameError, must_be, optional_module
-from convattn.files import as_path
+from convattn.files import as_path, folder_state
 from convattn.provenance import RunRecord
 from convattn.record import Record
 from convattn.sealed import CERTIFICATE, CONFIG, WEIGHTS
@@ -93,13 +93,13 @@ def fetch(
     Arguments and errors are those of `load_network`.
     """
     folder = network_folder(source, "source")
-    if folder.is_dir():
-        return folder
     if folder.is_file():
         raise CheckpointError(
             f"source must be a folder, but {folder} is a file: read one of torch.save by"
             " network.load_state_dict(torch.load(file, weights_only=True))"
         )
+    if folder_state(folder) is not None:
+        return folder
     if not (isinstance(source, str) and _REPOSITORY.fullmatch(source)):
         expected = 'a folder that exists, "convattn:NAME" or a repository "owner/name" of the Hub'
         raise CheckpointError(must_be("source", expected, str(source)))

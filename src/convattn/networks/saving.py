@@ -5,8 +5,8 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
 from convattn.convert.saved_layers import KINDS
+from convattn.convert.structure import Structure, network_digest
 from convattn.convert.surgery import full_name
 from convattn.errors import (
     ArgumentError,
@@ -25,12 +26,13 @@ from convattn.errors import (
 )
 from convattn.files import new_folder, write_atomically
 from convattn.layers import FrozenAttention
+from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
-from convattn.networks.replaced import describe_layers, differences, put_layers
+from convattn.networks.replaced import describe_layers, put_layers, with_places
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
-from convattn.sealed import KIND, may_replace, network_digest, read_config, write_sealed
+from convattn.sealed import KIND, may_replace, read_config, write_sealed
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate
@@ -54,7 +56,7 @@ def save_network(
 
     With a source, the network is compared with a new one: everything but the weights and the described layers must be
     equal, so that the loaded network computes the same. Without a source, the architecture must be given again on
-    loading.
+    loading, where it is compared with what was saved.
 
     Args:
         network: The network; it is not changed.
@@ -105,10 +107,13 @@ def save_network(
         builder, arguments = source, _json_options(options)
     refusal = f"cannot save this {type(network).__name__}"
     try:
+        tensors, tied = file_tensors(network)
+        structure, described = Structure.of(network), describe_tensors(network)
         layers = describe_layers(network)
         if builder is not None:
-            layers = _layers_unlike_new(network, layers, builder, arguments)
-        tensors, tied = file_tensors(network)
+            fresh = create_network(builder, arguments)
+            layers = _layers_unlike(fresh, layers)
+            _require_rebuilt(structure, fresh, layers, described["buffers"], arguments)
     except UnsupportedModelError as error:
         place = f" as {builder}" if builder else ""
         raise UnsupportedModelError(f"{refusal}{place}: {error}") from None
@@ -122,7 +127,8 @@ def save_network(
         "versions": _builder_versions(builder),
         "layers": layers,
         "tied": tied,
-        **describe_tensors(network),
+        "structure": asdict(structure),
+        **described,
     }
     with new_folder(folder, replace=replace) as temporary:
         try:
@@ -229,28 +235,31 @@ def _require_certificate_of(network: nn.Module, certificate: AnyCertificate) -> 
     if all(network_digest(holder) != certificate.weights for holder in holders):
         raise ArgumentError(
             f"certificate must be that of this {type(network).__name__} as it is now, but is of another network, or its"
-            " weights or its layers were changed. Convert again, or leave it out"
+            " weights, layers or attributes were changed. Convert again, or leave it out"
         )
 
 
-def _layers_unlike_new(
-    network: nn.Module, layers: list[dict[str, Any]], builder: str, arguments: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Returns the layers that differ from a new network's, and refuses a network that differs in anything else."""
-    fresh = create_network(builder, arguments)
-    present, places = describe_layers(fresh), dict(fresh.named_modules(remove_duplicate=False))
-    changed = [layer for layer in layers if layer not in present]
-    known = [layer for layer in changed if places.keys() >= set(layer["names"])]
-    rebuilt = put_layers(fresh, json.loads(json.dumps(known)))
-    differing = list(islice(differences(network, rebuilt), 4))
-    if differing:
-        more = "; and more" if len(differing) > 3 else ""
-        options = arguments or "no options"
+def _layers_unlike(fresh: nn.Module, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the layers that differ from those of a new network."""
+    present = describe_layers(fresh)
+    return [layer for layer in layers if layer not in present]
+
+
+def _require_rebuilt(
+    structure: Structure,
+    fresh: nn.Module,
+    layers: list[dict[str, Any]],
+    dtypes: Mapping[str, str],
+    arguments: dict[str, Any],
+) -> None:
+    """Raises UnsupportedModelError if a new network with the described layers is made of something else."""
+    rebuilt = put_layers(fresh, json.loads(json.dumps(with_places(fresh, layers))))
+    reasons = first_differences(structure.modules, Structure.of(rebuilt, dtypes).modules)
+    if reasons:
         raise UnsupportedModelError(
-            f"a new one with {options} differs: {'; '.join(differing[:3])}{more}. Give the options that it was built"
-            " with, or no source, and the architecture again when it is loaded"
+            f"a new one with {arguments or 'no options'} differs: {reasons}. Give the options that it was built with,"
+            " or no source, and the architecture again when it is loaded"
         )
-    return changed
 
 
 def _json_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,244 @@
+"""What a network is made of, in words: compared when it is saved and loaded, and hashed for certificates.
+
+Tensors of the state dict have their own place: their values are not described here, only their names and shapes.
+"""
+
+import dataclasses
+import dis
+import functools
+import hashlib
+import inspect
+import json
+import types
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from convattn.convert.surgery import computed_weights, full_name, replaced_methods
+from convattn.sealed import has_no_plain_values, shape_in_words, tensor_digest, tensor_in_words
+
+_FOREIGN = ("timm.", "torch.", "torchvision.", "transformers.")
+LIBRARIES = ("convattn.", *_FOREIGN)
+"""Packages whose classes gain and lose attributes with their versions, and keep their books in private ones."""
+
+_NO_FUNCTION = (
+    "default_cfg",
+    "feature_info",
+    "generation_config",
+    "grad_checkpointing",
+    "gradient_checkpointing",
+    "name_or_path",
+    "pretrained_cfg",
+    "pretrained_model_args",
+    "warnings_issued",
+)
+"""Attributes of these libraries that say where a network comes from or how it is trained, not what it computes."""
+
+_OF_EVERY_MODULE = frozenset({*vars(nn.Module()), "_compiled_call_impl"})
+
+_NAMESPACES = Namespace | types.SimpleNamespace
+_PLAIN = bool | int | float | complex | str | bytes | range | torch.dtype | None
+
+_FILLED = list | dict | set
+"""Containers that a module may fill when it runs."""
+
+HOOKS = "forward hook"
+"""Key under which the hooks of a module are described."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The modules of a network in their order, and what each is made with besides the values of its state dict."""
+
+    # By name: "class"; "attributes", which the constructor set; "contents" of lists, dicts and sets; "parts": names and
+    # shapes of tensors, values of buffers that are not saved, methods that were replaced, and hooks
+    modules: dict[str, dict[str, Any]]
+    not_covered: tuple[str, ...]  # Attributes that hold objects of which only the class is known
+
+    @classmethod
+    def of(cls, network: nn.Module, dtypes: Mapping[str, str] | None = None) -> "Structure":
+        """Describes a network; buffers that are named in `dtypes` count as if they were of that dtype."""
+        words = _Words(network)
+        modules = {}
+        for name, module in network.named_modules(remove_duplicate=False):
+            attributes = words.attributes(module)
+            contents = {}
+            for key in [key for key in attributes if isinstance(vars(module)[key], _FILLED)]:
+                contents[key] = attributes.pop(key)
+            modules[name] = {
+                "class": full_name(parametrize.type_before_parametrizations(module)),
+                "attributes": attributes,
+                "contents": contents,
+                "parts": words.parts(module, name, dtypes or {}),
+            }
+        return cls(modules, tuple(dict.fromkeys(words.not_covered)))
+
+
+class _Words:
+    """Describes the values of a network's attributes, and collects those that it cannot describe."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.inside = set(network.modules())
+        self.not_covered: list[str] = []
+        self.unknown: list[str] = []
+        self.states: dict[type, set[str]] = {}
+
+    def attributes(self, module: nn.Module) -> dict[str, str]:
+        """Describes what a module was made with."""
+        kind = type(module)
+        if kind not in self.states:
+            self.states[kind] = _assigned_by_forward(kind)
+        passed_over = {*_OF_EVERY_MODULE, *_NO_FUNCTION}
+        passed_over.update(replaced_methods(module), computed_weights(module))
+        attributes = {}
+        for key, value in vars(module).items():
+            is_private = key.startswith("_")
+            is_books = is_private and full_name(kind).startswith(LIBRARIES)
+            if key in passed_over or is_books or isinstance(value, torch.device):
+                continue
+            if key in self.states[kind]:
+                self.not_covered.append(f"{key}, which {full_name(kind)} assigns when it runs")
+                continue
+            self.unknown = []
+            try:
+                text = self.describe(value)
+            except RecursionError:
+                text = "a cycle"
+                self.unknown.append(text)
+            if not self.unknown:
+                attributes[key] = text
+                continue
+            self.not_covered.append(f"{key}: the contents of {', '.join(self.unknown)}")
+            if not is_private:
+                attributes[key] = text
+        return attributes
+
+    def parts(self, module: nn.Module, place: str, dtypes: Mapping[str, str]) -> dict[str, str]:
+        """Describes the tensors of a module, and what was put on it that changes what it computes."""
+        parts = {}
+        for key in replaced_methods(module):
+            parts[key] = self.describe(vars(module)[key])
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if hooks:
+            parts[HOOKS] = ", ".join(map(self.describe, hooks))
+        for key, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is None:
+                continue
+            if key not in module._non_persistent_buffers_set:
+                parts[key] = "a lazy tensor" if is_lazy(tensor) else shape_in_words(tensor)
+                continue
+            name = f"{place}.{key}".removeprefix(".")
+            parts[key] = tensor_in_words(
+                tensor.to(getattr(torch, dtypes[name])) if name in dtypes else tensor
+            )
+        return parts
+
+    def describe(self, value: object) -> str:  # noqa: PLR0911 - one return for each kind of value
+        """Describes a value: plain ones and tensors fully, functions and classes by name, other objects by class."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Enum):
+            return f"{full_name(type(value))}.{value.name}"
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Tensor):
+            return tensor_in_words(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            return tensor_in_words(torch.as_tensor(value.copy()))
+        if isinstance(value, list | tuple):
+            return self.several(value)
+        if isinstance(value, set | frozenset):
+            return self.several(value, ordered=False)
+        if isinstance(value, Mapping):
+            return self.several(value.items(), ordered=False)
+        if isinstance(value, functools.partial):
+            return f"{self.describe(value.func)} with {self.several([*value.args, value.keywords])}"
+        if isinstance(
+            value, types.FunctionType | types.BuiltinFunctionType | types.MethodType | type
+        ):
+            if getattr(value, "__closure__", None):
+                self.unknown.append(f"what {value.__qualname__} encloses")
+            return f"{value.__module__}.{value.__qualname__}"
+        return self.object(value)
+
+    def several(self, values: Iterable[object], *, ordered: bool = True) -> str:
+        """Describes several values; a list and a tuple of the same values are the same."""
+        words = [self.describe(value) for value in values]
+        if not ordered:
+            words.sort()
+        return f"({', '.join(words)})"
+
+    def object(self, value: object) -> str:
+        """Describes an object: a dataclass or a namespace by its fields, others by their class alone.
+
+        The configuration of a library also says where a network comes from, and what counts of it is in the modules.
+        """
+        name = full_name(type(value))
+        is_foreign = any(full_name(kind).startswith(_FOREIGN) for kind in type(value).mro())
+        if isinstance(value, _NAMESPACES):
+            return f"{name}{self.describe(vars(value))}"
+        if dataclasses.is_dataclass(value) and not is_foreign:
+            fields = [field.name for field in dataclasses.fields(value)]
+            return f"{name}{self.several((field, getattr(value, field)) for field in fields)}"
+        if isinstance(value, nn.Module) and value not in self.inside:
+            return f"{name}{self.describe(value.state_dict())}"
+        if not isinstance(value, nn.Module):
+            self.unknown.append(f"a {name}")
+        return f"a {name}"
+
+
+def _assigned_by_forward(kind: type) -> set[str]:
+    """Names the attributes that the forward of a class assigns, or methods that it calls: caches and counters."""
+    names: set[str] = set()
+    waiting, seen = ["forward"], set(vars(nn.Module))
+    while waiting:
+        name = waiting.pop()
+        for owner in kind.__mro__:
+            method = inspect.unwrap(vars(owner).get(name))  # type: ignore[arg-type]
+            if owner is nn.Module or not hasattr(method, "__code__"):
+                continue
+            for step in dis.get_instructions(method):
+                used = str(step.argval)
+                if step.opname == "STORE_ATTR":
+                    names.add(used)
+                elif used not in seen and callable(getattr(kind, used, None)):
+                    seen.add(used)
+                    waiting.append(used)
+    return names
+
+
+def network_digest(network: nn.Module) -> str:
+    """Returns the SHA-256 of what a network is made of, and of the values of its parameters and saved buffers.
+
+    Hooks and contents of lists, dicts and sets do not count. Of tensors without plain values (sparse, quantised, on the
+    meta device), names, dtypes and shapes count alone.
+    """
+    modules = Structure.of(network).modules
+    for described in modules.values():
+        described["parts"].pop(HOOKS, None)
+        described.pop("contents")
+    digest = hashlib.sha256(json.dumps(modules).encode())
+    for name, tensor in _saved_tensors(network):
+        if is_lazy(tensor):
+            text = f"{name} {tensor.dtype} lazy"
+        elif has_no_plain_values(tensor):
+            text = f"{name} {tensor.dtype} {tensor.shape}"
+        else:
+            text = tensor_digest(name, tensor.detach().cpu().contiguous())
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields parameters and saved buffers under every name that their module has."""
+    for place, module in network.named_modules(remove_duplicate=False):
+        for name, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield f"{place}.{name}", tensor
