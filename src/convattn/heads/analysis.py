@@ -371,6 +371,7 @@ def _layer_report(
         kind=layer.kind,
         pattern=layout.pattern,
         grid=layout.grid,
+        grid_source=layer.grid_source,
         prefix=int(layout.key_prefix.sum()),
         normalised=layer.normalised,
         error=layer.error,

@@ -10,18 +10,16 @@ from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
     AttentionClass,
-    PatchCounter,
     PatchNetwork,
     ReadLayout,
     TokenAttention,
 )
 from convattn.heads.families.reduced_keys import REDUCED_KEYS
-from convattn.heads.families.timm_vits import TIMM_VITS, timm_network, timm_patches
-from convattn.heads.families.torch_attention import TORCH_ATTENTION, torchvision_patches
+from convattn.heads.families.timm_vits import TIMM_VITS, timm_network
+from convattn.heads.families.torch_attention import TORCH_ATTENTION
 from convattn.heads.families.transformers_encoders import (
     TRANSFORMERS_ENCODERS,
     transformers_network,
-    transformers_patches,
 )
 from convattn.heads.families.window_attention import WINDOWS
 
@@ -74,13 +72,6 @@ PATCH_NETWORKS: dict[str, Callable[[nn.Module], PatchNetwork]] = {
     f"{_TRANSFORMERS_VIT}.ViTForMaskedImageModeling": transformers_network,
 }
 """Networks whose heads can be initialised, by full name of the class, with what describes them."""
-
-PATCH_COUNTERS: dict[str, PatchCounter] = {
-    "timm.layers.patch_embed.PatchEmbed": timm_patches,
-    f"{_TRANSFORMERS_VIT}.ViTPatchEmbeddings": transformers_patches,
-    "torchvision.models.vision_transformer.VisionTransformer": torchvision_patches,
-}
-"""Modules that are given an image and cut it into patches, by full name of the class."""
 
 
 def register_attention(

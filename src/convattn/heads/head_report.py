@@ -130,6 +130,7 @@ class LayerReport:
     kind: str  # Full name of its class
     pattern: str  # "global", "windows", …
     grid: tuple[int, ...]  # Positions of the queries along each axis
+    grid_source: str  # Dotted name of the convolution whose output has this grid; empty if none has
     prefix: int  # Number of prefix tokens among the keys
     normalised: bool  # Whether the weights of a query sum to 1
     error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64

@@ -77,6 +77,9 @@ class AttentionCall:
     budget: float
     # If masks differ between images; else None
     allowed: Bool[Tensor, "images groups queries keys"] | None = None
+    grid_source: str = (
+        ""  # Dotted name of the convolution whose output has the grid; empty if none has
+    )
 
 
 def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:

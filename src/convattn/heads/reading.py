@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import prod
 from operator import mul
 from typing import Any, TypeAlias
@@ -167,6 +167,7 @@ class _Pass:
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         self._features: dict[nn.Module, tuple[int, ...]] = {}
+        self._grids: dict[str, tuple[int, ...]] = {}  # Of the convolutions that ran, latest last
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
 
@@ -221,6 +222,8 @@ class _Pass:
         if isinstance(module, nn.Conv2d) or may_be_convolution:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
+            self._grids.pop(call.name, None)
+            self._grids[call.name] = tuple(out.shape[2:])
         if module not in self._names:
             return
         self._operations.paused = True
@@ -309,7 +312,18 @@ class _Pass:
             inputs=on_grid(inputs[0], layout, images) if inputs else None,
             outputs=on_grid(out, layout, images),
             allowed=allowed,
+            grid_source=self._grid_source(call.name, layout.grid),
         )
+
+    def _grid_source(self, layer: str, grid: tuple[int, ...]) -> str:
+        """Returns the last convolution whose output has a grid, of those nearest to a layer; empty if none has."""
+        sources = [name for name, sizes in reversed(self._grids.items()) if sizes == grid]
+
+        def shared_parents(name: str) -> int:
+            pairs = zip(layer.split("."), name.split("."), strict=False)
+            return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+        return max(sources, key=shared_parents, default="")
 
 
 def _read_without_a_call(model: nn.Module) -> set[nn.Module]:
