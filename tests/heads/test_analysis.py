@@ -4,6 +4,7 @@ import copy
 import math
 import re
 from dataclasses import replace
+from math import nan
 from types import SimpleNamespace
 
 import pytest
@@ -84,13 +85,42 @@ def test_a_report_is_read_back():
         report.layer("blocks")
 
 
-@pytest.mark.parametrize(("error", "told"), [(0.96, False), (0.1, True), (math.nan, True)])
+@pytest.mark.parametrize(("error", "told"), [(0.96, False), (0.1, True), (nan, True)])
 def test_a_convolution_score_within_two_errors_of_nothing_is_not_told(error, told):
     layer = report_of(0.3, 4, controls=()).layers[0]
     measured = replace(layer.measured, convolution_score=Estimate(0.37, error))
     sentence = replace(layer, measured=measured, controls=()).sentence
     assert ("explains at least 37" in sentence) == told
     assert ("is not resolved on these images" in sentence) != told
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "told"),
+    [
+        (0.3, 0.01, True),
+        (0.3, 0.04, False),
+        (0.5, 0.01, False),
+        (0.36, nan, True),
+        (nan, nan, True),
+    ],
+)
+def test_what_a_convolution_explains_is_told_where_controls_leave_something(value, error, told):
+    """78 % is no finding if a network without training has 80 %."""
+    layer = report_of(0.3, 4).layers[0]
+    controls = []
+    scores = (Estimate(0.1, 0.01), Estimate(value, error))
+    for control, score in zip(layer.controls, scores, strict=True):
+        measured = replace(control.measured, convolution_score=score)
+        controls.append(replace(control, measured=measured))
+    measured = replace(layer.measured, convolution_score=Estimate(0.37, nan))
+    sentence = replace(layer, measured=measured, controls=tuple(controls)).sentence
+    assert (
+        "Whatever its heads are, the best 3 × 3 convolution explains at least" in sentence
+    ) == told
+    if not told:
+        both = f"10 % with shuffled images, {100 * value:.0f} % with untrained weights"
+        said = f"explains 37 % of the layer's output, and as much in a control ({both})."
+        assert sentence.endswith(said)
 
 
 def test_rows_hold_every_head_in_every_condition():

@@ -194,7 +194,7 @@ class LayerReport:
     def sentence(self) -> str:
         """What its heads are, how far they look, and what a convolution of the layer's input explains."""
         measured = self.measured
-        scores = {item.name: item.measured.convolution_score.value for item in self.controls}
+        scores = {item.name: item.measured.convolution_score for item in self.controls}
         parts = (
             headline(self.verdicts, self.verdicts_in(UNTRAINED)),
             held_in_words(self.verdicts, self.kernel),

@@ -73,10 +73,12 @@ class HeadReplacement(Record):
         rule = f"R² ≥ {self.threshold:g}"
         if math.isnan(self.threshold):
             rule = "named by the caller"
-        without = counted(len(self.layers_without_softmax), "layer")
+        layers = {head.layer for head in self.heads}
+        with_softmax = len(layers) - len(self.layers_without_softmax)
+        every = counted(len(self.heads), "head")
         lines = [
-            f"head replacement: {len(self.replaced)} of {counted(len(self.heads), 'head')} of {self.model} ({rule})",
-            f"  softmax         none left in {without}",
+            f"head replacement: {len(self.replaced)} of {every} of {self.model} ({rule})",
+            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {len(self.left)} of {every}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
         reasons = Counter(head.reason for head in self.left)

@@ -275,9 +275,12 @@ def reach_in_words(distance: float, prefix_share: float) -> str:
 
 
 def explained_in_words(
-    score: Estimate, kernel: Sequence[int], in_controls: dict[str, float]
+    score: Estimate, kernel: Sequence[int], in_controls: dict[str, Estimate]
 ) -> str:
-    """Says what the best convolution explains, with its R² in each control; empty if it was not measured."""
+    """Says what the best convolution explains, with its R² in each control; empty if it was not measured.
+
+    If it explains as much in a control, that is all that is said: it tells nothing of what training has made.
+    """
     if score.value < _RESOLVED * score.error:
         return f"How much of its output a {_sizes(kernel)} convolution explains is not resolved on these images"
     if not math.isfinite(score.value):
@@ -285,12 +288,20 @@ def explained_in_words(
     share = f"{100 * max(score.value, 0):.0f}"
     if math.isfinite(score.error):
         share += f" ± {100 * score.error:.0f}"
+    parts = [f"{percent(control.value)} with {name}" for name, control in in_controls.items()]
+    controls = ", ".join(parts)
+    for control in in_controls.values():
+        errors = [one.error for one in (score, control) if math.isfinite(one.error)]
+        if score.value - control.value <= _RESOLVED * math.hypot(*errors):
+            return (
+                f"The best {_sizes(kernel)} convolution explains {share} % of the layer's output, and as much in a"
+                f" control ({controls})"
+            )
     words = (
         f"Whatever its heads are, the best {_sizes(kernel)} convolution explains at least {share} %"
         " of the layer's output"
     )
-    controls = [f"{percent(value)} with {name}" for name, value in in_controls.items()]
-    return f"{words} ({', '.join(controls)})" if controls else words
+    return f"{words} ({controls})" if controls else words
 
 
 def _sizes(kernel: Sequence[int]) -> str:
