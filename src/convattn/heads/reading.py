@@ -33,6 +33,7 @@ from convattn.heads.catalogue import (
 from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import (
     OUTSIDE,
+    WHOLE,
     AttentionCall,
     Layout,
     cells,
@@ -294,6 +295,8 @@ class _Pass:
         if not isinstance(layout, Layout):
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
+        if layout.pattern in WHOLE and not layout.in_order():
+            layout = replace(layout, pattern=f"{layout.pattern}, in another order")
         sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
 
         def by_group(pairs: Tensor) -> Tensor:

@@ -76,9 +76,10 @@ class HeadReplacement(Record):
         layers = {head.layer for head in self.heads}
         with_softmax = len(layers) - len(self.layers_without_softmax)
         every = counted(len(self.heads), "head")
+        left = f"{len(self.left)} of {every}"
         lines = [
             f"head replacement: {len(self.replaced)} of {every} of {self.model} ({rule})",
-            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {len(self.left)} of {every}",
+            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {left}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
         reasons = Counter(head.reason for head in self.left)

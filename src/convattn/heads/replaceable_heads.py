@@ -15,11 +15,10 @@ from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.convolved_attention import MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
+from convattn.heads.layout import WHOLE
 
 LEAST_SHARE = 0.95
 """Share of its attention on positions that a head's kernel must hold; with less, the report's radius is too small."""
-
-_PATTERNS = ("global", "sequence")
 
 
 def every_head(report: HeadReport) -> list[tuple[str, int]]:
@@ -108,7 +107,7 @@ def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
 
 def _unusable_layer(layer: LayerReport) -> str | None:
     """Returns why no kernel of a layer can be run; None if they can."""
-    if layer.pattern not in _PATTERNS:
+    if layer.pattern not in WHOLE:
         return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
     if not layer.normalised:
         return "its layer's weights do not sum to one"
