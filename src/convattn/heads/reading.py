@@ -111,6 +111,8 @@ def _require_watchable(model: nn.Module) -> None:
             reason = "scripted, and what it computes is not seen"
         elif compiled or hasattr(module, "_orig_mod"):
             reason = "compiled; pass it as it was before `torch.compile`"
+        elif (kernel := _hiding_kernel(module)) is not None:
+            reason = f'run by {kernel}, which hides its weights; call `set_attn_implementation("sdpa")` on the network'
         if reason is not None:
             raise UnsupportedModelError(f"{name or 'the model'} is {reason}")
     for name, parameter in model.named_parameters():
@@ -118,6 +120,27 @@ def _require_watchable(model: nn.Module) -> None:
             raise UnsupportedModelError(f"{name} has no size yet: run the model once")
     if (empty := find_empty(model)) is not None:
         raise UnsupportedModelError(f"{empty} is on the meta device and has no values")
+
+
+_HIDING = ("flex_attention", "flash_attention")
+"""Kernels of transformers by which weights are not seen: they are compiled, or foreign."""
+
+
+def _hiding_kernel(module: nn.Module) -> str | None:
+    """Returns the kernel that a network of transformers is set to, if weights are not seen by it."""
+    kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return kernel if any(name in str(kernel) for name in _HIDING) else None
+
+
+def _parts_by_input(model: nn.Module) -> list[str]:
+    """Lists the parts of a network of transformers that are given other inputs than one another; empty if none are."""
+    inputs = {}
+    for name, part in model.named_children():
+        if isinstance(taken := getattr(part, "main_input_name", None), str):
+            inputs[name] = taken
+    if len({*inputs.values()}) < 2:
+        return []
+    return [f"{name} ({taken})" for name, taken in inputs.items()]
 
 
 @contextmanager
@@ -199,6 +222,13 @@ class _Pass:
                     raise
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 words = shapes[0] if len(shapes) == 1 else shapes
+                parts = _parts_by_input(self._model)
+                if len(tensors) == 1 and parts:
+                    kind = type(self._model).__name__
+                    raise ArgumentError(
+                        f"images must fit the network, but {kind} takes several inputs at once and was given one, of"
+                        f" shape {words}; pass the part of it that takes them: {' or '.join(parts)}"
+                    ) from error
                 raise ArgumentError(must_fit(f"those of shape {words}", error)) from error
 
     def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
