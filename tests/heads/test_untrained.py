@@ -190,6 +190,18 @@ def test_layers_of_this_library_are_built_again():
             assert not torch.equal(drawn.get_parameter(name), network.get_parameter(name)), name
 
 
+class Failing(nn.Linear):
+    """A layer whose rule fails."""
+
+    def init_weights(self):
+        raise OSError("no file")
+
+
+def test_a_rule_that_fails_is_told():
+    with pytest.raises(UnsupportedModelError, match=r"its weights anew raised OSError..no file"):
+        untrained(Failing(5, 5), 0)
+
+
 def test_weights_that_a_parametrisation_computes_have_no_rule():
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 5)))
     with pytest.raises(

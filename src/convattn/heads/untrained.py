@@ -46,7 +46,7 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
 
     A layer draws its weights by `reset_parameters`, one of this library is built again, and networks draw those of
     their parts by `_init_weights`, `init_weights` and, as ConViT, `local_init`. Buffers stay, unless a rule sets them.
-    UnsupportedModelError is raised if no rule draws a parameter.
+    UnsupportedModelError is raised if no rule draws a parameter, or one fails.
     """
     network = copy_network(model)
     with keep_random_state(network), torch.no_grad():
@@ -55,7 +55,10 @@ def untrained(model: nn.Module, seed: int) -> nn.Module:
             vars(parameter).pop(_INITIALISED, None)
             if parameter.is_floating_point():
                 parameter.fill_(torch.nan)  # which is left where no rule draws
-        _draw(network)
+        try:
+            _draw(network)
+        except Exception as error:  # a rule of a foreign class may fail in any way
+            raise UnsupportedModelError(f"drawing its weights anew raised {error!r}") from error
     for name, parameter in network.named_parameters():
         if not parameter.is_floating_point() or bool(parameter.isnan().any()):
             holder = network.get_submodule(name.rpartition(".")[0])
