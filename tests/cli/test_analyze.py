@@ -103,7 +103,7 @@ def changed(report, **numbers):
         (0.95, 0.8, "6 of 6 heads are convolutions", "convolution "),
         (0.95, 0.2, "6 of 6 heads are convolutions", "convolution"),
         (0.3, 0.8, "0 of 6 heads are convolutions; 6 neighbours", "neighbour "),
-        (math.nan, 0.2, "0 of 6 heads are convolutions; 6 ", ""),
+        (math.nan, 0.2, "0 of 6 heads are convolutions; ", ""),
     ],
 )
 def test_page_answers_in_a_line_and_says_what_each_head_is(
@@ -111,6 +111,7 @@ def test_page_answers_in_a_line_and_says_what_each_head_is(
 ):
     shutil.copytree(made, tmp_path / "copy")
     numbers = {"position_score": Estimate(position, 0.0), "hard_share": Estimate(hard, 0.0)}
+    numbers |= {"evenness": Estimate(0.5, 0.0)}
     report = changed(HeadReport.load(made / "report.json"), **numbers)
     text = write_report(report, tmp_path / "copy", source="timm:a", images="mine").read_text(
         encoding="utf-8"

@@ -8,7 +8,6 @@ from convattn.heads import catalogue as registered
 @pytest.fixture(autouse=True)
 def forgotten():
     """Forgets, after a test, the classes that it has registered."""
-    known = dict(registered._registered)
+    known = [*registered._registered]
     yield
-    registered._registered.clear()
-    registered._registered.update(known)
+    registered._registered[:] = known

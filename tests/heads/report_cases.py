@@ -9,6 +9,7 @@ import timm
 import torch
 import torchvision
 import transformers
+from torch import nn
 from torch.nn import functional
 
 from convattn.convert.surgery import full_name
@@ -72,8 +73,8 @@ def timm_vit(prefix=1, **options):
     return randomised(timm.models.VisionTransformer(**{**TIMM, **tokens, **options}))
 
 
-def torchvision_vit():
-    network = torchvision.models.VisionTransformer(28, 4, 2, 3, 15, 20, num_classes=5)
+def torchvision_vit(size=28):
+    network = torchvision.models.VisionTransformer(size, 4, 2, 3, 15, 20, num_classes=5)
     return randomised(network)
 
 
@@ -148,9 +149,18 @@ def attention_maps(network, *arguments, **named):
 
 def report_of(network, maps, grid=GRID, prefix=1, radius=None):
     """Makes a report from attention maps."""
+    source = ""
+    if len(grid) == 2:
+        source = next(name for name, part in network.named_modules() if type(part) is nn.Conv2d)
     layers = tuple(
         layer_report(
-            name, full_name(type(network.get_submodule(name))), weights, grid, prefix, radius
+            name,
+            full_name(type(network.get_submodule(name))),
+            weights,
+            grid,
+            prefix,
+            radius,
+            source,
         )
         for name, weights in maps.items()
     )
@@ -169,7 +179,7 @@ def report_of(network, maps, grid=GRID, prefix=1, radius=None):
     )
 
 
-def layer_report(name, kind, weights, grid, prefix, radius=None):
+def layer_report(name, kind, weights, grid, prefix, radius=None, source=""):
     """Reports one layer; all statistics that replacement does not read are unknown."""
     reach = [size - 1 if radius is None else min(radius, size - 1) for size in grid]
     shifts = tuple(product(*(range(-steps, steps + 1) for steps in reach)))
@@ -183,6 +193,7 @@ def layer_report(name, kind, weights, grid, prefix, radius=None):
         kind=kind,
         pattern="sequence" if len(grid) == 1 else "global",
         grid=grid,
+        grid_source=source,
         prefix=prefix,
         normalised=True,
         error=0.0,

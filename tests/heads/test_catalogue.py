@@ -1,14 +1,20 @@
 """What `watch` sees of models that fail, call their own modules, or are no models."""
 
+from dataclasses import replace
+
 import pytest
+import timm
 import torch
+from tests.heads.report_cases import images, outputs, timm_vit
 from tests.heads.watch_cases import Tokens, assert_no_hooks, drawn, grid, seen_by
 from torch import nn
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads import analyze
 from convattn.heads.catalogue import attention_layers, register_attention
 from convattn.heads.reading import as_it_was, watch
+from convattn.heads.replace import replace_convolutional_heads
 from convattn.layers import RelativeAttention2d
 
 
@@ -105,3 +111,60 @@ def test_classes_that_seem_to_attend_are_named():
         match=r"^no attention of Sequential can be read:\n  .*\.ShyAttention: not known; say where its tokens lie by",
     ):
         attention_layers(nn.Sequential(ShyAttention(), ShyAttention()))
+
+
+def patterns(module):
+    return [layer.pattern for layer in attention_layers(module)]
+
+
+def test_registrations_end_in_any_order():
+    one = register_attention(Tokens, grid)
+    other = register_attention(Tokens, lambda call: call.global_layout((1, 12), prefix=1))
+    (call,) = seen_by(Tokens(), drawn(13, 6))
+    assert call.layout.grid == (1, 12)
+    one.close()
+    one.close()
+    assert patterns(Tokens()) == ["registered"]
+    other.close()
+    with pytest.raises(UnsupportedModelError, match="Tokens can be read"):
+        attention_layers(Tokens())
+    with pytest.raises(RuntimeError, match="inside"), register_attention(Tokens, grid):
+        raise RuntimeError("inside")
+    with pytest.raises(UnsupportedModelError, match="Tokens can be read"):
+        attention_layers(Tokens())
+
+
+def test_heads_of_a_registered_class_are_replaced_all_the_same():
+    network = timm_vit()
+    report = analyze(network, images(), controls=(), progress=False)
+    heads = [("blocks.0.attn", 0)]
+    expected = outputs(replace_convolutional_heads(network, report, heads=heads)[0], images())
+    reads = {
+        "in order": lambda call: call.global_layout((5, 7), prefix=1),
+        "columns first": columns_first,
+    }
+    for name, read in reads.items():
+        with register_attention(timm.layers.Attention, read):
+            assert patterns(network) == ["registered"] * 2
+            made, _ = replace_convolutional_heads(network, report, heads=heads)
+            assert torch.equal(outputs(made, images()), expected), name
+            told = analyze(network, images(), controls=(), progress=False)
+            _, record = replace_convolutional_heads(network, told, heads=heads)
+            left = [head.reason for head in record.left if head.head == 0][:1]
+            if name == "in order":
+                assert len(record.replaced) == 1
+            else:
+                assert left == [
+                    "its layer attends in a pattern (global, in another order) whose borders are not those of the grid"
+                ]
+        assert patterns(network) == ["global"] * 2
+
+
+def columns_first(call):
+    """A reader that says that patches stand column by column."""
+    layout = call.global_layout((5, 7), prefix=1)
+    order = torch.arange(35).view(5, 7).T.flatten()
+    keys = layout.keys.clone()
+    keys[:, 1:] = keys[:, 1:][:, order]
+    queries = torch.cat([layout.queries[:, :1], order[None]], dim=1)
+    return replace(layout, queries=queries, keys=keys)

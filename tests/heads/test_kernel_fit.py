@@ -102,7 +102,7 @@ def test_heads_that_look_beyond_the_border_have_not_settled(centre, settled):
 @pytest.mark.parametrize("rounds", [0, likelihood._ROUNDS])
 def test_heads_whose_fit_does_not_end_are_named(rounds, monkeypatch):
     monkeypatch.setattr(likelihood, "_ROUNDS", rounds)
-    for controls, heads in (((), "3 heads"), (CONTROLS, "9 heads, controls included")):
+    for controls, heads in (((), "3 heads"), (CONTROLS, "6 heads, controls included")):
         report = report_of(0.9, 6, controls=controls)
         expected = f"position scores of {heads}: weights by displacement were not fitted to the end"
         assert (expected in " ".join(report.not_covered)) == (rounds == 0)

@@ -31,6 +31,7 @@ class Planted(nn.Module):
     def __init__(self, shifts, sharpness):
         super().__init__()
         width = 6
+        self.patches = nn.Conv2d(1, 1, 1)  # where a network cuts images; this one is given tokens
         self.attn = timm.layers.Attention(width * len(shifts), num_heads=len(shifts))
         cells = torch.cartesian_prod(*(torch.arange(float(size)) for size in GRID))
         self.register_buffer(

@@ -1,15 +1,18 @@
 """The weights of a kernel, whether their rows sum to one, and the proofs: of fused kernels and of our own layers."""
 
+import threading
 from functools import partial
 
 import pytest
 import torch
+from tests.heads.vit_cases import pixels, vit
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.heads import products
 from convattn.heads.products import fused_product, weights_of
-from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one
+from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one, watch
 from convattn.layers import RelativeAttention2d
 
 QUERIES, KEYS = 7, 11
@@ -186,3 +189,57 @@ def test_a_leak_is_found_where_scores_are_rounded():
     for seed in range(20):
         proof = proved((1, 2, 200, 64), 2.5, 0.0, seed, leak=1e-5)
         assert proof.error > proof.budget
+
+
+def flags():
+    """What belongs to the process and not to a thread: which kernels of attention may run, and how they compute."""
+    cuda = torch.backends.cuda
+    return {
+        "flash": cuda.flash_sdp_enabled(),
+        "memory-efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class InStep(TorchDispatchMode):
+    """Notes the flags at every operation of its thread; at some of them it waits for the other thread."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self.barrier = barrier
+        self.met = []
+        self.softmaxes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "softmax" in str(func) and self.softmaxes < 9:
+            self.softmaxes += 1
+            self.barrier.wait()
+        found = flags()
+        if found not in self.met:
+            self.met.append(found)
+        return func(*args, **(kwargs or {}))
+
+
+def test_two_threads_that_read_at_once_leave_the_flags_of_the_process():
+    before = flags()
+    barrier = threading.Barrier(2, timeout=60)
+    steps = [InStep(barrier), InStep(barrier)]
+    read = []
+
+    def run(step):
+        with step:
+            watch(vit(), pixels(), lambda call: read.append(call.name))
+
+    threads = [threading.Thread(target=run, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) == 4
+    assert all(step.softmaxes == 9 for step in steps)
+    assert [step.met for step in steps] == [[before]] * 2
+    assert flags() == before

@@ -191,7 +191,7 @@ def test_torchs_encoder_is_refused_with_the_line_that_reads_it(monkeypatch):
         UnsupportedModelError, match=r"register_attention\(nn.MultiheadAttention, l"
     ):
         analyze(network, images)
-    monkeypatch.setattr("convattn.heads.catalogue._registered", {})
+    monkeypatch.setattr("convattn.heads.catalogue._registered", [])
     register_attention(nn.MultiheadAttention, lambda call: call.global_layout((8, 8), prefix=0))
     assert [layer.name for layer in analyze(network, images).layers] == [
         "encoder.layers.0.self_attn"

@@ -1,10 +1,12 @@
 """The ViT of transformers: where its heads start."""
 
+import re
+
 import pytest
 import torch
 
-from convattn.errors import UnsupportedModelError
-from convattn.heads import init_heads_
+from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.heads import analyze, init_heads_
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,3 +61,39 @@ def test_other_layouts_and_models_are_refused():
     )
     with pytest.raises(UnsupportedModelError, match="SwinModel: supported are VisionTransformer"):
         init_heads_(swin, "impulse")
+
+
+@pytest.mark.parametrize(
+    "kernel", ["flex_attention", "flash_attention_2", "paged|flash_attention_3"]
+)
+def test_kernels_that_hide_their_weights_are_refused_with_the_line_that_helps(kernel):
+    network = build()
+    network.config._attn_implementation = kernel
+    refusal = (
+        f"the model is run by {kernel}, which hides its weights; call `set_attn_implementation("
+    )
+    with pytest.raises(UnsupportedModelError, match=re.escape(refusal)):
+        analyze(network, pixels())
+    network.set_attn_implementation("sdpa")
+    assert len(analyze(network, pixels(), controls=(), progress=False).layers) == 2
+
+
+def test_a_network_of_two_towers_names_the_one_that_takes_images():
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "intermediate_size": 16,
+    }
+    vision = {**sizes, "image_size": 20, "patch_size": 4}
+    config = transformers.CLIPConfig(vision_config=vision, text_config={**sizes, "vocab_size": 40})
+    network = transformers.CLIPModel(config).eval()
+    images = pixels(5, 5)
+    message = (
+        r"CLIPModel takes several inputs at once and was given one, of shape .*20, 20\); pass the part of it that"
+        r" takes them: text_model \(input_ids\) or vision_model \(pixel_values\)$"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        analyze(network, images)
+    report = analyze(network.vision_model, images, controls=(), progress=False)
+    assert report.layers[0].grid == (5, 5)

@@ -153,7 +153,13 @@ def test_a_number_at_its_limit_passes_once_in_a_hundred_times():
 
 
 ZERO = Estimate(0.0, 0.0)
-PLACES = {"hard_shift": (1.0, 0.0), "side": (0, -1), "line": 0, "shift": (ZERO, ZERO)}
+PLACES = {
+    "hard_shift": (1.0, 0.0),
+    "hard_shift_error": (0.0, 0.0),
+    "side": (0, -1),
+    "line": 0,
+    "shift": (ZERO, ZERO),
+}
 
 
 def head(**numbers):
@@ -183,6 +189,53 @@ def test_controls_decide():
     built = judge(near, 100, untrained=near, control_images=50)
     assert str(built) == "neighbour 1 below (by construction)"
     assert not judge(near, 100, untrained=away, control_images=50).by_construction
+
+
+def test_the_architecture_makes_a_head_only_of_the_same_word_and_place():
+    sure = {name: Estimate(0.99, 0.001) for rule in RULES for name in rule.limits}
+    elsewhere = {"hard_shift": (0.0, 1.0), "side": (1, 0), "line": 1}
+    for rule in (rule for rule in RULES if rule.by_position):
+        numbers = {name: sure[name] for name in rule.limits}
+        trained = head(**numbers)
+        starts = {
+            "alike": (trained, True),
+            "elsewhere": (head(**numbers, **elsewhere), False),
+            "of another word": (head(content_share=sure["content_share"]), False),
+            "everywhere": (head(**numbers, evenness=sure["evenness"]), False),
+        }
+        for name, (start, built) in starts.items():
+            verdict = judge(trained, 100, untrained=start, control_images=50)
+            assert verdict.by_construction == built, (rule.word, name)
+        assert not judge(trained, 100).by_construction
+
+
+def test_a_head_that_looks_everywhere_alike_has_no_word_of_position():
+    """Of weights that hardly vary, a little is explained by displacement as easily as by anything else."""
+    even = head(position_score=Estimate(0.99, 0.001), evenness=Estimate(0.99, 0.001))
+    assert str(judge(even, 100)) == "anywhere"
+
+
+def test_a_window_is_where_most_of_it_is():
+    """30 % at the position before, and the mean shift 7 positions after."""
+    grid = (41,)
+    attention = torch.full((41, 41), 1e-4)
+    for query in range(41):
+        attention[query, max(query - 1, 0)] = 0.3
+        attention[query, query + 1 : query + 23] = 0.7 / 22
+    attention /= attention.sum(1, keepdim=True)
+    draw = torch.Generator().manual_seed(0)
+    maps = attention * (1 + 0.2 * torch.rand(IMAGES, 41, 41, generator=draw))
+    (one,) = measured((maps / maps.sum(2, keepdim=True))[:, None], grid, 0)
+    assert round(one.shift[0].value) > 3
+    limits = {"position_score": Estimate(0.7, 0.01), "nearness": Estimate(0.6, 0.01)}
+    places = {
+        "1 before": {"hard_shift": one.hard_shift, "hard_shift_error": one.hard_shift_error},
+        "": {"hard_shift": one.hard_shift, "hard_shift_error": (0.4,)},
+    }
+    for place, numbers in places.items():
+        verdict = judge(head(**limits, **numbers, shift=one.shift), 100)
+        assert (verdict.word, verdict.place) == ("window", place)
+    assert judge(head(**limits, hard_shift=(0.0, 0.0)), 100).place == ""
 
 
 def test_a_head_without_content_is_a_convolution_by_construction():

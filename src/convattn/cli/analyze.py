@@ -34,7 +34,7 @@ def analyze(  # noqa: PLR0913 - the options of the command
 
     The folder gets report.json with every number and its standard error, figures, and the page
     index.html: the answer, and what each head is. Beside every number stand two controls: the network with its
-    weights shuffled, and images with their patches shuffled. A network of timm, torchvision or hf: needs
+    weights drawn anew, and images with their patches shuffled. A network of timm, torchvision or hf: needs
     --weights, --pretrained or --random-weights.
 
     Args:

@@ -30,7 +30,6 @@ from convattn.heads.controls import (
     can_shuffle,
     control_count,
     shuffled,
-    untrained,
 )
 from convattn.heads.head_report import (
     AGAIN,
@@ -47,6 +46,7 @@ from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import watch
+from convattn.heads.untrained import untrained
 from convattn.provenance import describe_versions
 from convattn.wording import ITSELF, counted
 
@@ -76,7 +76,8 @@ def analyze(
     text and audio encoders, networks of this library. Weights are computed again from queries and keys, and proved to
     be those that the network used; nothing of the network changes. Images pass in a random order (seed 0) and in
     batches; sums are kept, no maps. Each control is the same on a tenth of the images (at least ten): the network with
-    the entries of each parameter shuffled, and images with their patches shuffled.
+    its weights drawn anew by the rules of its classes, and images with their patches shuffled. The report says if a
+    class has no rule for a parameter, and leaves this control out.
 
     Source: `docs/explanation/theory.md` §7.
 
@@ -130,7 +131,11 @@ def analyze(
                     notes.append(f"{SHUFFLED}: {shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
-                network = untrained(model, SEED)
+                try:
+                    network = untrained(model, SEED)
+                except UnsupportedModelError as error:
+                    notes.append(f"{UNTRAINED}: {error}")
+                    continue
             runs[name] = Run(count, layers, kernel_size)
             image = partial(_image, images, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
@@ -371,6 +376,7 @@ def _layer_report(
         kind=layer.kind,
         pattern=layout.pattern,
         grid=layout.grid,
+        grid_source=layer.grid_source,
         prefix=int(layout.key_prefix.sum()),
         normalised=layer.normalised,
         error=layer.error,

@@ -1,7 +1,8 @@
 """The one catalogue of attention: which classes are read, replaced, initialised or refused, and a user's own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -10,18 +11,16 @@ from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
     AttentionClass,
-    PatchCounter,
     PatchNetwork,
     ReadLayout,
     TokenAttention,
 )
 from convattn.heads.families.reduced_keys import REDUCED_KEYS
-from convattn.heads.families.timm_vits import TIMM_VITS, timm_network, timm_patches
-from convattn.heads.families.torch_attention import TORCH_ATTENTION, torchvision_patches
+from convattn.heads.families.timm_vits import TIMM_VITS, timm_network
+from convattn.heads.families.torch_attention import TORCH_ATTENTION
 from convattn.heads.families.transformers_encoders import (
     TRANSFORMERS_ENCODERS,
     transformers_network,
-    transformers_patches,
 )
 from convattn.heads.families.window_attention import WINDOWS
 
@@ -63,7 +62,7 @@ _CATALOGUE: dict[str, AttentionClass] = {
     **TORCH_ATTENTION,
     **{kind: AttentionClass(refused=reason) for kind, reason in _REFUSED.items()},
 }
-_registered: dict[type[nn.Module], AttentionClass] = {}
+_registered: list[tuple[type[nn.Module], AttentionClass]] = []  # The last of a class counts
 
 _TRANSFORMERS_VIT = "transformers.models.vit.modeling_vit"
 PATCH_NETWORKS: dict[str, Callable[[nn.Module], PatchNetwork]] = {
@@ -75,48 +74,64 @@ PATCH_NETWORKS: dict[str, Callable[[nn.Module], PatchNetwork]] = {
 }
 """Networks whose heads can be initialised, by full name of the class, with what describes them."""
 
-PATCH_COUNTERS: dict[str, PatchCounter] = {
-    "timm.layers.patch_embed.PatchEmbed": timm_patches,
-    f"{_TRANSFORMERS_VIT}.ViTPatchEmbeddings": transformers_patches,
-    "torchvision.models.vision_transformer.VisionTransformer": torchvision_patches,
-}
-"""Modules that are given an image and cut it into patches, by full name of the class."""
-
 
 def register_attention(
     cls: type[nn.Module],
     read: ReadLayout,
     *,
     heads_first: bool = False,
-) -> None:
+) -> ExitStack:
     """Says how the attention of a class of your own is laid out, so that `watch` reads it.
 
-    The weights are found as for other modules: from `scaled_dot_product_attention`, or from a softmax and the product
-    with values that follows. Their leading axes must be images, groups and heads, in this order, apart or as one.
+    This holds in the whole process until what is returned is closed, or its `with` block is left. The weights are found
+    as for other modules: from `scaled_dot_product_attention`, or from a softmax and the product with values that
+    follows. Their leading axes must be images, groups and heads, in this order, apart or as one.
 
     Args:
-        cls: The class of the attention module; subclasses are not included. Registering it again replaces its reader.
+        cls: The class of the attention module; subclasses are not included. Of several readers the last one counts.
+            Heads of a class that is replaced by itself are replaced all the same.
         read: Called with the `CallContext` of each call; returns the `Layout`, or raises UnsupportedModelError.
         heads_first: Whether the weights have their heads before their groups, and not after.
+
+    Returns:
+        A context manager that takes the registration back, as its method `close` does.
 
     Raises:
         ArgumentError: `cls` is not a module class, or `read` cannot be called.
 
     Example:
         >>> class MyAttention(nn.Module): ...
-        >>> register_attention(MyAttention, lambda call: call.global_layout((14, 14), prefix=1))
+        >>> with register_attention(MyAttention, lambda call: call.global_layout((14, 14), prefix=1)):
+        ...     attention_layers(MyAttention())[0].pattern
+        'registered'
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ArgumentError(must_be("cls", "a subclass of nn.Module", cls))
     if not callable(read):
         raise ArgumentError(must_be_a("read", "a function from a call to a layout", read))
-    _registered[cls] = AttentionClass("registered", read, heads_first)
+    known = _CATALOGUE.get(full_name(cls), AttentionClass())
+    entry = (
+        cls,
+        replace(known, pattern="registered", layout=read, heads_first=heads_first, refused=None),
+    )
+    _registered.append(entry)
+    registration = ExitStack()
+    registration.callback(_forget, entry)
+    return registration
+
+
+def _forget(entry: tuple[type[nn.Module], AttentionClass]) -> None:
+    """Takes one registration back, and leaves others of the same class."""
+    _registered[:] = [other for other in _registered if other is not entry]
 
 
 def attention_class(module: nn.Module) -> AttentionClass | None:
     """Returns what is known of a module's class; None if it is not in the catalogue."""
     kind = type(module)
-    return _registered.get(kind) or _CATALOGUE.get(full_name(kind))
+    for cls, known in reversed(_registered):
+        if cls is kind:
+            return known
+    return _CATALOGUE.get(full_name(kind))
 
 
 def is_own(module: nn.Module) -> bool:

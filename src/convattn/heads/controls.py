@@ -1,10 +1,9 @@
-"""Controls of an analysis: networks and images in which what makes heads look where they look is taken away."""
+"""Controls of an analysis: which there are, on how many images, and images with their patches shuffled."""
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
-from convattn.convert.network_runs import copy_network
 from convattn.heads.head_report import SHUFFLED, UNTRAINED
 
 CONTROLS = (SHUFFLED, UNTRAINED)
@@ -14,29 +13,6 @@ CONTROLS = (SHUFFLED, UNTRAINED)
 def control_count(count: int) -> int:
     """Returns on how many of the images each control is measured: a tenth, but ten if there are as many."""
     return min(count, max(10, round(count / 10)))
-
-
-def untrained(model: nn.Module, seed: int) -> nn.Module:
-    """Copies a network with the entries of every parameter in another order.
-
-    So each tensor keeps its sizes and the distribution of its numbers, and what training has arranged is gone. What is
-    fixed by architecture stays: buffers, and parameters whose entries are all alike.
-    """
-    network = copy_network(model)
-    generator = torch.Generator().manual_seed(seed)
-    # Tensors of one size share an order, which takes longer to draw than to apply, but each starts elsewhere in it:
-    # what two of them, as the weights of queries and keys, have in common is gone as well.
-    orders: dict[int, Tensor] = {}
-    with torch.no_grad():
-        for parameter in network.parameters():
-            count = parameter.numel()
-            if count not in orders:
-                orders[count] = torch.randperm(count, generator=generator)
-            order = orders[count].to(parameter.device)
-            start = int(torch.randint(max(count, 1), (), generator=generator))
-            entries = parameter.flatten().index_select(0, order).roll(start)
-            parameter.copy_(entries.view(parameter.shape))
-    return network
 
 
 _PIXELS = "channels (rows height) (cols width)"

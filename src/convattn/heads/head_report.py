@@ -130,6 +130,7 @@ class LayerReport:
     kind: str  # Full name of its class
     pattern: str  # "global", "windows", …
     grid: tuple[int, ...]  # Positions of the queries along each axis
+    grid_source: str  # Dotted name of the convolution whose output has this grid; empty if none has
     prefix: int  # Number of prefix tokens among the keys
     normalised: bool  # Whether the weights of a query sum to 1
     error: float  # Largest difference of weights × values to what the module computed; of a fused one, both to float64
@@ -193,7 +194,7 @@ class LayerReport:
     def sentence(self) -> str:
         """What its heads are, how far they look, and what a convolution of the layer's input explains."""
         measured = self.measured
-        scores = {item.name: item.measured.convolution_score.value for item in self.controls}
+        scores = {item.name: item.measured.convolution_score for item in self.controls}
         parts = (
             headline(self.verdicts, self.verdicts_in(UNTRAINED)),
             held_in_words(self.verdicts, self.kernel),

@@ -12,6 +12,9 @@ from torch import Tensor
 OUTSIDE = torch.iinfo(torch.int64).min
 """Index of a query that is neither a position of the grid nor a prefix token: padding, cropped away afterwards."""
 
+WHOLE = ("global", "sequence")
+"""Patterns in which every query sees every key: prefix tokens first, then a grid row by row, or one axis."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -51,6 +54,12 @@ class Layout:
         places = cells(self.grid)[self.queries.clamp(min=0)]
         return torch.where((self.queries >= 0)[..., None], places, torch.nan)
 
+    def in_order(self) -> bool:
+        """Tells whether queries and keys are prefix tokens and then the grid row by row."""
+        whole = global_layout(self.grid, self.prefix)
+        names = ("queries", "keys", "key_prefix")
+        return all(torch.equal(getattr(self, name), getattr(whole, name)) for name in names)
+
     def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":
         """Returns the layout with a mask; None stands for a mask that excludes nothing."""
         return replace(self, allowed=None if bool(allowed.all()) else allowed)
@@ -77,6 +86,9 @@ class AttentionCall:
     budget: float
     # If masks differ between images; else None
     allowed: Bool[Tensor, "images groups queries keys"] | None = None
+    grid_source: str = (
+        ""  # Dotted name of the convolution whose output has the grid; empty if none has
+    )
 
 
 def cells(sizes: tuple[int, ...]) -> Float[Tensor, "cells axes"]:

@@ -28,6 +28,7 @@ class LayerMeasure:
 
     Attributes:
         kind: Full name of its class.
+        grid_source: Name of the convolution whose output has its grid; empty if none has.
         kernel_size: Taps along each axis of the convolution.
         bytes: Memory of the weights of one image.
         pairs: Its pairs of queries and keys.
@@ -44,6 +45,7 @@ class LayerMeasure:
         """Starts without images for a layer of which this is the first call, which `add` then adds."""
         grid = call.layout.grid
         self.kind = call.kind
+        self.grid_source = call.grid_source
         self.kernel_size = kernel_size
         self.bytes = call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)

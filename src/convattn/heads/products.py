@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -126,12 +125,7 @@ def fused_product(
         mask = attn_mask
         if mask is not None and mask.ndim == q.ndim and len(mask) > 1:
             mask = mask[: len(q)]
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(q.dtype)
-        options = {"attn_mask": mask, "is_causal": is_causal, "scale": scale}
-        with sdpa_kernel(SDPBackend.MATH):
-            y = functional.scaled_dot_product_attention(q, k, v, **options)
-        return y.nan_to_num(0.0)
+        return weights_of(q * factor, k, mask, causal=is_causal) @ v
 
     def weights() -> Tensor:
         return weights_of(q.to(wide) * factor, k.to(wide), attn_mask, causal=is_causal)

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import prod
 from operator import mul
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ from convattn.heads.catalogue import (
 from convattn.heads.families.attention_class import CallContext
 from convattn.heads.layout import (
     OUTSIDE,
+    WHOLE,
     AttentionCall,
     Layout,
     cells,
@@ -110,6 +111,8 @@ def _require_watchable(model: nn.Module) -> None:
             reason = "scripted, and what it computes is not seen"
         elif compiled or hasattr(module, "_orig_mod"):
             reason = "compiled; pass it as it was before `torch.compile`"
+        elif (kernel := _hiding_kernel(module)) is not None:
+            reason = f'run by {kernel}, which hides its weights; call `set_attn_implementation("sdpa")` on the network'
         if reason is not None:
             raise UnsupportedModelError(f"{name or 'the model'} is {reason}")
     for name, parameter in model.named_parameters():
@@ -117,6 +120,27 @@ def _require_watchable(model: nn.Module) -> None:
             raise UnsupportedModelError(f"{name} has no size yet: run the model once")
     if (empty := find_empty(model)) is not None:
         raise UnsupportedModelError(f"{empty} is on the meta device and has no values")
+
+
+_HIDING = ("flex_attention", "flash_attention")
+"""Kernels of transformers by which weights are not seen: they are compiled, or foreign."""
+
+
+def _hiding_kernel(module: nn.Module) -> str | None:
+    """Returns the kernel that a network of transformers is set to, if weights are not seen by it."""
+    kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return kernel if any(name in str(kernel) for name in _HIDING) else None
+
+
+def _parts_by_input(model: nn.Module) -> list[str]:
+    """Lists the parts of a network of transformers that are given other inputs than one another; empty if none are."""
+    inputs = {}
+    for name, part in model.named_children():
+        if isinstance(taken := getattr(part, "main_input_name", None), str):
+            inputs[name] = taken
+    if len({*inputs.values()}) < 2:
+        return []
+    return [f"{name} ({taken})" for name, taken in inputs.items()]
 
 
 @contextmanager
@@ -167,6 +191,7 @@ class _Pass:
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         self._features: dict[nn.Module, tuple[int, ...]] = {}
+        self._grids: dict[str, tuple[int, ...]] = {}  # Of the convolutions that ran, latest last
         self._operations = Operations(self._note)
         self._raised: BaseException | None = None
 
@@ -197,6 +222,13 @@ class _Pass:
                     raise
                 shapes = [tuple(tensor.shape) for tensor in tensors]
                 words = shapes[0] if len(shapes) == 1 else shapes
+                parts = _parts_by_input(self._model)
+                if len(tensors) == 1 and parts:
+                    kind = type(self._model).__name__
+                    raise ArgumentError(
+                        f"images must fit the network, but {kind} takes several inputs at once and was given one, of"
+                        f" shape {words}; pass the part of it that takes them: {' or '.join(parts)}"
+                    ) from error
                 raise ArgumentError(must_fit(f"those of shape {words}", error)) from error
 
     def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
@@ -221,6 +253,8 @@ class _Pass:
         if isinstance(module, nn.Conv2d) or may_be_convolution:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
+            self._grids.pop(call.name, None)
+            self._grids[call.name] = tuple(out.shape[2:])
         if module not in self._names:
             return
         self._operations.paused = True
@@ -291,6 +325,8 @@ class _Pass:
         if not isinstance(layout, Layout):
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
+        if layout.pattern in WHOLE and not layout.in_order():
+            layout = replace(layout, pattern=f"{layout.pattern}, in another order")
         sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
 
         def by_group(pairs: Tensor) -> Tensor:
@@ -309,7 +345,18 @@ class _Pass:
             inputs=on_grid(inputs[0], layout, images) if inputs else None,
             outputs=on_grid(out, layout, images),
             allowed=allowed,
+            grid_source=self._grid_source(call.name, layout.grid),
         )
+
+    def _grid_source(self, layer: str, grid: tuple[int, ...]) -> str:
+        """Returns the last convolution whose output has a grid, of those nearest to a layer; empty if none has."""
+        sources = [name for name, sizes in reversed(self._grids.items()) if sizes == grid]
+
+        def shared_parents(name: str) -> int:
+            pairs = zip(layer.split("."), name.split("."), strict=False)
+            return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+        return max(sources, key=shared_parents, default="")
 
 
 def _read_without_a_call(model: nn.Module) -> set[nn.Module]:

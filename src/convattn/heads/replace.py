@@ -73,10 +73,13 @@ class HeadReplacement(Record):
         rule = f"R² ≥ {self.threshold:g}"
         if math.isnan(self.threshold):
             rule = "named by the caller"
-        without = counted(len(self.layers_without_softmax), "layer")
+        layers = {head.layer for head in self.heads}
+        with_softmax = len(layers) - len(self.layers_without_softmax)
+        every = counted(len(self.heads), "head")
+        left = f"{len(self.left)} of {every}"
         lines = [
-            f"head replacement: {len(self.replaced)} of {counted(len(self.heads), 'head')} of {self.model} ({rule})",
-            f"  softmax         none left in {without}",
+            f"head replacement: {len(self.replaced)} of {every} of {self.model} ({rule})",
+            f"  softmax         left in {with_softmax} of {counted(len(layers), 'layer')}, for {left}",
             f"  parameters      {self.parameters_before:,} before, {self.parameters:,} now",
         ]
         reasons = Counter(head.reason for head in self.left)
@@ -106,7 +109,8 @@ def replace_convolutional_heads(
     report's mean kernel K_h, over the positions that exist: y[q] = Σ_j π_j v[j] + (1 − Σ_j π_j) Σ_δ K_h(δ) v[q+δ] /
     Σ_δ K_h(δ), with π_j the mean share of the j-th prefix token. A prefix token's own query takes its mean weights.
     Other heads attend as before, with their rows of the queries and keys; a layer of which all heads are replaced holds
-    no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on.
+    no query, key and softmax. Kernels and shares are parameters, so that the network can be trained on. It takes images
+    that it cuts into the grid of the report; for others the convolution that cuts them raises ShapeError.
 
     Args:
         model: timm's or transformers' ViT, torchvision's, timm's ConViT, or transformers' BERT; it is not changed.
@@ -165,8 +169,8 @@ def replace_convolutional_heads(
             grid = None if any_length else layer.grid
             attention = ConvolvedAttention(matrices, measured, grid)
             new_layers[old] = _keep_modes(old, matrices.wrap(attention))
-            if len(layer.grid) == 2:
-                fix_grid(network, layer.name, layer.grid)
+            if len(layer.grid) > 1:
+                fix_grid(network, layer)
         records += _records(layer, reasons, box)
     if len(refused) == len(report.layers):
         listed = "\n".join(refused)
@@ -228,10 +232,11 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"{once} runs more than once on an image, and its heads cannot be replaced"
             )
-        if layer.name not in modules:
-            raise ArgumentError(
-                f"report must be of this network, but this one has no layer {layer.name!r}"
-            )
+        for name in (layer.name, layer.grid_source):
+            if name not in modules:
+                raise ArgumentError(
+                    f"report must be of this network, but this one has no layer {name!r}"
+                )
         kind = full_name(type(modules[layer.name]))
         if kind != layer.kind:
             expected = f"of this network, where {layer.name} is a {kind}"

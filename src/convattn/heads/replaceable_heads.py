@@ -15,11 +15,10 @@ from convattn.functional.convolution import convolve
 from convattn.grid import is_whole
 from convattn.heads.convolved_attention import MeasuredHeads
 from convattn.heads.head_report import HeadReport, HeadStatistics, LayerReport
+from convattn.heads.layout import WHOLE
 
 LEAST_SHARE = 0.95
 """Share of its attention on positions that a head's kernel must hold; with less, the report's radius is too small."""
-
-_PATTERNS = ("global", "sequence")
 
 
 def every_head(report: HeadReport) -> list[tuple[str, int]]:
@@ -95,16 +94,25 @@ def why_not(
 
 def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
     """Returns why a head's kernel cannot be run; None if it can."""
-    if layer.pattern not in _PATTERNS:
-        return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
-    if not layer.normalised:
-        return "its layer's weights do not sum to one"
+    if (reason := _unusable_layer(layer)) is not None:
+        return reason
     kernel = head.position_kernel
     complete = len(kernel) == len(layer.displacements) and math.isfinite(sum(kernel))
     if not complete or min(kernel, default=-1) < 0:
         return "the report holds no kernel of weights for it"
     if sum(kernel) <= 0:
         return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
+    return None
+
+
+def _unusable_layer(layer: LayerReport) -> str | None:
+    """Returns why no kernel of a layer can be run; None if they can."""
+    if layer.pattern not in WHOLE:
+        return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
+    if not layer.normalised:
+        return "its layer's weights do not sum to one"
+    if len(layer.grid) > 1 and not layer.grid_source:
+        return "no convolution cuts images into its layer's grid, so that images of another grid would not be refused"
     displacements = torch.tensor(layer.displacements, dtype=torch.float64)
     if not torch.equal(displacements, displacements.round()):
         return "its keys lie between the positions"

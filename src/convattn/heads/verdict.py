@@ -2,7 +2,7 @@
 
 A rule holds if the number is beyond its limit by more than chance gives once in a hundred times. Words of position say
 more: at least half of what displacement explains stays on images with shuffled patches (else what is near in an image
-made it so), and the head says with untrained weights something else (else the architecture made it so).
+made it so), and with untrained weights the word or the place is another (else the architecture made it so).
 """
 
 import math
@@ -38,6 +38,7 @@ class Rule:
 
 CONVOLUTION = "convolution"
 NEIGHBOUR = "neighbour"
+ANYWHERE = "anywhere"
 RULES = (
     Rule(
         CONVOLUTION,
@@ -76,7 +77,7 @@ RULES = (
         meaning="at least three quarters of its attention are on one side of the query",
     ),
     Rule(
-        "anywhere",
+        ANYWHERE,
         {"evenness": 0.9},
         by_position=False,
         meaning="it looks everywhere nearly alike",
@@ -145,16 +146,44 @@ def judge(
         The verdict.
     """
     if without_content:
-        return _verdict(RULES[0], head, images, by_construction=True)
+        return _verdict(_by_word(CONVOLUTION), head, images, by_construction=True)
+    rule = _first_rule(head, images, shuffled, control_images)
+    built = False
+    if untrained is not None and rule is not None and rule.by_position:
+        built = _first_rule(untrained, control_images) is rule
+        built = built and _place(rule, untrained) == _place(rule, head)
+    return _verdict(rule, head, images, by_construction=built)
+
+
+def _first_rule(
+    head: Any, images: int, shuffled: Any = None, control_images: int = 0
+) -> Rule | None:
+    """Returns the first rule that gives a head its word, also on shuffled images if it was measured there.
+
+    A head that looks everywhere nearly alike has no word of position: what little it leaves out says nothing.
+    """
+    even = _by_word(ANYWHERE).holds(head, images)
     for rule in RULES:
         if not rule.holds(head, images):
             continue
         if not rule.by_position:
-            return _verdict(rule, head, images, by_construction=False)
-        if shuffled is None or not _goes_away(head, shuffled, control_images):
-            built = untrained is not None and rule.holds(untrained, control_images)
-            return _verdict(rule, head, images, by_construction=built)
-    return _verdict(None, head, images, by_construction=False)
+            return rule
+        if not even and (shuffled is None or not _goes_away(head, shuffled, control_images)):
+            return rule
+    return None
+
+
+def _by_word(word: str) -> Rule:
+    return next(rule for rule in RULES if rule.word == word)
+
+
+def _place(rule: Rule, head: Any) -> Any:
+    """Returns what says where a head looks for which a rule of position holds."""
+    if rule.word == "line":
+        return head.line
+    if rule.word == "half-plane":
+        return head.side
+    return head.hard_shift
 
 
 def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
@@ -166,15 +195,14 @@ def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
 
 def _verdict(rule: Rule | None, head: Any, images: int, *, by_construction: bool) -> HeadVerdict:
     """Says where a head looks for which a rule holds; None is a head without one."""
-    hard = next(rule for rule in RULES if rule.word == NEIGHBOUR).holds(head, images)
+    hard = _by_word(NEIGHBOUR).holds(head, images)
     tap = head.hard_shift if hard else None
     word = MIXED if rule is None else rule.word
     place = ""
     if word in (CONVOLUTION, NEIGHBOUR) and tap is not None:
         place = direction(tap)
-    elif word == "window":
-        around = [round(axis.value) for axis in head.shift]
-        place = direction(around) if any(around) else ""
+    elif word == "window" and any(head.hard_shift) and not any(head.hard_shift_error):
+        place = direction(head.hard_shift)
     elif word == "line":
         word = ("row", "column")[head.line]
     elif word == "half-plane":
@@ -247,9 +275,12 @@ def reach_in_words(distance: float, prefix_share: float) -> str:
 
 
 def explained_in_words(
-    score: Estimate, kernel: Sequence[int], in_controls: dict[str, float]
+    score: Estimate, kernel: Sequence[int], in_controls: dict[str, Estimate]
 ) -> str:
-    """Says what the best convolution explains, with its R² in each control; empty if it was not measured."""
+    """Says what the best convolution explains, with its R² in each control; empty if it was not measured.
+
+    If it explains as much in a control, that is all that is said: it tells nothing of what training has made.
+    """
     if score.value < _RESOLVED * score.error:
         return f"How much of its output a {_sizes(kernel)} convolution explains is not resolved on these images"
     if not math.isfinite(score.value):
@@ -257,12 +288,20 @@ def explained_in_words(
     share = f"{100 * max(score.value, 0):.0f}"
     if math.isfinite(score.error):
         share += f" ± {100 * score.error:.0f}"
+    parts = [f"{percent(control.value)} with {name}" for name, control in in_controls.items()]
+    controls = ", ".join(parts)
+    for control in in_controls.values():
+        errors = [one.error for one in (score, control) if math.isfinite(one.error)]
+        if score.value - control.value <= _RESOLVED * math.hypot(*errors):
+            return (
+                f"The best {_sizes(kernel)} convolution explains {share} % of the layer's output, and as much in a"
+                f" control ({controls})"
+            )
     words = (
         f"Whatever its heads are, the best {_sizes(kernel)} convolution explains at least {share} %"
         " of the layer's output"
     )
-    controls = [f"{percent(value)} with {name}" for name, value in in_controls.items()]
-    return f"{words} ({', '.join(controls)})" if controls else words
+    return f"{words} ({controls})" if controls else words
 
 
 def _sizes(kernel: Sequence[int]) -> str:

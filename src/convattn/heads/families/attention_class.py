@@ -124,10 +124,6 @@ class AttentionClass:
     unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
 
 
-PatchCounter: TypeAlias = Callable[[nn.Module, tuple[int, int]], tuple[int, int]]
-"""Returns into how many rows and columns of patches a module cuts an image of some height and width."""
-
-
 @dataclass(frozen=True)
 class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""

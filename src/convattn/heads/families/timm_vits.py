@@ -148,9 +148,3 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
     drops = not isinstance(vit.patch_drop, nn.Identity)
     rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
     return PatchNetwork("blocks.", (int(rows), int(cols)), refused=_DROPS if drops else ())
-
-
-def timm_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of the patches into which timm's embedding cuts an image of this height and width."""
-    rows, cols = embed.dynamic_feat_size(image)  # type: ignore[operator]
-    return int(rows), int(cols)

@@ -98,9 +98,3 @@ TORCH_ATTENTION: dict[str, AttentionClass] = {
     ),
 }
 """Classes of attention by full name."""
-
-
-def torchvision_patches(network: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of the patches into which torchvision's network cuts an image of this size."""
-    rows, cols = (size // int(network.patch_size) for size in image)  # type: ignore[call-overload, arg-type]
-    return rows, cols

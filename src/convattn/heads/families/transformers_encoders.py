@@ -230,13 +230,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
 def transformers_network(model: nn.Module) -> PatchNetwork:
     """Describes transformers' ViTModel, or one of the networks around it."""
     base = "" if type(model).__name__ == "ViTModel" else "vit."
-    embed = model.get_submodule(f"{base}embeddings.patch_embeddings")
-    return PatchNetwork(base, transformers_patches(embed, embed.image_size))  # type: ignore[arg-type]
-
-
-def transformers_patches(embed: nn.Module, image: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of the patches into which the embedding of transformers' ViT cuts such an image."""
-    patch: Any = embed.patch_size
-    rows = int(image[0]) // int(patch[0])
-    cols = int(image[1]) // int(patch[1])
-    return rows, cols
+    embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
+    rows, cols = embed.image_size
+    height, width = embed.patch_size
+    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))
