@@ -1,5 +1,6 @@
 """The paper's way from end to end at the scale "tiny": train, be killed, resume, make a figure."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 from PIL import Image
+from pyarrow import parquet
 from tests.cli.command import run
 
 from convattn.provenance import RunRecord
@@ -31,6 +33,10 @@ def kill_under_way(words):
         training.wait()
 
 
+def centres(rows, step):
+    return [(row["centre_row"], row["centre_col"]) for row in rows if row["step"] == step]
+
+
 def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kill_under_way(TRAIN)
@@ -44,3 +50,7 @@ def test_train_kill_resume_and_reproduce(tmp_path, monkeypatch):
     (picture,) = Path("figure").glob("*.png")
     with Image.open(picture) as image:
         assert min(image.size) > 300
+    rows = parquet.read_table("figure/fig3.parquet").to_pylist()
+    last = max(row["step"] for row in rows)
+    start, end = (centres(rows, step) for step in (0, last))
+    assert max(map(math.dist, start, end)) > 0.5, "no head moves by a pixel's half"
