@@ -34,7 +34,7 @@ REFUSED = {
     "not a choice": (
         "data.name",
         "mnist",
-        "data.name must be 'digits' or 'cifar10', but is 'mnist'",
+        "data.name must be 'digits' or 'cifar10' or 'folder', but is 'mnist'",
     ),
     "not a kind": (
         "model.kind",
