@@ -90,6 +90,7 @@ class AgreementCertificate(VerdictRecord):
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  The largest difference is {error}, on {self.images}.")
             lines.append(f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.")
+            lines.append(f"  The reference computed {self.precision}.")
         if self.quantised:
             lines.append("  It is quantised, so nothing is called exact.")
         lines += self._lines_on_decisions()

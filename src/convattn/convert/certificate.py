@@ -1,7 +1,7 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -15,6 +15,9 @@ CLOSE = 0.01
 
 A decision can change only where its two largest scores are nearer than twice this share.
 """
+
+FULL_PRECISION = "float32 in full, TF32 off"
+"""How a certificate is measured, whatever torch is set to."""
 
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
@@ -42,6 +45,8 @@ class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     verdict: Verdict
+    # How products and sums were computed on every device
+    precision: str = field(default=FULL_PRECISION, kw_only=True)
 
     @property
     def passed(self) -> bool:
@@ -147,6 +152,7 @@ class Certificate(VerdictRecord):
             f"  to              {self.result}",
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
+            f"  precision       {self.precision}",
             f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
             *self._lines_on_heads(),
         ]
@@ -322,6 +328,7 @@ class NetworkCertificate(VerdictRecord):
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  measured error  {error}, on {self.images}")
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
+            lines.append(f"  precision       {self.precision}")
         if self.tolerance is not None and not self.exact:
             limit = (
                 f"{self.tolerance:.3g} of its channel's largest output, for a result that is close"

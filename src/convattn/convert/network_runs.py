@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
@@ -196,13 +196,14 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
 
 
 def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None) -> Any:
-    """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
+    """Runs a network on copies of its arguments, with the same random numbers each time, and returns its output.
 
-    Returns its output. The run may change the network's state.
+    It has no gradients and no autocast, and computes float32 in full. The run may change the network's state.
     """
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
+        settings.enter_context(plain_float32())
         devices = {parameter.device for parameter in network.parameters()}
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))

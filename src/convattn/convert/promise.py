@@ -16,7 +16,7 @@ from convattn.convert.judging import Roundings, errors_of, scales
 from convattn.convert.taps import SEED, TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
 from convattn.sealed import network_digest
@@ -233,7 +233,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         least = smallest_image(layer.geometry)
         sizes = [size + 3 + axis for axis, size in enumerate(least)]
     x = draw_images(layer, sizes, weight_of(layer).dtype)
-    with torch.no_grad(), without_autocast(x.device):
+    with torch.no_grad(), without_autocast(x.device), plain_float32():
         runs = _run(promise, x)
         stored = _by_channel(promise.stored(x), x)
     unit = largest(x)

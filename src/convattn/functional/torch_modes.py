@@ -1,17 +1,30 @@
-"""What torch's modes change for a path: autocast, compilers, traces, torch's function transforms, further derivatives.
+"""What torch's modes change: autocast, precision, compilers, traces, torch's function transforms, further derivatives.
 
 The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
 push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
 such operations, which is used only when it is needed.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
+
+_PRECISIONS = (
+    ("generic", "all"),
+    ("cuda", "all"),
+    ("mkldnn", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+)
+"""Torch's settings `fp32_precision`. One that is "none" is read as the more general one above it."""
 
 
 def autocasts(device: torch.device) -> bool:
@@ -24,6 +37,41 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Computes float32 in full inside the block: not in TensorFloat-32 on CUDA, not in bfloat16 on a CPU.
+
+    Torch has older flags (`allow_tf32`, `set_float32_matmul_precision`) and newer settings (`fp32_precision`); the
+    newer ones decide, and the older ones raise where they say something else. So both are turned off, and each comes
+    back as it was. They hold for all threads.
+
+    Example:
+        >>> with plain_float32():
+        ...     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.conv.fp32_precision
+        (False, 'none')
+    """
+    read = torch._C._get_fp32_precision_getter
+    write = torch._C._set_fp32_precision_setter
+    settings = {}
+    for backend, operation in _PRECISIONS:
+        settings[backend, operation] = read(backend, operation)
+        write(backend, operation, "none")  # so that the next ones are read as they are
+    products = torch.get_float32_matmul_precision()
+    try:
+        convolutions = torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:  # the flag is on
+        convolutions = True
+    torch.set_float32_matmul_precision("highest")
+    torch._C._set_cudnn_allow_tf32(False)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch._C._set_cudnn_allow_tf32(convolutions)
+        for (backend, operation), precision in settings.items():
+            write(backend, operation, precision)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
