@@ -173,7 +173,8 @@ class AttendedCalls(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":
+            # what Python asks of an object, it asks of this one: another would be copied in its place
+            if name == "module" or name.startswith("__"):
                 raise
             return getattr(self.module, name)
 
