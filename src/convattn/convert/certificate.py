@@ -24,7 +24,7 @@ Verdict = Literal["exact", "close", "different", "failed"]
 
 IN_WORDS = {
     "exact": "computes what {} computes, up to rounding",
-    "close": "is near {} and decides alike, but does not compute the same",
+    "close": "is near {} and decides alike, but is not shown to compute the same",
     "different": "does not compute what {} computes",
     "failed": "does not give what {} gives",
 }
