@@ -23,6 +23,7 @@ from convattn.convert.network_runs import (
     Images,
     copy_network,
     layer_outputs,
+    noticing_draws,
     output_of,
     parts,
     read_arguments,
@@ -160,6 +161,7 @@ def certify(
     arguments = read_arguments(reference, images)
     runnable = _open(other, runtime, options)
     source = copy_network(reference).eval()
+    arguments = noticing_draws(source, arguments)
     rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
     comparison = compare_networks(

@@ -134,6 +134,8 @@ def compare_networks(
     images, and ConversionError if the other network does not run.
     """
     notes = list[str]()
+    if arguments.draws:
+        notes.append("other random numbers than the ones that all runs drew")
     runs = _run_networks(
         source,
         other,

@@ -29,6 +29,7 @@ from convattn.convert.network_runs import (
     copy_network,
     input_shapes,
     keep_random_state,
+    noticing_draws,
     read_arguments,
     watch_paths,
 )
@@ -126,6 +127,7 @@ def network_to_attention(
         )
         copied = copy_network(result).eval()
         paths = watch_paths(copied)
+        arguments = noticing_draws(model, arguments)
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
@@ -290,6 +292,7 @@ def network_to_conv(
         copied = copy_network(result).eval()
         of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
         plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
+        arguments = noticing_draws(model, arguments)
         comparison = compare_networks(model, copied, arguments, plain, to_conv=True)
     certificate = _certify_network(
         (model, result),

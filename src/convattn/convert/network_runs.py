@@ -2,14 +2,16 @@
 
 import copy
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
@@ -18,6 +20,8 @@ from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
 from convattn.wording import ITSELF
+
+aten = torch.ops.aten
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -63,12 +67,61 @@ def copy_network(model: nn.Module) -> nn.Module:
     return copied
 
 
-def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
-    """Restores torch's random state on leaving, on the CPU and on the network's devices."""
+@contextmanager
+def keep_random_state(network: nn.Module) -> Iterator[None]:
+    """Restores random states on leaving: torch's, on the CPU and on the network's devices, numpy's and Python's."""
     devices = {
         parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
     }
-    return torch.random.fork_rng(devices=sorted(devices))
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that networks draw from
+    of_python = random.getstate()
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
+
+
+_FILLS = frozenset(
+    [aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_, aten.log_normal_]
+)
+_DRAWS = frozenset([aten.bernoulli, aten.rand, aten.rand_like, aten.randn, aten.randn_like])
+"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
+
+
+class _SameDraws(TorchDispatchMode):
+    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
+
+    Code that `torch.compile` made runs uncompiled inside.
+    """
+
+    drew = False  # Whether there was any
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = func.overloadpacket
+        if operation not in _FILLS | _DRAWS | {aten.native_dropout}:
+            return func(*args, **kwargs)
+        self.drew = True
+        if operation is aten.native_dropout:
+            x, share, _ = args
+            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
+            return x * mask.to(x.dtype) / (1 - share), mask.bool()
+        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
+        if operation in _FILLS:
+            return args[0].copy_(func(*narrow, **options))
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
+        options |= {"dtype": None, "memory_format": None}
+        known = {argument.name for argument in func._schema.arguments}
+        drawn = func(*narrow, **{name: options[name] for name in options if name in known})
+        return drawn.to(dtype or drawn.dtype)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
 # --- Arguments and outputs --------------------------------------------------------------------------------------------
@@ -203,6 +256,7 @@ class Arguments(NamedTuple):
     positional: tuple[Any, ...]  # Positional arguments
     named: Mapping[str, Any]  # Named ones
     words: str  # A description of them
+    draws: bool = False  # Whether the network draws random numbers of torch
 
     def tensors(self) -> list[Tensor]:
         """Returns the floating-point and complex tensors."""
@@ -250,7 +304,7 @@ class Arguments(NamedTuple):
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Arguments":
         positional, named = tree_map_only(Tensor, change, (self.positional, dict(self.named)))
-        return Arguments(positional, named, self.words)
+        return self._replace(positional=positional, named=named)
 
 
 def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
@@ -317,8 +371,12 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
         devices = {parameter.device for parameter in network.parameters()}
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
-        torch.manual_seed(_SEED)
+        if arguments.draws:
+            settings.enter_context(_SameDraws())
         arguments = arguments.copied(dtype)
+        torch.manual_seed(_SEED)
+        np.random.seed(_SEED)  # noqa: NPY002
+        random.seed(_SEED)
         return network(*arguments.positional, **arguments.named)
 
 
@@ -404,6 +462,14 @@ def run_copy(
         return run_batches(copied, batches)
     except Exception as error:  # a foreign network may fail in any way
         raise ArgumentError(must_fit(batches[0].words, error)) from error
+
+
+def noticing_draws(source: nn.Module, arguments: Arguments) -> Arguments:
+    """Runs a copy of a network on an image, and returns the arguments with a note on whether it drew random numbers."""
+    draws = _SameDraws()
+    with draws:
+        run_copy(source, arguments.batches(1)[:1])
+    return arguments._replace(draws=draws.drew)
 
 
 def run_source(source: nn.Module, batches: Sequence[Arguments]) -> list[Run]:
