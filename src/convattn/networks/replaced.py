@@ -1,7 +1,6 @@
 """Layers of a network: described for a file, put back, and all else held against a new network."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -163,6 +162,6 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         return {"kind": _IDENTITY}
     if isinstance(module, AttendedCalls):
         layers = [describe_layer(layer) for layer in module.layers]
-        calls = [asdict(call) for call in module.calls]
+        calls = [call.described() for call in module.calls]
         return {"kind": type(module).__name__, "layers": layers, "calls": calls}
     return describe_layer(module)
