@@ -32,7 +32,7 @@ from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import dtypes_in_words, full_name
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
-from convattn.wording import counted
+from convattn.wording import counted, first_few
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class AgreementCertificate(VerdictRecord):
         elif self.layers:
             compared = f"{counted(self.layers, 'layer')} could be compared, on the first images"
             lines.append(f"  {compared}; none is outside its tolerance.")
-        lines += [f"  Not covered: {item}." for item in self.not_covered]
+        lines += [f"  Not covered: {item}." for item in first_few(self.not_covered)]
         return "\n".join(lines)
 
     def _lines_on_decisions(self) -> list[str]:

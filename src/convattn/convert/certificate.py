@@ -1,5 +1,6 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +9,7 @@ import torch
 
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
-from convattn.wording import ITSELF, counted, some
+from convattn.wording import ITSELF, counted, first_few, some
 
 CLOSE = 0.01
 """Largest difference that is called close, as a share of its channel's largest output, where the caller does not say.
@@ -162,6 +163,10 @@ class Certificate(VerdictRecord):
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
+    def share_of(self) -> float:
+        """Returns the measured error as a share of the largest output; infinite without outputs."""
+        return math.inf if self.difference is None else self.difference
+
     def _lines_on_heads(self) -> list[str]:
         lines = []
         if self.sharpness is not None:
@@ -219,11 +224,12 @@ class LeftAlone(Record):
 
     @staticmethod
     def in_words(left: Sequence["LeftAlone"]) -> list[str]:
-        """Returns a line for each reason."""
+        """Returns a line for each of the first reasons."""
         alike: dict[tuple[str, str], list[str]] = {}
         for item in left:
             alike.setdefault((item.kind, item.reason), []).append(item.name)
-        return [f"{some(names)} ({kind}): {reason}" for (kind, reason), names in alike.items()]
+        lines = [f"{some(names)} ({kind}): {reason}" for (kind, reason), names in alike.items()]
+        return first_few(lines)
 
 
 @dataclass(frozen=True)
@@ -292,7 +298,7 @@ class NetworkCertificate(VerdictRecord):
         return self.measured_error / self.largest
 
     def summary(self) -> str:
-        """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
+        """Returns the certificate in at most 40 lines of plain text: of inexact layers the first ones and the worst."""
         paths = [layer.path or "not reached" for layer in self.layers]
         counts = [f"{paths.count(path)} {path}" for path in sorted(set(paths))]
         lines = [
@@ -304,12 +310,16 @@ class NetworkCertificate(VerdictRecord):
         ]
         if self.verdict in ("close", "different"):
             lines += _remedies(self.layers)
-        for layer in self.layers:
-            if not layer.exact or layer.verdict != "exact":
-                lines.append(f"  layer           {layer.line()}")
-        lines += [f"  note            {note}" for note in self._notes()]
-        lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
-        lines += [f"  not covered     {item}" for item in self.not_covered]
+        inexact = [one for one in self.layers if not one.exact or one.verdict != "exact"]
+        parts = {
+            "layer": first_few([layer.line() for layer in inexact]),
+            "worst": [max(inexact, key=Certificate.share_of).line()] if len(inexact) > 5 else [],
+            "note": first_few(self._notes()),
+            "left alone": LeftAlone.in_words(self.left_alone),
+            "not covered": first_few(self.not_covered),
+        }
+        for word, several in parts.items():
+            lines += [f"  {word:<16}{line}" for line in several]
         return "\n".join(lines)
 
     def _facts(self) -> list[str]:

@@ -33,7 +33,7 @@ from convattn.convert.taps import (
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
-from convattn.wording import ITSELF, counted
+from convattn.wording import ITSELF, counted, first_few
 
 _REFUSED: dict[str, str] = {
     "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
@@ -130,7 +130,7 @@ def find_convolutions(
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
-            " `exclude`, or replace them:\n" + "\n".join(refused)
+            " `exclude`, or replace them:\n" + "\n".join(first_few(refused))
         )
     left += _other_operations(model, recorders, left)
     if not convolutions:

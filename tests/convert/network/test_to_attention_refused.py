@@ -204,3 +204,13 @@ def test_weights_that_were_made_in_inference_mode_are_named():
             convert(model)
     x = images(1, 3, 7, 9)
     assert network_to_attention(copy.deepcopy(network), images=x)[1].verdict == "exact"
+
+
+def test_of_many_modules_that_are_refused_a_few_are_named():
+    network = nn.Sequential(*(nn.LazyConv2d(3, 3) for _ in range(70)))
+    with pytest.raises(UnsupportedModelError, match="cannot convert 70 modules") as raised:
+        network_to_attention(network)
+    lines = str(raised.value).splitlines()
+    assert lines[1].startswith("  0 (LazyConv2d): it is lazy")
+    assert lines[-1] == "and 65 more"
+    assert len(lines) == 7
