@@ -280,10 +280,12 @@ class _ByLayers(TorchFunctionMode):
 
 def _with_weight(layer: nn.Module, call: Call, weight: Tensor, image: Tensor) -> Tensor:
     """Runs a layer with another weight in place of its own; raises ConversionError if it holds its own otherwise."""
-    name = "weight" if isinstance(layer, AnyConvolution) else "values.weight"
-    held = dict(layer.named_parameters()).get(name)
-    is_transposed = call.module in TRANSPOSED_CONVOLUTIONS.values()
-    if held is None or held.shape != weight.shape or (is_transposed and name != "weight"):
+    name = "values.weight"
+    may_fit = call.module in CONVOLUTIONS.values()
+    if isinstance(layer, AnyConvolution):
+        name, may_fit = "weight", True
+    held = dict(layer.named_parameters()).get(name, torch.empty(0))
+    if not may_fit or held.shape != weight.shape:
         raise ConversionError(
             f"the weight of a {call.module.__name__} is computed since it was converted; convert the network again"
         )

@@ -1,6 +1,5 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -163,10 +162,6 @@ class Certificate(VerdictRecord):
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
-    def share_of(self) -> float:
-        """Returns the measured error as a share of the largest output; infinite without outputs."""
-        return math.inf if self.difference is None else self.difference
-
     def _lines_on_heads(self) -> list[str]:
         lines = []
         if self.sharpness is not None:
@@ -313,7 +308,9 @@ class NetworkCertificate(VerdictRecord):
         inexact = [one for one in self.layers if not one.exact or one.verdict != "exact"]
         parts = {
             "layer": first_few([layer.line() for layer in inexact]),
-            "worst": [max(inexact, key=Certificate.share_of).line()] if len(inexact) > 5 else [],
+            "worst": [max(inexact, key=lambda one: one.difference or 0.0).line()]
+            if len(inexact) > 5
+            else [],
             "note": first_few(self._notes()),
             "left alone": LeftAlone.in_words(self.left_alone),
             "not covered": first_few(self.not_covered),

@@ -33,7 +33,6 @@ from convattn.convert.network_runs import (
     read_arguments,
     watch_paths,
 )
-from convattn.convert.promise import weight_of
 from convattn.convert.surgery import (
     dtypes_in_words,
     find_empty,
@@ -333,7 +332,7 @@ def _convert_layer(
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
     if sizes is None:
         return attention_to_conv(layer, **options)
-    heads = fixed_heads(layer.encoding, weight_of(layer).dtype)
+    heads = fixed_heads(layer.encoding, layer.like.dtype)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
         conv, certificate = attention_to_conv(layer, **options)
         if certificate.any_size:

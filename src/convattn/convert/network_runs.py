@@ -11,17 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
-from convattn.functional.torch_modes import plain_float32, without_autocast
+from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
 from convattn.wording import ITSELF
-
-aten = torch.ops.aten
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -58,11 +55,9 @@ def copy_network(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
     present = dict(copied.named_modules())
     for name, module in model.named_modules():
-        came = type(present.get(name))
-        if isinstance(module, HasKernel) and came is not type(module):
+        if isinstance(module, HasKernel) and type(present.get(name)) is not type(module):
             raise UnsupportedModelError(
-                f"cannot copy {type(model).__name__}: copies must hold a {type(module).__name__} at {name or ITSELF},"
-                f" but hold a {came.__name__}"
+                f"cannot copy {type(model).__name__}: its copies lose the attention at {name or ITSELF}"
             )
     return copied
 
@@ -81,47 +76,6 @@ def keep_random_state(network: nn.Module) -> Iterator[None]:
         finally:
             np.random.set_state(of_numpy)  # noqa: NPY002
             random.setstate(of_python)
-
-
-_FILLS = frozenset(
-    [aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_, aten.log_normal_]
-)
-_DRAWS = frozenset([aten.bernoulli, aten.rand, aten.rand_like, aten.randn, aten.randn_like])
-"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
-
-
-class _SameDraws(TorchDispatchMode):
-    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
-
-    Code that `torch.compile` made runs uncompiled inside.
-    """
-
-    drew = False  # Whether there was any
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        operation = func.overloadpacket
-        if operation not in _FILLS | _DRAWS | {aten.native_dropout}:
-            return func(*args, **kwargs)
-        self.drew = True
-        if operation is aten.native_dropout:
-            x, share, _ = args
-            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
-            return x * mask.to(x.dtype) / (1 - share), mask.bool()
-        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
-        if operation in _FILLS:
-            return args[0].copy_(func(*narrow, **options))
-        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
-        options |= {"dtype": None, "memory_format": None}
-        known = {argument.name for argument in func._schema.arguments}
-        drawn = func(*narrow, **{name: options[name] for name in options if name in known})
-        return drawn.to(dtype or drawn.dtype)
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
 # --- Arguments and outputs --------------------------------------------------------------------------------------------
@@ -280,11 +234,7 @@ class Arguments(NamedTuple):
         """Changes the numbers of the floating-point tensors."""
 
         def changed(x: Tensor) -> Tensor:
-            if x.is_nested:
-                return torch.nested.as_nested_tensor(
-                    [changed(one) for one in x.unbind()], layout=x.layout
-                )
-            is_plain = x.is_floating_point() and x.layout is torch.strided
+            is_plain = x.is_floating_point() and not x.is_nested and x.layout is torch.strided
             return change(x) if is_plain else x
 
         return self._mapped(changed)
@@ -372,7 +322,7 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
         if arguments.draws:
-            settings.enter_context(_SameDraws())
+            settings.enter_context(SameDraws())
         arguments = arguments.copied(dtype)
         torch.manual_seed(_SEED)
         np.random.seed(_SEED)  # noqa: NPY002
@@ -466,7 +416,7 @@ def run_copy(
 
 def noticing_draws(source: nn.Module, arguments: Arguments) -> Arguments:
     """Runs a copy of a network on an image, and returns the arguments with a note on whether it drew random numbers."""
-    draws = _SameDraws()
+    draws = SameDraws()
     with draws:
         run_copy(source, arguments.batches(1)[:1])
     return arguments._replace(draws=draws.drew)

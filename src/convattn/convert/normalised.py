@@ -23,7 +23,6 @@ from convattn.convert.promise import (
     RoundingBound,
     largest,
     rounding_bound,
-    weight_of,
 )
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ConversionError
@@ -84,7 +83,7 @@ def normalise(
     only the tail of a kernel, of which the displacement 0 is the highest part that it sees in any case; numbers that
     are too small there for the dtype raise ConversionError.
     """
-    weight = weight_of(layer)
+    weight = layer.like
     kind = torch.promote_types(weight.dtype, torch.float32)
     axes = unit_steps(layer.geometry, sizes)
     tables, parts = score_tables(layer.encoding, axes, weight.device)

@@ -118,8 +118,6 @@ class Rebuilding(Called):
 
 def test_a_class_that_copies_itself_without_its_attention_is_refused():
     network = Rebuilding(nn.Conv2d(3, 4, 3), lambda conv, x: conv(x))
-    message = (
-        "cannot copy Rebuilding: copies must hold a RelativeAttention2d at layer, but hold a Conv2d"
-    )
+    message = "cannot copy Rebuilding: its copies lose the attention at layer"
     with pytest.raises(UnsupportedModelError, match=message):
         network_to_attention(network, images=X)
