@@ -30,7 +30,7 @@ class Record:
     def __init_subclass__(cls) -> None:
         """Keeps the short `repr`, in whose place `dataclass` would put one of all fields."""
         super().__init_subclass__()
-        cls.__repr__ = Record.__repr__  # type: ignore[method-assign]
+        cls.__repr__ = Record.__repr__
 
     def __repr__(self) -> str:
         """Returns the class and the first short fields."""

@@ -256,7 +256,7 @@ class _ByLayers(TorchFunctionMode):
         module = self._owner.module
         calls = self._owner.calls
         names = [one.weight for one in calls]
-        if all(names) and not any(getattr(module, name, None) is weight for name in names):
+        if all(names) and not any(getattr(module, name or "", None) is weight for name in names):
             return func(*args, **(kwargs or {}))  # of a module inside
         place = self.count
         self.count += 1

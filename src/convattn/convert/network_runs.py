@@ -137,8 +137,9 @@ def _held(value: Any) -> dict[str, Any] | None:
                 held[f"[{number}]"] = (key, item)
     elif isinstance(value, list | tuple):
         held |= {f"[{number}]": item for number, item in enumerate(value)}
-        if hasattr(value, "_fields"):
-            held[" fields"] = value._fields
+        fields = getattr(value, "_fields", None)
+        if fields is not None:
+            held[" fields"] = fields
     elif isinstance(value, set | frozenset):
         is_plain = all(type(item) in _PLAIN for item in value)
         return {" in order": sorted(map(repr, value))} if is_plain else None
@@ -156,7 +157,7 @@ def _held(value: Any) -> dict[str, Any] | None:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Returns the attributes of an object, also those in slots."""
-    state = object.__getstate__(value)
+    state: Any = object.__getstate__(value)
     tables = state if isinstance(state, tuple) else (state,)
     held = {}
     for table in tables:
