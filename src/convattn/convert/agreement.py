@@ -40,8 +40,9 @@ class AgreementCertificate(VerdictRecord):
     """Whether a second network computes the same as a network of torch, measured on some images.
 
     The verdict is "exact" if all outputs, and all layers that could be compared, are within the rounding of the
-    reference, and the other is not quantised; "close" if the largest difference is within `tolerance` and no decision
-    changed; "failed" if outputs are missing, of other shapes or not finite; and "different" otherwise.
+    reference, labels and other values are equal, nothing is hidden, and the other is not quantised; "close" if the
+    largest difference is within `tolerance` and no decision changed; "failed" if outputs are missing, of other shapes
+    or not finite; and "different" otherwise.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(45, 7)).eval()
