@@ -17,13 +17,12 @@ from torch.utils._pytree import tree_map_only
 
 from convattn.budget import rounded_differently
 from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
-from convattn.convert.comparison import compare_layers, compare_networks
+from convattn.convert.network_check import compare_layers, compare_networks
 from convattn.convert.network_runs import (
     Arguments,
     Images,
     copy_network,
     layer_outputs,
-    noticing_draws,
     output_of,
     parts,
     read_arguments,
@@ -162,7 +161,6 @@ def certify(
     arguments = read_arguments(reference, images)
     runnable = _open(other, runtime, options)
     source = copy_network(reference).eval()
-    arguments = noticing_draws(source, arguments)
     rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
     comparison = compare_networks(
@@ -178,7 +176,7 @@ def certify(
     layers = 0
     first = None
     apart = worst = comparison.nearest_to_rounding
-    few = arguments.batches(4)[0]
+    few = arguments._replace(draws=comparison.draws).batches(4)[0]
     try:
         values = partial(_values_of_layers, runnable, few)
         layers, first, apart = compare_layers(source, rounded, few, values)

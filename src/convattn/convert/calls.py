@@ -322,7 +322,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
-        others: The operation that is a convolution, but none of torch's functions, by the name of the module.
+        operations: The operation that is a convolution, but none of torch's functions, by the name of the module.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.runs: dict[str, list[list[SeenCall]]] = {}
         self.sized: set[str] = set()
-        self.others: dict[str, str] = {}
+        self.operations: dict[str, str] = {}
         self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
     def watch(self, network: nn.Module) -> nn.Module:
@@ -364,7 +364,7 @@ class Recorder(TorchFunctionMode):
                 call, _, weight, bias = _read(func, args, kwargs or {}, module)
                 self.runs[name][-1].append(SeenCall(call, weight, bias))
             elif _OPERATIONS.match(operation):
-                self.others.setdefault(name, operation)
+                self.operations.setdefault(name, operation)
         return func(*args, **(kwargs or {}))
 
 

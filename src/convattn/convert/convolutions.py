@@ -146,7 +146,7 @@ def _other_operations(
     outside = tuple(f"{item.name}." for item in left)
     others = []
     for recorder in recorders[:1]:
-        for name, operation in recorder.others.items():
+        for name, operation in recorder.operations.items():
             if not f"{name}.".startswith(outside):
                 kind = type(model.get_submodule(name)).__name__
                 reason = f"it calls {operation} as a function, which is not converted"

@@ -16,7 +16,6 @@ from convattn.convert.certificate import (
     Verdict,
     require_share,
 )
-from convattn.convert.comparison import NetworkComparison, compare_networks
 from convattn.convert.convolutions import (
     NetworkConvolution,
     find_convolutions,
@@ -24,12 +23,12 @@ from convattn.convert.convolutions import (
     why_refused,
 )
 from convattn.convert.hard_heads import fixed_heads, unit_steps
+from convattn.convert.network_check import NetworkComparison, compare_networks
 from convattn.convert.network_runs import (
     Images,
     copy_network,
     input_shapes,
     keep_random_state,
-    noticing_draws,
     read_arguments,
     watch_paths,
 )
@@ -126,7 +125,6 @@ def network_to_attention(
         )
         copied = copy_network(result).eval()
         paths = watch_paths(copied)
-        arguments = noticing_draws(model, arguments)
         comparison = compare_networks(model, copied, arguments, convolutions, to_conv=False)
     layers = []
     for convolution, certificate in zip(convolutions, certificates, strict=True):
@@ -291,7 +289,6 @@ def network_to_conv(
         copied = copy_network(result).eval()
         of_torch = [layer.name for layer in layers if not layer.normalised and not layer.call]
         plain = [NetworkConvolution((name,), copied.get_submodule(name)) for name in of_torch]
-        arguments = noticing_draws(model, arguments)
         comparison = compare_networks(model, copied, arguments, plain, to_conv=True)
     certificate = _certify_network(
         (model, result),

@@ -415,11 +415,11 @@ def run_copy(
         raise ArgumentError(must_fit(batches[0].words, error)) from error
 
 
-def noticing_draws(source: nn.Module, arguments: Arguments) -> Arguments:
-    """Runs a copy of a network on an image, and returns the arguments with a note on whether it drew random numbers."""
+def noticing_draws(source: nn.Module, arguments: Arguments, size: int) -> Arguments:
+    """Runs a copy of a network on a batch, and returns the arguments with a note on whether it drew random numbers."""
     draws = SameDraws()
     with draws:
-        run_copy(source, arguments.batches(1)[:1])
+        run_copy(source, arguments.batches(size)[:1])
     return arguments._replace(draws=draws.drew)
 
 

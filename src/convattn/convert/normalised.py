@@ -17,7 +17,7 @@ from convattn.convert.attention_map import (
     sum_over_keys,
 )
 from convattn.convert.hard_heads import unit_steps
-from convattn.convert.promise import (
+from convattn.convert.layer_check import (
     STEPS,
     Promise,
     RoundingBound,

@@ -22,9 +22,7 @@ from convattn.convert.hard_heads import (
     sized_windows,
     unit_steps,
 )
-from convattn.convert.network_runs import keep_random_state
-from convattn.convert.normalised import normalise
-from convattn.convert.promise import (
+from convattn.convert.layer_check import (
     Promise,
     certify_layer,
     draw_images,
@@ -33,6 +31,8 @@ from convattn.convert.promise import (
     smallest_image,
     softmax_copy,
 )
+from convattn.convert.network_runs import keep_random_state
+from convattn.convert.normalised import normalise
 from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
     ATTENTION_LAYERS,

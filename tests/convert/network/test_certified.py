@@ -138,7 +138,7 @@ def test_a_network_that_returns_no_numbers_is_judged_by_its_layers():
 
 
 def test_images_of_several_batches_are_compared_together_and_scalars_by_batch(monkeypatch):
-    monkeypatch.setattr("convattn.convert.comparison._BATCH", 3)
+    monkeypatch.setattr("convattn.convert.network_check._BATCH", 3)
     seen = []  # outside the network, as copies of it run
 
     def scored(conv, x):

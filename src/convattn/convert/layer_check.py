@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
-from convattn.convert.judging import Roundings, errors_of, scales
+from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import SEED, TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be

@@ -14,7 +14,19 @@ from torch.func import functional_call
 from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
 from convattn.convert.convolutions import NetworkConvolution
-from convattn.convert.judging import (
+from convattn.convert.network_runs import (
+    ROUNDINGS,
+    Arguments,
+    Run,
+    layer_outputs,
+    noticing_draws,
+    run_batches,
+    run_copy,
+    run_in_float64,
+    run_source,
+    steps_of,
+)
+from convattn.convert.rounding import (
     Difference,
     Predictions,
     Roundings,
@@ -24,17 +36,6 @@ from convattn.convert.judging import (
     differences,
     shapes_of,
     vary,
-)
-from convattn.convert.network_runs import (
-    ROUNDINGS,
-    Arguments,
-    Run,
-    layer_outputs,
-    run_batches,
-    run_copy,
-    run_in_float64,
-    run_source,
-    steps_of,
 )
 from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
@@ -71,6 +72,7 @@ class NetworkComparison:
     predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
     hides: bool  # Whether an output has parts that cannot be seen into
+    draws: bool  # Whether the source draws random numbers
     # The first layer that differs, or no difference, where outputs show little; else None
     layers: Difference | None = None
 
@@ -134,6 +136,7 @@ def compare_networks(
     images, and ConversionError if the other network does not run.
     """
     notes = list[str]()
+    arguments = noticing_draws(source, arguments, _BATCH)
     if arguments.draws:
         notes.append("other random numbers than the ones that all runs drew")
     runs = _run_networks(
@@ -192,6 +195,7 @@ def compare_networks(
         predictions=predictions,
         not_covered=(*notes, *moving, *hidden),
         hides=bool(hidden),
+        draws=arguments.draws,
         layers=layers,
     )
 
