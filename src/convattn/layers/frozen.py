@@ -119,7 +119,7 @@ class FrozenAttention(HasKernel):
 
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
-    weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
+    weight, shape = layer.like, (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
     still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
     maps = still.values.factors()

@@ -34,7 +34,7 @@ from convattn.functional.torch_modes import autocast_dtype, autocasts, is_accele
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
-from convattn.layers.values import make_values
+from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
 
 PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
@@ -317,7 +317,7 @@ class RelativeAttention(HasKernel, ABC):
             require_images(x, self.in_channels, self.dims, kernel.dtype)
             if min(x.shape[2:]) >= window.smallest:
                 return window.convolve(x, kernel, self.groups, self.bias)
-        require_images(x, self.in_channels, self.dims, self._like.dtype)
+        require_images(x, self.in_channels, self.dims, self.like.dtype)
         maps = values.factors()
         y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
         return lay_out_as(x, y)
@@ -356,7 +356,7 @@ class RelativeAttention(HasKernel, ABC):
             >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
             'separable'
         """
-        weight = self._like
+        weight = self.like
         sizes = _image_shape(shape, self.in_channels, self.dims)
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         on = torch.device(device or weight.device)
@@ -396,7 +396,7 @@ class RelativeAttention(HasKernel, ABC):
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):
-            require_images(spatial, self.in_channels, self.dims, self._like.dtype)
+            require_images(spatial, self.in_channels, self.dims, self.like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
             weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
@@ -406,7 +406,7 @@ class RelativeAttention(HasKernel, ABC):
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-            weights = weights_by_definition(self.encoding, axes, self._like)
+            weights = weights_by_definition(self.encoding, axes, self.like)
         sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *sizes)
 
@@ -520,9 +520,11 @@ class RelativeAttention(HasKernel, ABC):
         return content_path(self.impl, position=position, **options)
 
     @property
-    def _like(self) -> Tensor:
+    def like(self) -> Tensor:
         """A tensor with the dtype and the device of the weights."""
-        return next(self.values.parameters())
+        # not a parameter: replicas of `DataParallel` and layers under FSDP have none
+        values = self.values
+        return values.weight if isinstance(values, MergedValues) else values.value
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
