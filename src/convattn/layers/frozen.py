@@ -81,8 +81,7 @@ class FrozenAttention(HasKernel):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        dtype = next(iter(self._prepared.values())).path.work.dtype
-        require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)
+        require_images(x, self.in_channels, len(self.geometry.kernel_size), self.like.dtype)
         prepared = self._prepared.get(tuple(x.shape[2:]))
         if prepared is None:
             made = " or ".join(" x ".join(map(str, size)) for size in self._prepared)
@@ -108,8 +107,8 @@ class FrozenAttention(HasKernel):
         }
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
-    def _maps(self) -> Tensor:
-        return next(iter(self._prepared.values())).maps.whole()
+    def _factors(self) -> HeadMaps:
+        return next(iter(self._prepared.values())).maps
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
         raise ArgumentError(
@@ -119,11 +118,11 @@ class FrozenAttention(HasKernel):
 
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
-    weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
     still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
     maps = still.values.factors()
-    path = still.path(maps, shape, weight.dtype, weight.device)
+    shape = (1, layer.in_channels, *size)
+    path = still.path(maps, shape, maps.value.dtype, maps.value.device)
     value = maps.value.detach().clone()
     output = None if maps.output is None else maps.output.detach().clone()
     bias = None if still.bias is None else still.bias.detach().clone()

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.functional import pad_keys
+from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import without_autocast
@@ -179,7 +179,8 @@ class NormalisedConv(HasKernel):
         self, x: Float[Tensor, "batch channels *spatial"]
     ) -> Float[Tensor, "batch outputs *queries"]:
         """Applies the layer to a batch of images."""
-        require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
+        factors = self.values.factors()
+        require_images(x, self.in_channels, self.dims, factors.value.dtype)
         if self.frozen_size not in (None, tuple(x.shape[2:])):
             expected = f"of the spatial size {self.frozen_size} of this frozen layer"
             raise ShapeError(must_be("x", expected, tuple(x.shape)))
@@ -191,7 +192,7 @@ class NormalisedConv(HasKernel):
             means = means.to(x.dtype)
         if self.groups > 1:
             means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
-        maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
+        maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
         ones, none = (1,) * self.dims, (0,) * self.dims
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
@@ -201,8 +202,8 @@ class NormalisedConv(HasKernel):
     def _lows(self) -> list[int]:
         return [low for low, _ in self.box]
 
-    def _maps(self) -> Tensor:
-        return self.values.maps()
+    def _factors(self) -> HeadMaps:
+        return self.values.factors()
 
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
         if self.frozen_size is not None:

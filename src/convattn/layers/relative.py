@@ -136,13 +136,19 @@ class HasKernel(nn.Module, ABC):
         return self._geometry
 
     @abstractmethod
-    def _maps(self) -> Tensor:
-        """Returns W_h, (heads, outputs, channels // groups)."""
+    def _factors(self) -> HeadMaps:
+        """Returns W_h."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and the device of the weights."""
+        # not a parameter: replicas of `DataParallel` and layers under FSDP have none
+        return self._factors().value
 
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        maps, taps = self._maps(), self.geometry.kernel_size
+        maps, taps = self._factors().whole(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(
                 f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
@@ -317,8 +323,8 @@ class RelativeAttention(HasKernel, ABC):
             require_images(x, self.in_channels, self.dims, kernel.dtype)
             if min(x.shape[2:]) >= window.smallest:
                 return window.convolve(x, kernel, self.groups, self.bias)
-        require_images(x, self.in_channels, self.dims, self._like.dtype)
         maps = values.factors()
+        require_images(x, self.in_channels, self.dims, maps.value.dtype)
         y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
         return lay_out_as(x, y)
 
@@ -356,12 +362,12 @@ class RelativeAttention(HasKernel, ABC):
             >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
             'separable'
         """
-        weight = self._like
+        maps = self.values.factors()
+        weight = maps.value
         sizes = _image_shape(shape, self.in_channels, self.dims)
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
-        maps = self.values.factors()
         path = self.path(maps, x.shape, x.dtype, on)
         cost, bound = path.cost(), 2 * path.bound
         if bound:
@@ -396,7 +402,7 @@ class RelativeAttention(HasKernel, ABC):
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):
-            require_images(spatial, self.in_channels, self.dims, self._like.dtype)
+            require_images(spatial, self.in_channels, self.dims, self.like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
             weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
@@ -406,7 +412,7 @@ class RelativeAttention(HasKernel, ABC):
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-            weights = weights_by_definition(self.encoding, axes, self._like)
+            weights = weights_by_definition(self.encoding, axes, self.like)
         sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *sizes)
 
@@ -519,11 +525,6 @@ class RelativeAttention(HasKernel, ABC):
             position = plan(work, self.encoding, "auto", dropout)
         return content_path(self.impl, position=position, **options)
 
-    @property
-    def _like(self) -> Tensor:
-        """A tensor with the dtype and the device of the weights."""
-        return next(self.values.parameters())
-
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
         if self.gate is None or self.gate_kind is None:
@@ -553,8 +554,8 @@ class RelativeAttention(HasKernel, ABC):
             raise ArgumentError(must_be("impl", expected, impl))
         return impl
 
-    def _maps(self) -> Tensor:
-        return self.values.maps()
+    def _factors(self) -> HeadMaps:
+        return self.values.factors()
 
 
 @final
