@@ -35,6 +35,8 @@ class Shift(AxisAdditiveEncoding):
         ((-1, -1), (-1, 0), (-1, 1), (0, -1))
     """
 
+    centre_argument = "displacements"
+
     def __init__(
         self, num_heads: int, dims: int, *, displacements: Sequence[Sequence[int]] | None = None
     ) -> None:

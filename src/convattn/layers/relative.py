@@ -46,14 +46,6 @@ GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 _GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
 """λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
 
-_WITH_CENTRES = {
-    "quadratic": "centres",
-    "generalized_quadratic": "centres",
-    "linear_distance": "centres",
-    "shift": "displacements",
-}
-"""Encodings whose heads look at centres, and the argument that places these."""
-
 _CONTENT_PATHS = ("content", "quadratic")
 """Paths on which scores depend on the images."""
 
@@ -694,13 +686,16 @@ def _heads_on_taps(
     """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
     if isinstance(encoding, Encoding):
         return encoding
-    if isinstance(encoding, str) and encoding in _WITH_CENTRES:
-        taps = [displacement for _, displacement in geometry.taps()]
-        centres = {_WITH_CENTRES[encoding]: taps}
-        return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
-    if isinstance(encoding, str) and encoding not in ENCODINGS:
-        raise UnknownNameError("encoding", encoding, ENCODINGS)
-    names = ", ".join(_WITH_CENTRES)
+    arguments = {name: kind.centre_argument for name, kind in ENCODINGS.items()}
+    if isinstance(encoding, str):
+        if encoding not in ENCODINGS:
+            raise UnknownNameError("encoding", encoding, ENCODINGS)
+        argument = arguments[encoding]
+        if argument is not None:
+            taps = [displacement for _, displacement in geometry.taps()]
+            dims = len(geometry.kernel_size)
+            return create_encoding(encoding, len(taps), dims, **{argument: taps})
+    names = ", ".join(name for name, argument in arguments.items() if argument is not None)
     expected = f"given unless the encoding has centres ({names})"
     raise ArgumentError(must_be("num_heads", expected, None))
 
