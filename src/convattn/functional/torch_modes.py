@@ -13,6 +13,8 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
 
+from convattn.errors import ArgumentError
+
 FLASH_WIDTH = 256
 """Width of queries, keys and values up to which torch's flash kernel takes them."""
 
@@ -68,6 +70,25 @@ def needs_own_operations(*tensors: Tensor) -> bool:
         or torch._C._is_tracing()
         or any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
     )
+
+
+def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the spatial sizes of images, which an export fixes here because scores depend on them.
+
+    Raises ArgumentError if the exporter leaves one open.
+    """
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+        for axis, size in enumerate(sizes):
+            int(size)  # what reads a symbol fixes it, but for the exporter to ONNX
+            if not is_concrete_int(size):
+                raise ArgumentError(
+                    f"dynamic_shapes must leave out spatial sizes, on which attention weights depend, but leaves axis"
+                    f" {axis} of them open"
+                )
+        return tuple(map(int, sizes))
+    return tuple(sizes)
 
 
 def backward_to_differentiate(

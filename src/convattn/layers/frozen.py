@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
+from convattn.functional.torch_modes import fixed_sizes
 from convattn.layers.relative import HasKernel, RelativeAttention, lay_out_as, require_images
 
 
@@ -82,12 +83,13 @@ class FrozenAttention(HasKernel):
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
         require_images(x, self.in_channels, len(self.geometry.kernel_size), self.like.dtype)
-        prepared = self._prepared.get(tuple(x.shape[2:]))
+        size = fixed_sizes(x.shape[2:])
+        prepared = self._prepared.get(size)
         if prepared is None:
-            made = " or ".join(" x ".join(map(str, size)) for size in self._prepared)
+            made = " or ".join(map(_times, self._prepared))
             raise ShapeError(
                 f"x must have a size for which this layer was frozen, {made}, but has"
-                f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
+                f" {_times(size)}: freeze the layer again with such images"
             )
         return lay_out_as(x, prepared.path.attend(x, prepared.maps, prepared.bias))
 
@@ -101,10 +103,7 @@ class FrozenAttention(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns sizes and paths, for printing."""
-        paths = {
-            " x ".join(map(str, size)): prepared.path.name
-            for size, prepared in self._prepared.items()
-        }
+        paths = {_times(size): prepared.path.name for size, prepared in self._prepared.items()}
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
     def _factors(self) -> HeadMaps:
@@ -114,6 +113,11 @@ class FrozenAttention(HasKernel):
         raise ArgumentError(
             "a frozen layer cannot be moved or cast: do so with the network, then freeze it again"
         )
+
+
+def _times(size: tuple[int, ...]) -> str:
+    """Writes a size as people do."""
+    return " x ".join(map(str, size))
 
 
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:

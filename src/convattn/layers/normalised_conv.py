@@ -21,7 +21,7 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import fixed_sizes, without_autocast
 from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
 from convattn.layers.relative import HasKernel, layer_sizes, other_arguments, require_images
 from convattn.layers.values import make_values
@@ -181,10 +181,11 @@ class NormalisedConv(HasKernel):
         """Applies the layer to a batch of images."""
         factors = self.values.factors()
         require_images(x, self.in_channels, self.dims, factors.value.dtype)
-        if self.frozen_size not in (None, tuple(x.shape[2:])):
+        sizes = fixed_sizes(x.shape[2:])
+        if self.frozen_size not in (None, sizes):
             expected = f"of the spatial size {self.frozen_size} of this frozen layer"
             raise ShapeError(must_be("x", expected, tuple(x.shape)))
-        axes = self.geometry.axes(x.shape[2:])
+        axes = self.geometry.axes(sizes)
         keys = pad_keys(x, self.geometry)
         with without_autocast(x.device):
             kernels = kernels_of_scores(list(self.scores))

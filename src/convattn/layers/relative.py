@@ -30,7 +30,12 @@ from convattn.functional import (
     window_convolution,
 )
 from convattn.functional.plan import REQUESTED, can_be_read, plan
-from convattn.functional.torch_modes import autocast_dtype, autocasts, is_accelerator
+from convattn.functional.torch_modes import (
+    autocast_dtype,
+    autocasts,
+    fixed_sizes,
+    is_accelerator,
+)
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
@@ -493,7 +498,7 @@ class RelativeAttention(HasKernel, ABC):
             groups=maps.groups,
             inner=maps.value.shape[1],
             factored=maps.output is not None,
-            axes=self.geometry.axes(shape[2:]),
+            axes=self.geometry.axes(fixed_sizes(shape[2:])),
             geometry=self.geometry,
             dtype=dtype,
             product_dtype=autocast_dtype(dtype, device),
