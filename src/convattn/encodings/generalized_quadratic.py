@@ -32,13 +32,7 @@ class GeneralizedQuadratic(Encoding):
 
     centre_argument = "centres"
 
-    def __init__(
-        self,
-        num_heads: int,
-        dims: int,
-        *,
-        centres: Centres = None,
-    ) -> None:
+    def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
 
         Args:

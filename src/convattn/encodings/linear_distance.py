@@ -33,13 +33,7 @@ class LinearDistance(AxisAdditiveEncoding):
 
     centre_argument = "centres"
 
-    def __init__(
-        self,
-        num_heads: int,
-        dims: int,
-        *,
-        centres: Centres = None,
-    ) -> None:
+    def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
 
         Args:

@@ -34,6 +34,7 @@ _CACHE = 5 << 19
 
 def quick_length(least: int) -> int:
     """Returns the smallest even length ≥ `least` without prime factors above 5, for which transforms are fast."""
+    least = int(least)  # of a trace a tensor, which `+=` changes in place
     length = least + least % 2 if least > 1 else 2
     while True:
         rest = length

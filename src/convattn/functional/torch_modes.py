@@ -73,22 +73,24 @@ def needs_own_operations(*tensors: Tensor) -> bool:
 
 
 def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the spatial sizes of images, which an export fixes here because scores depend on them.
+    """Returns the spatial sizes of images, which exports and traces fix here because scores depend on them.
 
-    Raises ArgumentError if the exporter leaves one open.
+    Raises ArgumentError if an exporter leaves one open.
     """
-    if torch.compiler.is_exporting():
+    exports = torch.compiler.is_exporting()
+    if not exports and not torch.jit.is_tracing():
+        return tuple(sizes)
+    fixed = tuple(map(int, sizes))
+    if exports:
         from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
         for axis, size in enumerate(sizes):
-            int(size)  # what reads a symbol fixes it, but for the exporter to ONNX
-            if not is_concrete_int(size):
+            if not is_concrete_int(size):  # as the exporter to ONNX leaves symbols that were read
                 raise ArgumentError(
                     f"dynamic_shapes must leave out spatial sizes, on which attention weights depend, but leaves axis"
                     f" {axis} of them open"
                 )
-        return tuple(map(int, sizes))
-    return tuple(sizes)
+    return fixed
 
 
 def backward_to_differentiate(
