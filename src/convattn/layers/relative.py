@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from convattn.encodings import (
     ENCODINGS,
@@ -113,10 +113,19 @@ class HasKernel(nn.Module, ABC):
         Raises:
             ShapeError: The rank or the number of channels is wrong, the image is smaller than the window, or a frozen
                 layer was not prepared for its size.
-            ArgumentError: The dtype of x is not that of the weights.
+            ArgumentError: The dtype of x is not that of the weights, or `torch.fx` traces the layer alone.
         """
+        if isinstance(input, fx.Proxy):
+            return self._node(input)
         x = self.batch_of(input)
         return self._run(x) if x is input else self._run(x)[0]
+
+    def _node(self, x: fx.Proxy) -> Any:
+        """Calls the layer in a graph of `torch.fx`, where it stays whole, as torch's own layers do."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise ArgumentError("torch.fx cannot trace a layer alone: trace nn.Sequential(layer)")
+        return x.tracer.create_proxy("call_module", name, (x,), {})
 
     def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
         """Returns the images of a call with these arguments; a single image becomes a batch of one."""
