@@ -224,12 +224,14 @@ def _by_kernel(
     mask: Mask | None, dropout: float, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
-    inner, images = value.shape[-1], len(query)
+    inner = value.shape[-1]
+    pieces = [(query, key, value)]  # whole where a graph must not fix the number of images
     if mask is not None and mask.numbers and not torch.compiler.is_compiling():
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
+        pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
     parts = []
-    for own in zip(*(tensor.split(images) for tensor in (query, key, value)), strict=True):
+    for own in pieces:
         bias = None
         if mask is not None:
             scaled = own[0].float() * scale if own[0].dtype.itemsize < 4 else own[0] * scale
