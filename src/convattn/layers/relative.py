@@ -39,7 +39,7 @@ from convattn.functional.torch_modes import (
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
-from convattn.layers.values import make_values
+from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
 
 PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
@@ -176,6 +176,19 @@ class HasKernel(nn.Module, ABC):
     def dilation(self) -> tuple[int, ...]:
         """Pixels from one tap of the window to the next."""
         return self.geometry.dilation
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Pixels added on both sides along each axis; none if the layer is transposed or the sides differ."""
+        ends = self.geometry.padding
+        if self.geometry.spreads or any(before != after for before, after in ends):
+            raise AttributeError(f"padding of {ends} is no attribute 'padding' of a convolution")
+        return tuple(before for before, _ in ends)
+
+    @property
+    def padding_mode(self) -> str:
+        """What is outside the image, by its name in `nn.ConvNd`."""
+        return self.geometry.padding_mode
 
 
 class RelativeAttention(HasKernel, ABC):
@@ -562,6 +575,23 @@ class RelativeAttention(HasKernel, ABC):
 
     def _factors(self) -> HeadMaps:
         return self.values.factors()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        kernel, own = state_dict.get(prefix + "weight"), prefix + "values.weight"
+        if kernel is not None and own not in state_dict and self._takes(kernel.shape):
+            assert isinstance(self.values, MergedValues)
+            held = self.values.held(kernel.flatten(2).movedim(-1, 0))
+            state_dict[own] = held.contiguous()
+            del state_dict[prefix + "weight"]
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def _takes(self, shape: Sequence[int]) -> bool:
+        """Tells whether the taps of a convolution's weight are the heads, in their order."""
+        taps, encoding = self.kernel_size, self.encoding
+        sizes = (self.out_channels, self.in_channels // self.groups, *taps)
+        fits = tuple(shape) == sizes and math.prod(taps) == self.num_heads
+        ordered = not isinstance(encoding, Shift) or _is_window(encoding, self.geometry)
+        return fits and ordered and self.head_width is None and not self.geometry.spreads
 
 
 @final
