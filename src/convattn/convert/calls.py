@@ -163,7 +163,7 @@ class AttendedCalls(nn.Module):
         self.training = module.training
 
     @_AsModule
-    def forward(self, *positional: Any, **named: Any) -> Any:
+    def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
         """Runs the module.
 
         Args:

@@ -73,7 +73,9 @@ def _numbers(linear: Any, like: Tensor) -> list[Tensor]:
     """Returns weight and bias of a linear map that is not called, in the dtype of another tensor."""
     compute_parameters(linear)
     weight, bias = linear.weight, linear.bias
-    if callable(weight):  # as `torch.ao.quantization` leaves a map, which computes with these
+    if not isinstance(
+        weight, Tensor
+    ):  # as `torch.ao.quantization` leaves a map, which computes with these
         weight, bias = weight().dequantize(), bias()
     return [numbers.to(like.dtype) for numbers in (weight, bias) if numbers is not None]
 

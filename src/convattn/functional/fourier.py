@@ -309,7 +309,7 @@ def fourier_attention(
         y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups)
         sizes = y.shape[2:]
         y = y.flatten(2)
-        at_once = max(1, _WEIGHTS // prod(axis.keys for axis in axes))
+        at_once = max(1, _WEIGHTS // prod([axis.keys for axis in axes]))
         for head, weak in enumerate(filters.weak.flatten(1)):
             queries = weak.nonzero()[:, 0]
             if not len(queries):

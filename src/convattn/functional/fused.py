@@ -108,7 +108,7 @@ def displacement_mask(
         rows = partial(_rows_of_axes, axes, places, len(windows))
         return Mask(rows, tuple(axis.keys for axis in axes), (*windows, *features), numbers)
     rows = partial(_rows_by_windows if is_accelerator(device) else _rows_of_all, axes, len(scores))
-    return Mask(rows, (prod(axis.keys for axis in axes),), (*scores, *features), numbers)
+    return Mask(rows, (prod([axis.keys for axis in axes]),), (*scores, *features), numbers)
 
 
 def _rows_of_axes(
@@ -137,7 +137,7 @@ def _rows_of_all(
     axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
 ) -> Float[Tensor, "images heads queries keys"]:
     """Looks up scores of all axes at once, by displacement."""
-    queries = prod(len(axis.queries) for axis in axes)
+    queries = prod([len(axis.queries) for axis in axes])
     places = displacement_places(axes, torch.arange(queries, device=query.device)[some])
     total = query.new_zeros(*query.shape[:3], 1)
     for table in tables[:scored]:

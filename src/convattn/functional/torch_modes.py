@@ -78,7 +78,7 @@ def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     Raises ArgumentError if an exporter leaves one open.
     """
     exports = torch.compiler.is_exporting()
-    if not exports and not torch.jit.is_tracing():
+    if not exports and not torch._C._is_tracing():
         return tuple(sizes)
     fixed = tuple(map(int, sizes))
     if exports:

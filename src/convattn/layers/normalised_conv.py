@@ -23,7 +23,7 @@ from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import fixed_sizes, without_autocast
 from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
-from convattn.layers.relative import HasKernel, layer_sizes, other_arguments, require_images
+from convattn.layers.relative import HasKernel, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
 
 
@@ -164,16 +164,8 @@ class NormalisedConv(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {
-            "head_width": None,
-            "groups": 1,
-            "bias": True,
-            "separable": True,
-            **asdict(Geometry.parse(self.dims)),
-        }
         taps = " x ".join(map(str, self.taps))
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        return ", ".join([*sizes, f"taps={taps}", *other_arguments(self.options(), plain)])
+        return arguments_of(self, f"taps={taps}", separable=True)
 
     def _run(
         self, x: Float[Tensor, "batch channels *spatial"]

@@ -122,10 +122,11 @@ class HasKernel(nn.Module, ABC):
 
     def _node(self, x: fx.Proxy) -> Any:
         """Calls the layer in a graph of `torch.fx`, where it stays whole, as torch's own layers do."""
-        name = x.tracer.path_of_module(self)
+        tracer: Any = x.tracer
+        name = tracer.path_of_module(self)
         if not name:
             raise ArgumentError("torch.fx cannot trace a layer alone: trace nn.Sequential(layer)")
-        return x.tracer.create_proxy("call_module", name, (x,), {})
+        return tracer.create_proxy("call_module", name, (x,), {})
 
     def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
         """Returns the images of a call with these arguments; a single image becomes a batch of one."""
@@ -180,10 +181,10 @@ class HasKernel(nn.Module, ABC):
     @property
     def padding(self) -> tuple[int, ...]:
         """Pixels added on both sides along each axis; none if the layer is transposed or the sides differ."""
-        ends = self.geometry.padding
-        if self.geometry.spreads or any(before != after for before, after in ends):
-            raise AttributeError(f"padding of {ends} is no attribute 'padding' of a convolution")
-        return tuple(before for before, _ in ends)
+        before, after = zip(*self.geometry.padding, strict=True)
+        if self.geometry.spreads or before != after:
+            raise AttributeError("padding")
+        return before
 
     @property
     def padding_mode(self) -> str:
@@ -452,18 +453,7 @@ class RelativeAttention(HasKernel, ABC):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {
-            "head_width": None,
-            **asdict(Geometry.parse(self.dims)),
-            "groups": 1,
-            "bias": True,
-            "dropout": 0.0,
-            "impl": "auto",
-            "gate": None,
-        }
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        options = {**self.options(), **asdict(self.geometry)}
-        return ", ".join(sizes + other_arguments(options, plain))
+        return arguments_of(self, dropout=0.0, impl="auto", gate=None)
 
     def needs_content(self) -> bool:
         """Tells whether content scores change the result in the present mode, or have a gradient."""
@@ -576,22 +566,17 @@ class RelativeAttention(HasKernel, ABC):
     def _factors(self) -> HeadMaps:
         return self.values.factors()
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        kernel, own = state_dict.get(prefix + "weight"), prefix + "values.weight"
-        if kernel is not None and own not in state_dict and self._takes(kernel.shape):
-            assert isinstance(self.values, MergedValues)
-            held = self.values.held(kernel.flatten(2).movedim(-1, 0))
-            state_dict[own] = held.contiguous()
-            del state_dict[prefix + "weight"]
-        super()._load_from_state_dict(state_dict, prefix, *others)
-
-    def _takes(self, shape: Sequence[int]) -> bool:
-        """Tells whether the taps of a convolution's weight are the heads, in their order."""
-        taps, encoding = self.kernel_size, self.encoding
-        sizes = (self.out_channels, self.in_channels // self.groups, *taps)
-        fits = tuple(shape) == sizes and math.prod(taps) == self.num_heads
-        ordered = not isinstance(encoding, Shift) or _is_window(encoding, self.geometry)
-        return fits and ordered and self.head_width is None and not self.geometry.spreads
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
+        values, prefix = self.values, others[0]
+        kernel: Any = state_dict.get(prefix + "weight")
+        fixed = isinstance(self.encoding, Shift) and not _is_window(self.encoding, self.geometry)
+        apart = fixed or self.geometry.spreads or kernel is None
+        if isinstance(values, MergedValues) and not apart:
+            maps = kernel.flatten(2).movedim(-1, 0)
+            if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
+                state_dict[prefix + "values.weight"] = values.held(maps).contiguous()
+                del state_dict[prefix + "weight"]
+        super()._load_from_state_dict(state_dict, *others, **named)
 
 
 @final
@@ -685,9 +670,16 @@ def layer_sizes(
     return sizes
 
 
-def other_arguments(options: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    """Returns the arguments that are not at their defaults, as they are written in a call."""
-    return [f"{name}={options[name]!r}" for name, value in plain.items() if options[name] != value]
+def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
+    """Returns the sizes of a layer, and the arguments that are not at their defaults, as written in a call."""
+    sizes = [str(layer.in_channels), str(layer.out_channels), f"num_heads={layer.num_heads}"]
+    options = {**layer.options(), **asdict(layer.geometry)}
+    defaults = {"head_width": None, **asdict(Geometry.parse(layer.dims)), "groups": 1, "bias": True}
+    others = []
+    for name, value in {**defaults, **plain}.items():
+        if options[name] != value:
+            others.append(f"{name}={options[name]!r}")
+    return ", ".join([*sizes, *more, *others])
 
 
 def _as_lists(value: Any) -> Any:
@@ -730,27 +722,25 @@ def _heads_on_taps(
     """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
     if isinstance(encoding, Encoding):
         return encoding
-    arguments = {name: kind.centre_argument for name, kind in ENCODINGS.items()}
-    if isinstance(encoding, str):
-        if encoding not in ENCODINGS:
-            raise UnknownNameError("encoding", encoding, ENCODINGS)
-        argument = arguments[encoding]
-        if argument is not None:
-            taps = [displacement for _, displacement in geometry.taps()]
-            dims = len(geometry.kernel_size)
-            return create_encoding(encoding, len(taps), dims, **{argument: taps})
-    names = ", ".join(name for name, argument in arguments.items() if argument is not None)
+    arguments = {}
+    for name, kind in ENCODINGS.items():
+        if kind.centre_argument is not None:
+            arguments[name] = kind.centre_argument
+    if isinstance(encoding, str) and encoding in arguments:
+        taps = [displacement for _, displacement in geometry.taps()]
+        centres = {arguments[encoding]: taps}
+        return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
+    if isinstance(encoding, str) and encoding not in ENCODINGS:
+        raise UnknownNameError("encoding", encoding, ENCODINGS)
+    names = ", ".join(arguments)
     expected = f"given unless the encoding has centres ({names})"
     raise ArgumentError(must_be("num_heads", expected, None))
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(
-        geometry.kernel_size
-    ):
-        return False
-    return encoding.displacements == tuple(displacement for _, displacement in geometry.taps())
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    return isinstance(encoding, Shift) and encoding.displacements == taps
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
