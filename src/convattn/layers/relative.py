@@ -568,10 +568,10 @@ class RelativeAttention(HasKernel, ABC):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
         values, prefix = self.values, others[0]
-        kernel: Any = state_dict.get(prefix + "weight")
+        kernel = state_dict.get(prefix + "weight")
         fixed = isinstance(self.encoding, Shift) and not _is_window(self.encoding, self.geometry)
-        apart = fixed or self.geometry.spreads or kernel is None
-        if isinstance(values, MergedValues) and not apart:
+        apart = fixed or self.geometry.spreads
+        if kernel is not None and isinstance(values, MergedValues) and not apart:
             maps = kernel.flatten(2).movedim(-1, 0)
             if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
                 state_dict[prefix + "values.weight"] = values.held(maps).contiguous()
