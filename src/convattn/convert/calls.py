@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple, final
 
 import torch
@@ -134,6 +135,20 @@ def _read(
     return call, image, weight, bias
 
 
+class _AsModule:
+    """A method whose signature is that of the module's own, which exports name inputs by."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        if owner is None or torch.compiler.is_compiling():
+            return self.method.__get__(owner, kind)
+        bound: Any = partial(self.method, owner)
+        bound.__signature__ = signature(owner.module.forward)
+        return bound
+
+
 @final
 class AttendedCalls(nn.Module):
     """Runs a module whose convolutions, called as functions, are computed by layers.
@@ -156,7 +171,8 @@ class AttendedCalls(nn.Module):
         self.calls = tuple(calls)
         self.training = module.training
 
-    def forward(self, *positional: Any, **named: Any) -> Any:
+    @_AsModule
+    def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
         """Runs the module.
 
         Args:
@@ -213,8 +229,8 @@ def attended(
     """Wraps each module with the layers of its calls."""
     wrapped = {}
     for module, pairs in layers.items():
-        calls = [call for call, _ in pairs]
-        wrapped[module] = AttendedCalls(module, [layer for _, layer in pairs], calls)
+        calls, own = zip(*pairs, strict=True)
+        wrapped[module] = AttendedCalls(module, own, calls)
     return wrapped
 
 

@@ -16,6 +16,8 @@ from torch.autograd.forward_ad import unpack_dual
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from convattn.errors import ArgumentError
+
 _PRECISIONS = (
     ("generic", "all"),
     ("cuda", "all"),
@@ -119,6 +121,27 @@ def needs_own_operations(*tensors: Tensor) -> bool:
         or torch._C._is_tracing()
         or any(is_legacy_batchedtensor(t) or unpack_dual(t).tangent is not None for t in tensors)
     )
+
+
+def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the spatial sizes of images, which exports and traces fix here because scores depend on them.
+
+    Raises ArgumentError if an exporter leaves one open.
+    """
+    exports = torch.compiler.is_exporting()
+    if not exports and not torch._C._is_tracing():
+        return tuple(sizes)
+    fixed = tuple(map(int, sizes))
+    if exports:
+        from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+        for axis, size in enumerate(sizes):
+            if not is_concrete_int(size):  # as the exporter to ONNX leaves symbols that were read
+                raise ArgumentError(
+                    f"dynamic_shapes must leave out spatial sizes, on which attention weights depend, but leaves axis"
+                    f" {axis} of them open"
+                )
+    return fixed
 
 
 def backward_to_differentiate(

@@ -280,6 +280,17 @@ def test_other_calls_than_when_it_was_converted_are_an_error(before, after, mess
         made(images(2, 3, 7, after))
 
 
+@pytest.mark.usefixtures("without_type_checks")  # a symbol is no integer
+def test_inputs_of_an_export_have_the_names_that_the_module_gives_them():
+    network, x = filled(StaticSame(3, 4, 3)).eval(), images(2, 3, 7, 9)
+    made, _ = network_to_attention(network, images=x)
+    assert isinstance(made, AttendedCalls)
+    batch, more = {0: torch.export.Dim("batch")}, images(5, 3, 7, 9)
+    for shapes in ((batch,), {"x": batch}):
+        graph = torch.export.export(made, (x,), dynamic_shapes=shapes).module()
+        assert torch.equal(graph(more), made(more))
+
+
 class Direct(nn.Conv2d):
     """Calls torch's operation itself, after its convolution."""
 
