@@ -147,20 +147,6 @@ def in_a_process_of_its_own(function: Callable[..., Any], *arguments: Any) -> An
 
 
 @contextmanager
-def plain_float32() -> Iterator[None]:
-    """Keeps CUDA from computing float32 in TensorFloat-32 inside the block."""
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
-            products,
-            convolutions,
-        )
-
-
-@contextmanager
 def _without_collector() -> Iterator[None]:
     enabled = gc.isenabled()
     gc.collect()

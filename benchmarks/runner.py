@@ -14,7 +14,6 @@ from benchmarks.measure import (
     NO_COUNTER,
     extra_memory,
     in_a_process_of_its_own,
-    plain_float32,
     time_rounds,
 )
 from benchmarks.page import figure_of, suite_page
@@ -22,6 +21,7 @@ from benchmarks.record import BenchmarkRecord, CaseResult, Check, Measurement
 from benchmarks.setting import Setting
 from benchmarks.suites import Suite, find_suite
 from convattn.files import write_atomically
+from convattn.functional.torch_modes import plain_float32
 from convattn.grid import whole_number
 from convattn.provenance import describe_hardware, describe_versions, find_revision
 

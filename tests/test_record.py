@@ -133,3 +133,20 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path):
             Sample.load(tmp_path / name)
     with pytest.raises(ArgumentError, match="path must be a file in a folder that exists"):
         SAMPLE.save(tmp_path / "nowhere" / "record.json")
+
+
+@dataclass(frozen=True)
+class Summed(Sample):
+    """A record with a summary."""
+
+    def summary(self) -> str:
+        """Returns words."""
+        return f"{self.count} samples"
+
+
+def test_a_record_prints_its_summary_and_has_a_short_repr():
+    many = replace(SAMPLE, rows=((0.5,) * 1000,), notes=("a note",) * 1000, words="x" * 1000)
+    assert repr(many) == str(many) == "Sample(count=3, share=0.5, …)"
+    record = Summed(**{**asdict(many), "rows": many.rows})
+    assert str(record) == "3 samples"
+    assert repr(record) == "Summed(count=3, share=0.5, …)"

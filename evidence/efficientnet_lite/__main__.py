@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import plain_float32, time_rounds
+from benchmarks.measure import time_rounds
 from convattn import network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
+from convattn.functional.torch_modes import plain_float32
 from evidence.photographs import photographs
 from evidence.results import environment, new_parser, publish
 from evidence.sweep.control import turn_one_weight

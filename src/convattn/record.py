@@ -14,12 +14,37 @@ from convattn.files import write_atomically
 
 R = TypeVar("R", bound="Record")
 
+_SHORT = 40
+"""Characters of a value that a `repr` shows."""
+
+_FEW = 5
+"""Fields that it shows."""
+
 
 @dataclass(frozen=True)
 class Record:
-    """A result that can be saved: JSON with the record's kind and schema version."""
+    """A result that can be saved: JSON with the record's kind and schema version. Printed, it is its summary."""
 
     schema_version: ClassVar[int] = 1  # of the fields; a file of another version is refused
+
+    def __init_subclass__(cls) -> None:
+        """Keeps the short `repr`, in whose place `dataclass` would put one of all fields."""
+        super().__init_subclass__()
+        cls.__repr__ = Record.__repr__
+
+    def __repr__(self) -> str:
+        """Returns the class and the first short fields."""
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str | int | float) and len(repr(value)) <= _SHORT:
+                shown.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown[:_FEW])}, …)"
+
+    def __str__(self) -> str:
+        """Returns the summary; without one, the `repr`."""
+        summary = getattr(self, "summary", self.__repr__)
+        return summary()
 
     def to_json(self) -> str:
         """Returns the record as indented JSON; numbers that are not finite become the strings "inf" and "nan"."""

@@ -25,3 +25,14 @@ def some(names: Sequence[str]) -> str:
     """
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(name or ITSELF for name in names[:3]) + rest
+
+
+def first_few(lines: Sequence[str], most: int = 5) -> list[str]:
+    """Returns the first lines of a list, and in one more how many there are beside them.
+
+    Example:
+        >>> first_few(["a", "b", "c", "d"], 2)
+        ['a', 'b', 'and 2 more']
+    """
+    rest = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return [*lines[:most], *rest]

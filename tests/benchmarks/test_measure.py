@@ -13,7 +13,6 @@ from benchmarks.measure import (
     extra_memory,
     in_a_process_of_its_own,
     make_call,
-    plain_float32,
     ratios,
     time_rounds,
 )
@@ -104,16 +103,3 @@ def test_inference_call_makes_no_graph():
     make_call(Spy(), torch.zeros(1), training=False)()
     assert seen == [False]
     assert torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_tensor_float_32_is_off_inside_and_as_it_was_outside(before):
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    kept = matmul.allow_tf32, cudnn.allow_tf32
-    try:
-        matmul.allow_tf32 = cudnn.allow_tf32 = before
-        with plain_float32():
-            assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
-        assert (matmul.allow_tf32, cudnn.allow_tf32) == (before, before)
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = kept

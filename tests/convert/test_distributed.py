@@ -1,16 +1,18 @@
 """Converted layers and networks under what trains them on many devices, and what reads all parameters as one vector."""
 
 import copy
+import importlib
 
 import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel, replicate
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from convattn import conv_to_attention, network_to_attention
+from convattn.layers import NormalisedConv, RelativeAttention2d
 
 
 def images():
@@ -27,6 +29,12 @@ MADE = {
     "hard layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[0],
     "soft layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), sharpness=5.0)[0],
     "network": lambda: network_to_attention(network(), images=images())[0],
+    "narrow heads": lambda: RelativeAttention2d(
+        3, 5, num_heads=2, head_width=3, encoding="axial_distance"
+    ),
+    "content": lambda: RelativeAttention2d(3, 5, 3, content=True),
+    "gate": lambda: RelativeAttention2d(3, 5, 3, gate="tanh"),
+    "normalised": lambda: NormalisedConv(3, 5, 2, box=[(-1, 1), (-2, 0)]),
 }
 
 
@@ -68,6 +76,44 @@ def assert_same_step(module, wrapped):
 def test_fully_sharded(made, one_process):
     plain = copy.deepcopy(made)
     assert_same_step(plain, fully_shard(made, mesh=one_process))
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+def test_fully_sharded_in_flat_parameters(made, one_process):
+    """The default of torch's first version: there the weights of layers are plain attributes."""
+    plain, group = copy.deepcopy(made), one_process.get_group()
+    wrapped = FullyShardedDataParallel(made, group, device_id=torch.device("cpu"))
+    for own, other in zip(step(plain)[0], step(wrapped)[0], strict=True):
+        assert torch.equal(own, other)
+    with FullyShardedDataParallel.summon_full_params(wrapped):
+        names = dict(wrapped.module.named_parameters())
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(names[name], parameter), name
+
+
+@pytest.mark.filterwarnings("ignore:nn.ParameterList is being used with DataParallel")
+def test_replicas_of_data_parallel(made, monkeypatch):
+    """Replicas have no parameters. Torch makes them on GPUs only, so that its copying is replaced here."""
+    module = importlib.import_module("torch.nn.parallel.replicate")
+
+    def copies(tensors, devices, detach=False):
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(module, "_broadcast_coalesced_reshape", copies)
+    x, (_, replica) = images(), replicate(made, [0, 1])
+    assert list(replica.parameters()) == []
+    assert torch.equal(replica(x), made(x))
+    expected = gradients(made, made(x))
+    found = gradients(made, replica(x))
+    assert list(found) == list(expected)
+    for name, own in found.items():
+        assert torch.equal(own, expected[name]), name
+
+
+def gradients(module, y):
+    module.zero_grad()
+    y.square().mean().backward()
+    return {name: one.grad for name, one in module.named_parameters() if one.grad is not None}
 
 
 def test_data_parallel(made, one_process):

@@ -96,7 +96,7 @@ def test_a_layer_that_is_padded_by_its_image_is_frozen(sharpness):
         images(2, 4, 9, 8),
     )
     options = {"stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-    called = Call("Conv2d", (6, 4, 3, 3), options)
+    called = Call(nn.Conv2d, (6, 4, 3, 3), options)
     padded = AttendedCalls(Padded(4, 6, 3, stride=2), [layer], [called]).eval()
     frozen = copy.deepcopy(freeze(nn.Sequential(padded), x))
     assert not isinstance(frozen[0].layers[0], RelativeAttention2d)

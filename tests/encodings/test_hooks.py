@@ -49,6 +49,22 @@ def table_of(encoding):
     return encoding.table(AXES)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's own code
+@pytest.mark.parametrize("name", ["distance", "axial_distance"])
+def test_scores_of_quantised_linear_maps_are_those_of_their_rounded_numbers(name):
+    torch.manual_seed(0)
+    encoding = small_encoding(name, 3, 2)
+    quantised = torch.ao.quantization.quantize_dynamic(encoding, {nn.Linear}, dtype=torch.qint8)
+    for place, module in quantised.named_modules():
+        if hasattr(module, "weight") and callable(module.weight):
+            rounded = module.weight().dequantize()
+            own = encoding.get_submodule(place)
+            assert not torch.equal(rounded, own.weight)
+            with torch.no_grad():
+                own.weight.copy_(rounded)
+    assert torch.equal(table_of(quantised), table_of(encoding))
+
+
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("how", COMPUTING)
 def test_numbers_behind_a_computed_parameter_count(how, name):

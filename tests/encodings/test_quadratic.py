@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import GeneralizedQuadratic, LinearDistance, Quadratic
 from convattn.encodings.quadratic import grid_centres, root_of_sharpness
 from convattn.errors import ArgumentError, ShapeError
 from convattn.functional import attention_weights, displacement_scores
@@ -45,7 +45,7 @@ def test_start_is_the_papers():
     assert abs(encoding.sharpness.mean().item() - 0.5) < 4 * 0.01 / 100 + 0.01**2
 
 
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
 def test_given_centres_are_copied(kind):
     centres = torch.zeros(2, 2)
     encoding = kind(2, 2, centres=centres)
@@ -53,7 +53,7 @@ def test_given_centres_are_copied(kind):
     assert encoding.centres.abs().max() == 0
 
 
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
 @pytest.mark.parametrize(
     "centres", [[[1.0, 2.0]], [1.0, 2.0, 3.0], [[1.0, 2.0], [3.0]], torch.zeros(2, 3)]
 )
@@ -62,7 +62,7 @@ def test_centres_of_another_shape_are_refused(kind, centres, without_type_checks
         kind(2, 2, centres=centres)
 
 
-@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic])
+@pytest.mark.parametrize("kind", [Quadratic, GeneralizedQuadratic, LinearDistance])
 def test_centres_that_are_not_finite_are_refused(kind):
     with pytest.raises(ArgumentError, match=r"centres must be finite, but is \[\[0.0, nan\]\]"):
         kind(1, 2, centres=[[0.0, torch.nan]])

@@ -9,7 +9,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from convattn.budget import assert_within_budget, references
 from convattn.functional import all_heads, separable, tiles
 from convattn.functional.plan import SLOWNESS
-from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers import (
+    Content,
+    FrozenAttention,
+    RelativeAttention1d,
+    RelativeAttention2d,
+    RelativeAttention3d,
+)
 
 
 class TestEveryLayer(CaseContract):
@@ -168,12 +174,30 @@ def test_what_is_kept_for_gradients_may_come_back_with_other_strides(
 
 
 CONTENT = LayerCase("learned_axial", options={"content": Content(key_width=3)})
+TRANSFORMS = LayerCase("distance", options={"impl": "fourier"})
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning")
-@pytest.mark.usefixtures("without_type_checks")  # sizes in a trace are tensors
-@pytest.mark.parametrize("case", [*PIECEWISE, *VALUES_FIRST, CONTENT], ids=str)
+def traces(test):
+    """Marks a test of traces, in which sizes are tensors."""
+    for message in ("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:FutureWarning"):
+        test = pytest.mark.filterwarnings(message)(test)
+    return pytest.mark.usefixtures("without_type_checks")(test)
+
+
+@traces
+@pytest.mark.parametrize("case", [PIECEWISE[1], TRANSFORMS], ids=str)
+def test_a_frozen_layer_is_traced(case):
+    contract = CaseContract()
+    contract.case = case
+    layer, x = contract.made().eval(), contract.images()
+    with torch.no_grad():
+        still = FrozenAttention(layer, [x.shape[2:]])
+    traced = torch.jit.trace_module(still, {"forward": torch.cat([x, x])})
+    assert_within_budget(traced(x), *references(lambda layer, x: layer(x), layer, x))
+
+
+@traces
+@pytest.mark.parametrize("case", [*PIECEWISE, *VALUES_FIRST, CONTENT, TRANSFORMS], ids=str)
 def test_a_trace_computes_another_batch(case, monkeypatch):
     """Tiles are cut for one batch, into memory that a trace cannot differentiate."""
     make_pieces_small(monkeypatch)

@@ -1,10 +1,11 @@
+import inspect
 import json
 
 import numpy as np
 import pytest
 import torch
 
-from convattn.encodings import LearnedAxial, Quadratic, create_encoding
+from convattn.encodings import ENCODINGS, LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 from convattn.layers.relative import PATHS
@@ -344,11 +345,22 @@ def test_the_arguments_of_a_convolution_give_a_head_on_each_tap():
         assert torch.equal(hard(x), conv(x))
 
 
+def test_every_encoding_with_centres_puts_a_head_on_each_tap():
+    placed = []
+    for name, kind in ENCODINGS.items():
+        if "centres" not in inspect.signature(kind).parameters:
+            continue
+        layer = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, encoding=name)
+        taps = [list(map(float, tap)) for _, tap in layer.geometry.taps()]
+        assert layer.encoding.centres.tolist() == taps, name
+        placed.append(name)
+    assert placed == ["quadratic", "generalized_quadratic", "linear_distance"]
+
+
 def test_a_ready_encoding_says_how_many_heads_there_are():
     assert RelativeAttention2d(3, 8, encoding=Quadratic(5, 2)).num_heads == 5
-    with pytest.raises(
-        ArgumentError, match="num_heads must be given unless the encoding has centr"
-    ):
+    expected = r"num_heads must be given unless the encoding has centres \(quadratic, .*linear_distance, shift\)"
+    with pytest.raises(ArgumentError, match=expected):
         RelativeAttention2d(3, 8, 3, encoding="sinusoidal")
     with pytest.raises(UnknownNameError, match="did you mean 'quadratic'"):
         RelativeAttention2d(3, 8, 3, encoding="quadratik")

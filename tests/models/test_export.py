@@ -7,8 +7,9 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from convattn import RelativeAttention2d, certify, network_to_attention
+from convattn import RelativeAttention1d, RelativeAttention2d, certify, network_to_attention
 from convattn.budget import assert_within_budget, references
 from convattn.encodings.registry import ENCODINGS
 from convattn.models import AttentionNet, ResNet
@@ -155,6 +156,25 @@ def test_a_file_made_with_one_image_takes_any_number(encoding, without_type_chec
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape[0] == session.get_outputs()[0].shape[0] == "batch"
     assert certify(layer, file, torch.randn(5, 3, 6, 7)).verdict == "exact"
+
+
+def test_a_file_declares_no_size_that_it_cannot_take(without_type_checks, tmp_path):
+    layer, file = RelativeAttention1d(3, 8, num_heads=2).eval(), tmp_path / "layer.onnx"
+    sequences = (torch.randn(2, 3, 40),)
+    for sizes in ({2: torch.export.Dim.AUTO}, {2: torch.export.Dim("size")}):
+        with pytest.raises(torch.onnx.OnnxExporterError, match="leave out spatial sizes, on which"):
+            torch.onnx.export(
+                layer, sequences, file, dynamo=True, verbose=False, dynamic_shapes=(sizes,)
+            )
+    batch = ({0: torch.export.Dim.AUTO},)
+    torch.onnx.export(layer, sequences, file, dynamo=True, verbose=False, dynamic_shapes=batch)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (declared,) = session.get_inputs()
+    assert declared.shape[1:] == [3, 40]
+    assert certify(layer, file, torch.randn(5, 3, 40)).verdict == "exact"
+    for other in (30, 77):
+        with pytest.raises(InvalidArgument, match=f"Got: {other} Expected: 40"):
+            session.run(None, {declared.name: torch.randn(2, 3, other).numpy()})
 
 
 @pytest.mark.parametrize("encoding", sorted({*ENCODINGS} - {"shift"}))

@@ -2,8 +2,8 @@
 
 from convattn.convert.agreement import certify
 from convattn.convert.freezing import freeze
+from convattn.convert.layer_check import off_centre_mass
 from convattn.convert.network import network_to_attention, network_to_conv
-from convattn.convert.promise import off_centre_mass
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv

@@ -11,14 +11,13 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import rounded_differently
 from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
-from convattn.convert.comparison import compare_layers, compare_networks
+from convattn.convert.network_check import compare_layers, compare_networks
 from convattn.convert.network_runs import (
     Arguments,
     Images,
@@ -32,7 +31,7 @@ from convattn.convert.runtimes import Load, Options, open_file
 from convattn.convert.surgery import dtypes_in_words, full_name
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
-from convattn.wording import counted
+from convattn.wording import counted, first_few
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,9 @@ class AgreementCertificate(VerdictRecord):
     """Whether a second network computes the same as a network of torch, measured on some images.
 
     The verdict is "exact" if all outputs, and all layers that could be compared, are within the rounding of the
-    reference, and the other is not quantised; "close" if the largest difference is within `tolerance` and no decision
-    changed; "failed" if outputs are missing, of other shapes or not finite; and "different" otherwise.
+    reference, labels and other values are equal, nothing is hidden, and the other is not quantised; "close" if the
+    largest difference is within `tolerance` and no decision changed; "failed" if outputs are missing, of other shapes
+    or not finite; and "different" otherwise.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(45, 7)).eval()
@@ -54,7 +54,7 @@ class AgreementCertificate(VerdictRecord):
     other: str  # What it was compared with, in words
     dtype: str  # Dtypes of the reference's parameters
     quantised: bool  # Whether the other is seen to compute with few bits
-    images: str  # What both ran on, in words
+    images: str  # What both runnable on, in words
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     # Dtype in which the reference computed what the other was compared with
     compared_with: str
@@ -90,6 +90,7 @@ class AgreementCertificate(VerdictRecord):
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  The largest difference is {error}, on {self.images}.")
             lines.append(f"  Rounding explains {self.rounding:.3g}, against {self.compared_with}.")
+            lines.append(f"  The reference computed {self.precision}.")
         if self.quantised:
             lines.append("  It is quantised, so nothing is called exact.")
         lines += self._lines_on_decisions()
@@ -101,7 +102,7 @@ class AgreementCertificate(VerdictRecord):
         elif self.layers:
             compared = f"{counted(self.layers, 'layer')} could be compared, on the first images"
             lines.append(f"  {compared}; none is outside its tolerance.")
-        lines += [f"  Not covered: {item}." for item in self.not_covered]
+        lines += [f"  Not covered: {item}." for item in first_few(self.not_covered)]
         return "\n".join(lines)
 
     def _lines_on_decisions(self) -> list[str]:
@@ -158,20 +159,27 @@ def certify(
         raise ArgumentError(must_be_a("reference", "an nn.Module", reference))
     require_share("tolerance", tolerance)
     arguments = read_arguments(reference, images)
-    listed = _open(other, runtime, options)
-    source = _Listed(copy_network(reference).eval())
+    runnable = _open(other, runtime, options)
+    source = copy_network(reference).eval()
     rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
-    comparison = compare_networks(source, listed, arguments, [], to_conv=False, rounded=rounded)
+    comparison = compare_networks(
+        source,
+        runnable,
+        arguments,
+        [],
+        to_conv=False,
+        rounded=rounded,
+        may_be_flat=not isinstance(runnable.network, nn.Module),
+    )
     not_covered = ["other images than these", *comparison.not_covered]
     layers = 0
     first = None
     apart = worst = comparison.nearest_to_rounding
-    few = arguments.batches(4)[0]
+    few = arguments._replace(draws=comparison.draws).batches(4)[0]
     try:
-        networks = [one.network for one in rounded]
-        values = partial(_values_of_layers, listed, few)
-        layers, first, apart = compare_layers(source.network, networks, few, values)
+        values = partial(_values_of_layers, runnable, few)
+        layers, first, apart = compare_layers(source, rounded, few, values)
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
         not_covered.append(f"single layers, which cannot be watched ({why})")
@@ -189,16 +197,16 @@ def certify(
         interval = _wilson(decisions - changed, decisions) if decisions else None
     if images is None:
         tolerance = None
-    may_be_exact = not (changed or listed.quantised or first)
+    may_be_exact = not (changed or runnable.quantised or first)
     verdict = comparison.judge(
         exact=may_be_exact, promised=False, changed=changed, tolerance=tolerance
     )
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
-        other=listed.words,
+        other=runnable.words,
         dtype=dtypes_in_words(reference),
-        quantised=listed.quantised,
+        quantised=runnable.quantised,
         images=comparison.images,
         shapes=comparison.shapes,
         compared_with=comparison.reference,
@@ -228,8 +236,8 @@ def _wilson(successes: int, trials: int) -> tuple[float, float]:
     return max(0.0, (centre - spread) / whole), min(1.0, (centre + spread) / whole)
 
 
-class _Listed(nn.Module):
-    """Runs a network or a function, and returns the tensors of its output in a list, wherever they stand in it."""
+class _Runnable(nn.Module):
+    """Runs a network, a file or a function as a module of torch."""
 
     def __init__(
         self,
@@ -247,15 +255,9 @@ class _Listed(nn.Module):
         self.quantised = quantised  # Whether it computes with few bits
         self.load = load  # Loads the file again, with the outputs of layers
 
-    def forward(self, *positional: Any, **named: Any) -> list[Tensor]:
+    def forward(self, *positional: Any, **named: Any) -> Any:
         positional, named = tree_map_only(Tensor, self._prepare, (positional, named))
-        listed = []
-        for _, part in parts(self.network(*positional, **named)):
-            if isinstance(part, np.ndarray | np.generic):
-                listed.append(torch.as_tensor(np.array(part)))
-            elif isinstance(part, Tensor):
-                listed.append(part.dequantize() if part.is_quantized else part)
-        return listed
+        return self.network(*positional, **named)
 
     def _prepare(self, x: Tensor) -> Any:
         if self.dtype is not None and x.is_floating_point():
@@ -263,7 +265,7 @@ class _Listed(nn.Module):
         return x if isinstance(self.network, nn.Module) else x.numpy(force=True)
 
 
-def _summed_one_after_another(source: _Listed) -> _Listed:
+def _summed_one_after_another(source: nn.Module) -> nn.Module:
     """Copies a network so that it sums channels in another order."""
     copied = copy.deepcopy(source)
     order = OneAfterAnother()
@@ -274,21 +276,21 @@ def _summed_one_after_another(source: _Listed) -> _Listed:
     def end(*_: Any) -> None:
         order.__exit__(None, None, None)
 
-    copied.network.register_forward_pre_hook(begin)
-    copied.network.register_forward_hook(end, always_call=True)
+    copied.register_forward_pre_hook(begin)
+    copied.register_forward_hook(end, always_call=True)
     return copied
 
 
-def _open(other: Any, runtime: str | None, options: Options) -> _Listed:
+def _open(other: Any, runtime: str | None, options: Options) -> _Runnable:
     """Finds out what the other is, and how it runs."""
     if isinstance(other, str | os.PathLike):
         load, session = open_file(Path(other), runtime, options)
-        return _Listed(session, session.words, quantised=session.quantised, load=load)
+        return _Runnable(session, session.words, quantised=session.quantised, load=load)
     if runtime is not None or options is not None or not callable(other):
         expectation = "a module, a function or, with a runtime or options, a file"
         raise ArgumentError(must_be_a("other", expectation, other))
     if not isinstance(other, nn.Module):
-        return _Listed(other, getattr(other, "__qualname__", type(other).__name__))
+        return _Runnable(other, getattr(other, "__qualname__", type(other).__name__))
     network = copy_network(other)
     with suppress(NotImplementedError):  # a program of torch.export has no modes
         network.eval()
@@ -297,25 +299,25 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Listed:
     kinds = [full_name(type(one)) for one in (*network.modules(), *held)]
     quantised = any(".quantized." in kind or kind.startswith("torchao.") for kind in kinds)
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    return _Listed(network, type(other).__name__, dtype=dtype, quantised=quantised)
+    return _Runnable(network, type(other).__name__, dtype=dtype, quantised=quantised)
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
 def _values_of_layers(
-    listed: _Listed, images: Arguments, names: Sequence[str]
+    runnable: _Runnable, images: Arguments, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Returns the outputs of the other network's layers by name."""
-    if isinstance(listed.network, nn.Module):
-        return layer_outputs(listed.network, images, listed.dtype)[0]
-    if listed.load is None:
+    if isinstance(runnable.network, nn.Module):
+        return layer_outputs(runnable.network, images, runnable.dtype)[0]
+    if runnable.load is None:
         return {}
     once = []  # innermost layers that run once
     for name in names:
         is_inner = not any(other.startswith(f"{name}.") for other in names)
         if is_inner and f"{name}#2" not in names:
             once.append(name)
-    session = listed.load(once)
-    results = output_of(_Listed(session), images)
-    return {name: results[place] for name, place in session.layers.items()}
+    session = runnable.load(once)
+    results = dict(parts(output_of(_Runnable(session), images)))
+    return {name: results[f"[{place}]"] for name, place in session.layers.items()}

@@ -7,13 +7,17 @@ harm; a call that comes in another order than when the network was converted is 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from convattn.convert.network_runs import Arguments, parts_of_attention, run_copy
@@ -38,6 +42,9 @@ _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
 }
 """Functions that are convolutions, with the module that computes the same."""
 
+_KINDS = {kind.__name__: kind for kind in _FUNCTIONS.values()}
+"""These modules by the names under which a call is saved."""
+
 _OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _TRANSPOSED_OPTIONS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
 """Further arguments of these functions in their order, with their defaults."""
@@ -50,7 +57,7 @@ _OPERATIONS = re.compile(r"(\w*_)?conv(olution|_transpose|_tbc|[123]d|_depthwise
 class Call:
     """A call of a convolution as a function, without its image, weight and bias."""
 
-    kind: str  # Class of torch that computes the same, like "Conv2d"
+    module: type[AnyConvolution]  # Class of torch that computes the same
     shape: tuple[int, ...]  # Of the weight
     options: dict[str, Any]  # Stride, padding, dilation and groups, and how a transposed one ends
     # Parameter or buffer of the module that is the weight; None if it is computed
@@ -58,26 +65,29 @@ class Call:
     bias: str | None = None  # The same of the bias
     has_bias: bool = False
 
-    @property
-    def module(self) -> type[AnyConvolution]:
-        """Class of torch that computes the same."""
-        return next(kind for kind in SUPPORTED_CONVOLUTIONS if kind.__name__ == self.kind)  # type: ignore[return-value]
+    def described(self) -> dict[str, Any]:
+        """Describes the call as JSON types."""
+        return {**asdict(self), "module": self.module.__name__}
 
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> "Call":
-        """Builds what `asdict` and JSON made of a call."""
+        """Builds what was described."""
         options = {}
         for name, value in description["options"].items():
             options[name] = tuple(value) if isinstance(value, list) else value
-        shape = tuple(description["shape"])
-        return cls(**{**description, "shape": shape, "options": options})
+        read = {
+            "shape": tuple(description["shape"]),
+            "options": options,
+            "module": _KINDS[description["module"]],
+        }
+        return cls(**{**description, **read})
 
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
         ours, theirs = dict(self.options), dict(other.options)
         ours.pop("output_padding", None)
         theirs.pop("output_padding", None)
-        return (self.kind, self.shape, ours) == (other.kind, other.shape, theirs)
+        return (self.module, self.shape, ours) == (other.module, other.shape, theirs)
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
         """Makes the module, on the tensors of the call."""
@@ -115,7 +125,7 @@ def _read(
     own = {} if module is None else {**module._parameters, **module._buffers}
     places = {id(parameter): name for name, parameter in own.items()}
     call = Call(
-        kind=kind.__name__,
+        module=kind,
         shape=tuple(weight.shape),
         options=options,
         weight=places.get(id(weight)),
@@ -123,6 +133,20 @@ def _read(
         has_bias=bias is not None,
     )
     return call, image, weight, bias
+
+
+class _AsModule:
+    """A method whose signature is that of the module's own, which exports name inputs by."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        if owner is None or torch.compiler.is_compiling():
+            return self.method.__get__(owner, kind)
+        bound: Any = partial(self.method, owner)
+        bound.__signature__ = signature(owner.module.forward)
+        return bound
 
 
 @final
@@ -147,7 +171,8 @@ class AttendedCalls(nn.Module):
         self.calls = tuple(calls)
         self.training = module.training
 
-    def forward(self, *positional: Any, **named: Any) -> Any:
+    @_AsModule
+    def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
         """Runs the module.
 
         Args:
@@ -161,7 +186,10 @@ class AttendedCalls(nn.Module):
             ConversionError: It calls other convolutions than when it was converted.
         """
         running = _ByLayers(self)
-        with running:
+        once = nullcontext()
+        if parametrize.is_parametrized(self.module):
+            once = parametrize.cached()  # so that a computed weight is one tensor
+        with running, once:
             output = self.module(*positional, **named)
         if running.count != len(self.calls):
             raise ConversionError(
@@ -173,7 +201,8 @@ class AttendedCalls(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":
+            # what Python asks of an object, it asks of this one: another would be copied in its place
+            if name == "module" or name.startswith("__"):
                 raise
             return getattr(self.module, name)
 
@@ -200,8 +229,8 @@ def attended(
     """Wraps each module with the layers of its calls."""
     wrapped = {}
     for module, pairs in layers.items():
-        calls = [call for call, _ in pairs]
-        wrapped[module] = AttendedCalls(module, [layer for _, layer in pairs], calls)
+        calls, own = zip(*pairs, strict=True)
+        wrapped[module] = AttendedCalls(module, own, calls)
     return wrapped
 
 
@@ -239,9 +268,11 @@ class _ByLayers(TorchFunctionMode):
     ) -> Any:
         if func not in _FUNCTIONS:
             return func(*args, **(kwargs or {}))
-        call, image, _, _ = _read(func, args, kwargs or {}, self._owner.module)
+        call, image, weight, _ = _read(func, args, kwargs or {})
+        module = self._owner.module
         calls = self._owner.calls
-        if call.weight is None and all(one.weight for one in calls):
+        names = [one.weight for one in calls]
+        if all(names) and not any(getattr(module, name or "", None) is weight for name in names):
             return func(*args, **(kwargs or {}))  # of a module inside
         place = self.count
         self.count += 1
@@ -249,13 +280,32 @@ class _ByLayers(TorchFunctionMode):
             raise ConversionError(
                 f"{self._owner.extra_repr()} calls another convolution than when it was converted: {call}"
             )
-        y = self._owner.layers[place](image)
+        layer = self._owner.layers[place]
+        own = calls[place].weight
+        if own is None or own in {**module._parameters, **module._buffers}:
+            y = layer(image)
+        else:  # pruned, parametrised or sharded since it was converted
+            y = _with_weight(layer, calls[place], weight, image)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
         for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
             along = axis - len(held)
             y = y.narrow(along, 0, y.shape[along] - most + end)
         return y
+
+
+def _with_weight(layer: nn.Module, call: Call, weight: Tensor, image: Tensor) -> Tensor:
+    """Runs a layer with another weight in place of its own; raises ConversionError if it holds its own otherwise."""
+    name = "values.weight"
+    may_fit = call.module in CONVOLUTIONS.values()
+    if isinstance(layer, AnyConvolution):
+        name, may_fit = "weight", True
+    held = dict(layer.named_parameters()).get(name, torch.empty(0))
+    if not may_fit or held.shape != weight.shape:
+        raise ConversionError(
+            f"the weight of a {call.module.__name__} is computed since it was converted; convert the network again"
+        )
+    return functional_call(layer, {name: weight}, (image,))
 
 
 # --- Seen while a network runs ----------------------------------------------------------------------------------------
@@ -288,7 +338,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
-        others: The operation that is a convolution, but none of torch's functions, by the name of the module.
+        operations: The operation that is a convolution, but none of torch's functions, by the name of the module.
     """
 
     def __init__(self) -> None:
@@ -296,7 +346,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.runs: dict[str, list[list[SeenCall]]] = {}
         self.sized: set[str] = set()
-        self.others: dict[str, str] = {}
+        self.operations: dict[str, str] = {}
         self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
     def watch(self, network: nn.Module) -> nn.Module:
@@ -330,7 +380,7 @@ class Recorder(TorchFunctionMode):
                 call, _, weight, bias = _read(func, args, kwargs or {}, module)
                 self.runs[name][-1].append(SeenCall(call, weight, bias))
             elif _OPERATIONS.match(operation):
-                self.others.setdefault(name, operation)
+                self.operations.setdefault(name, operation)
         return func(*args, **(kwargs or {}))
 
 

@@ -1,14 +1,14 @@
 """Certificates: what a conversion promises, what was measured, and what neither covers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from convattn.errors import ArgumentError, must_be
 from convattn.record import Record
-from convattn.wording import ITSELF, counted, some
+from convattn.wording import ITSELF, counted, first_few, some
 
 CLOSE = 0.01
 """Largest difference that is called close, as a share of its channel's largest output, where the caller does not say.
@@ -16,12 +16,15 @@ CLOSE = 0.01
 A decision can change only where its two largest scores are nearer than twice this share.
 """
 
+FULL_PRECISION = "float32 in full, TF32 off"
+"""How a certificate is measured, whatever torch is set to."""
+
 Verdict = Literal["exact", "close", "different", "failed"]
 """The same up to rounding; within a stated limit, with no decision changed; neither; a promise was broken."""
 
 IN_WORDS = {
     "exact": "computes what {} computes, up to rounding",
-    "close": "is near {} and decides alike, but does not compute the same",
+    "close": "is near {} and decides alike, but is not shown to compute the same",
     "different": "does not compute what {} computes",
     "failed": "does not give what {} gives",
 }
@@ -42,6 +45,8 @@ class VerdictRecord(Record):
     """A record of a check, with one of four verdicts."""
 
     verdict: Verdict
+    # How products and sums were computed on every device
+    precision: str = field(default=FULL_PRECISION, kw_only=True)
 
     @property
     def passed(self) -> bool:
@@ -147,6 +152,7 @@ class Certificate(VerdictRecord):
             f"  to              {self.result}",
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
+            f"  precision       {self.precision}",
             f"  any input       {per_unit:.3g} of its largest value + {self.rounding_at_zero:.3g}",
             *self._lines_on_heads(),
         ]
@@ -213,11 +219,12 @@ class LeftAlone(Record):
 
     @staticmethod
     def in_words(left: Sequence["LeftAlone"]) -> list[str]:
-        """Returns a line for each reason."""
+        """Returns a line for each of the first reasons."""
         alike: dict[tuple[str, str], list[str]] = {}
         for item in left:
             alike.setdefault((item.kind, item.reason), []).append(item.name)
-        return [f"{some(names)} ({kind}): {reason}" for (kind, reason), names in alike.items()]
+        lines = [f"{some(names)} ({kind}): {reason}" for (kind, reason), names in alike.items()]
+        return first_few(lines)
 
 
 @dataclass(frozen=True)
@@ -286,7 +293,7 @@ class NetworkCertificate(VerdictRecord):
         return self.measured_error / self.largest
 
     def summary(self) -> str:
-        """Returns the certificate in a few lines of plain text: exact layers are counted, others have a line each."""
+        """Returns the certificate in at most 40 lines of plain text: of inexact layers the first ones and the worst."""
         paths = [layer.path or "not reached" for layer in self.layers]
         counts = [f"{paths.count(path)} {path}" for path in sorted(set(paths))]
         lines = [
@@ -298,12 +305,18 @@ class NetworkCertificate(VerdictRecord):
         ]
         if self.verdict in ("close", "different"):
             lines += _remedies(self.layers)
-        for layer in self.layers:
-            if not layer.exact or layer.verdict != "exact":
-                lines.append(f"  layer           {layer.line()}")
-        lines += [f"  note            {note}" for note in self._notes()]
-        lines += [f"  left alone      {reason}" for reason in LeftAlone.in_words(self.left_alone)]
-        lines += [f"  not covered     {item}" for item in self.not_covered]
+        inexact = [one for one in self.layers if not one.exact or one.verdict != "exact"]
+        parts = {
+            "layer": first_few([layer.line() for layer in inexact]),
+            "worst": [max(inexact, key=lambda one: one.difference or 0.0).line()]
+            if len(inexact) > 5
+            else [],
+            "note": first_few(self._notes()),
+            "left alone": LeftAlone.in_words(self.left_alone),
+            "not covered": first_few(self.not_covered),
+        }
+        for word, several in parts.items():
+            lines += [f"  {word:<16}{line}" for line in several]
         return "\n".join(lines)
 
     def _facts(self) -> list[str]:
@@ -322,6 +335,7 @@ class NetworkCertificate(VerdictRecord):
             error = f"{self.measured_error:.3g} of {self.largest:.3g}"
             lines.append(f"  measured error  {error}, on {self.images}")
             lines.append(f"  rounding        {self.rounding:.3g}, against {self.reference}")
+            lines.append(f"  precision       {self.precision}")
         if self.tolerance is not None and not self.exact:
             limit = (
                 f"{self.tolerance:.3g} of its channel's largest output, for a result that is close"

@@ -27,12 +27,13 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    why_no_values,
     why_unsupported,
 )
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
-from convattn.wording import ITSELF, counted
+from convattn.wording import ITSELF, counted, first_few
 
 _REFUSED: dict[str, str] = {
     "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
@@ -129,7 +130,7 @@ def find_convolutions(
     if refused:
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
-            " `exclude`, or replace them:\n" + "\n".join(refused)
+            " `exclude`, or replace them:\n" + "\n".join(first_few(refused))
         )
     left += _other_operations(model, recorders, left)
     if not convolutions:
@@ -145,7 +146,7 @@ def _other_operations(
     outside = tuple(f"{item.name}." for item in left)
     others = []
     for recorder in recorders[:1]:
-        for name, operation in recorder.others.items():
+        for name, operation in recorder.operations.items():
             if not f"{name}.".startswith(outside):
                 kind = type(model.get_submodule(name)).__name__
                 reason = f"it calls {operation} as a function, which is not converted"
@@ -208,8 +209,9 @@ def why_refused(module: nn.Module) -> str | None:
     if reason is not None:
         return reason
     for key, tensor in {**module._parameters, **module._buffers}.items():
-        if tensor is not None and tensor.is_meta:
-            return f"its {key} is on the meta device and has no values"
+        reason = None if tensor is None else why_no_values(key, tensor)
+        if reason is not None:
+            return reason
     return None
 
 
@@ -255,12 +257,17 @@ def _why_not_found(
         alike = len(run) == len(first)
         if not alike or not all(seen.is_like(one) for seen, one in zip(run, first, strict=True)):
             return "the convolutions that it calls depend on the input"
-    if all(seen.call.weight for seen in first):
-        return None
-    for part in module.modules():
-        convolves = isinstance(part, AnyConvolution | HasKernel)
-        if part is not module and (convolves or any(recorders[0].runs.get(every[part][0], []))):
-            why = "it calls a convolution with a computed weight, and holds others"
+    own = {module._parameters.get(seen.call.weight or "") for seen in first}
+    computed = not all(seen.call.weight for seen in first)
+    why = "it calls a convolution with a computed weight, and holds others"
+    if not computed:
+        why = "it calls a convolution with a weight that a module inside uses, too"
+    runs = recorders[0].runs
+    for part in list(module.modules())[1:]:
+        part_name = every[part][0]
+        convolves = isinstance(part, AnyConvolution | HasKernel) or any(runs.get(part_name, []))
+        shares = part_name in runs and not own.isdisjoint(part.parameters())
+        if convolves and (computed or shares):
             return f"{why}; move the call into a module of its own"
     return None
 

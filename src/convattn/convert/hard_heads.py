@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.convert.promise import weight_of
 from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
@@ -103,7 +102,7 @@ def find_hard_heads(
     Displacements that the encoding itself determines hold for images of every size. Otherwise, or if one of them leads
     to no key at these sizes, the attention is examined, and the result holds for these sizes only.
     """
-    weight = weight_of(layer)
+    weight = layer.like
     heads = fixed_heads(layer.encoding, weight.dtype)
     if heads is None or not heads.seen(axes):
         heads = _heads_at_one_size(layer.encoding, axes, weight)

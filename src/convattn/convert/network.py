@@ -16,7 +16,6 @@ from convattn.convert.certificate import (
     Verdict,
     require_share,
 )
-from convattn.convert.comparison import NetworkComparison, compare_networks
 from convattn.convert.convolutions import (
     NetworkConvolution,
     find_convolutions,
@@ -24,6 +23,7 @@ from convattn.convert.convolutions import (
     why_refused,
 )
 from convattn.convert.hard_heads import fixed_heads, unit_steps
+from convattn.convert.network_check import NetworkComparison, compare_networks
 from convattn.convert.network_runs import (
     Images,
     copy_network,
@@ -32,7 +32,6 @@ from convattn.convert.network_runs import (
     read_arguments,
     watch_paths,
 )
-from convattn.convert.promise import weight_of
 from convattn.convert.structure import network_digest
 from convattn.convert.surgery import (
     dtypes_in_words,
@@ -330,7 +329,7 @@ def _convert_layer(
     """Converts one layer: for all sizes if its heads are hard, else for the size that it receives."""
     if sizes is None:
         return attention_to_conv(layer, **options)
-    heads = fixed_heads(layer.encoding, weight_of(layer).dtype)
+    heads = fixed_heads(layer.encoding, layer.like.dtype)
     if heads is not None and heads.seen(unit_steps(layer.geometry, sizes)):
         conv, certificate = attention_to_conv(layer, **options)
         if certificate.any_size:

@@ -1,21 +1,24 @@
 """Networks run on copies of themselves and of their arguments, and leave no trace."""
 
 import copy
-import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
+from convattn.layers.relative import HasKernel
+from convattn.wording import ITSELF
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -27,14 +30,19 @@ _SIZE = (3, 224, 224)
 ROUNDINGS = LEAST_ROUNDINGS - 1
 """Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type, torch.dtype, type(None))
 """Types of values that are compared as they print: nan is nan, and -0.0 is not 0.0."""
+
+_NUMBERS = "floating-point numbers"
+_NONE = repr(None)
+"""What parts of an output are compared by, beside floating-point numbers that are compared by themselves."""
 
 
 def copy_network(model: nn.Module) -> nn.Module:
     """Copies any network, even if hooks left tensors in it that belong to an autograd graph.
 
-    The copy shares nothing with it. Raises UnsupportedModelError if copying fails.
+    The copy shares nothing with it. Raises UnsupportedModelError if copying fails, or loses attention, as it does where
+    a class makes copies of itself with new convolutions.
     """
     memo: dict[int, Any] = {}
     for part in model.modules():
@@ -42,35 +50,141 @@ def copy_network(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
     except Exception as error:  # a foreign module may fail in any way
         raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
+    present = dict(copied.named_modules())
+    for name, module in model.named_modules():
+        if isinstance(module, HasKernel) and type(present.get(name)) is not type(module):
+            raise UnsupportedModelError(
+                f"cannot copy {type(model).__name__}: its copies lose the attention at {name or ITSELF}"
+            )
+    return copied
 
 
-def keep_random_state(network: nn.Module) -> AbstractContextManager[None]:
-    """Restores torch's random state on leaving, on the CPU and on the network's devices."""
+@contextmanager
+def keep_random_state(network: nn.Module) -> Iterator[None]:
+    """Restores random states on leaving: torch's, on the CPU and on the network's devices, numpy's and Python's."""
     devices = {
         parameter.device.index or 0 for parameter in network.parameters() if parameter.is_cuda
     }
-    return torch.random.fork_rng(devices=sorted(devices))
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that networks draw from
+    of_python = random.getstate()
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)  # noqa: NPY002
+            random.setstate(of_python)
 
 
 # --- Arguments and outputs --------------------------------------------------------------------------------------------
 
 
-def parts(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each part of nested tuples, lists, mappings and dataclasses with its place, like "['boxes'][0].label"."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from parts(item, f"{place}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from parts(item, f"{place}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from parts(getattr(value, field.name), f"{place}.{field.name}")
-    else:
+def parts(value: Any, place: str = "", within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields each part of an output with its place, like "['boxes'][0].label".
+
+    Parts are tensors, plain values, and what cannot be seen into. Sequences, mappings and objects of other classes are
+    made of parts; `within` holds the ids of those around the value.
+    """
+    value = _as_tensors(value)
+    if id(value) in within:
+        yield place, "what holds it"
+        return
+    is_whole = isinstance(value, Tensor | type) or type(value) in _PLAIN
+    held = None if is_whole else _held(value)
+    if held is None:
         yield place, value
+        held = _attributes(value) if isinstance(value, Tensor) else {}
+    for step, item in held.items():
+        yield from parts(item, place + step, (*within, id(value)))
+
+
+def _as_tensors(value: Any) -> Any:
+    """Returns arrays and lists of floating-point numbers as tensors, and nested tensors as lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        is_number = value.dtype.kind in "biufc" and value.dtype.itemsize <= 16
+        return torch.as_tensor(np.array(value)) if is_number else value.tolist()
+    if isinstance(value, Tensor) and value.is_nested:
+        return list(value.unbind())
+    if isinstance(value, Tensor) and value.is_quantized:
+        return value.dequantize()
+    if _holds_floats(value):
+        with suppress(ValueError):  # rows of several lengths
+            return torch.tensor(value, dtype=torch.float64)
+    return value
+
+
+def _holds_floats(value: Any) -> bool:
+    """Tells whether a value is a list or tuple, also nested, of finite floating-point numbers alone."""
+    if type(value) not in (list, tuple) or not value:
+        return False
+    return all(_holds_floats(item) or _is_finite(item) for item in value)
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _held(value: Any) -> dict[str, Any] | None:
+    """Returns what an object is made of, by the step to it, like "[0]"; None if it cannot be seen into."""
+    held = dict[str, Any]()
+    if isinstance(value, Mapping):
+        for number, (key, item) in enumerate(value.items()):
+            if type(key) in _PLAIN:
+                held[f"[{key!r}]"] = item
+            else:
+                held[f"[{number}]"] = (key, item)
+    elif isinstance(value, list | tuple):
+        held |= {f"[{number}]": item for number, item in enumerate(value)}
+        fields = getattr(value, "_fields", None)
+        if fields is not None:
+            held[" fields"] = fields
+    elif isinstance(value, set | frozenset):
+        is_plain = all(type(item) in _PLAIN for item in value)
+        return {" in order": sorted(map(repr, value))} if is_plain else None
+    else:
+        return _pickled(value)
+    if not held:
+        held[""] = "an empty mapping" if isinstance(value, Mapping) else "an empty sequence"
+    if isinstance(value, dict | list | tuple):
+        known = {id(item) for item in held.values()}  # of which some classes make attributes
+        for step, item in _attributes(value).items():
+            if id(item) not in known:
+                held[step] = item
+    return held
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, also those in slots."""
+    state: Any = object.__getstate__(value)
+    tables = state if isinstance(state, tuple) else (state,)
+    held = {}
+    for table in tables:
+        held |= {f".{name}": item for name, item in (table or {}).items()}
+    return held
+
+
+def _pickled(value: Any) -> dict[str, Any] | None:
+    """Returns the class and the attributes of an object, and what it is pickled as; None if it hides something."""
+    if isinstance(value, nn.Module):
+        return None
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:  # noqa: BLE001 - an object may refuse in any way
+        return None
+    if not isinstance(reduced, tuple):
+        return None
+    attributes = _attributes(value)
+    _, arguments, state, items, pairs, *_ = (*reduced, None, None, None)
+    return {
+        " class": type(value),
+        " arguments": arguments,
+        " state": None if attributes else state,
+        " items": list(items or ()),
+        " pairs": list(pairs or ()),
+        **attributes,
+    }
 
 
 def _is_floating(value: Any) -> bool:
@@ -97,6 +211,7 @@ class Arguments(NamedTuple):
     positional: tuple[Any, ...]  # Positional arguments
     named: Mapping[str, Any]  # Named ones
     words: str  # A description of them
+    draws: bool = False  # Whether the network draws random numbers of torch
 
     def tensors(self) -> list[Tensor]:
         """Returns the floating-point and complex tensors."""
@@ -120,7 +235,7 @@ class Arguments(NamedTuple):
         """Changes the numbers of the floating-point tensors."""
 
         def changed(x: Tensor) -> Tensor:
-            is_plain = x.is_floating_point() and x.layout is torch.strided
+            is_plain = x.is_floating_point() and not x.is_nested and x.layout is torch.strided
             return change(x) if is_plain else x
 
         return self._mapped(changed)
@@ -134,13 +249,13 @@ class Arguments(NamedTuple):
         if self.named or len(self.positional) != 1 or not isinstance(self.positional[0], Tensor):
             return [self]
         images = self.positional[0]
-        if not images.ndim or images.layout is not torch.strided:
+        if images.is_nested or not images.ndim or images.layout is not torch.strided:
             return [self]
         return [self._replace(positional=(part,)) for part in images.split(size)]
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Arguments":
         positional, named = tree_map_only(Tensor, change, (self.positional, dict(self.named)))
-        return Arguments(positional, named, self.words)
+        return self._replace(positional=positional, named=named)
 
 
 def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
@@ -199,18 +314,23 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
 
 
 def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None) -> Any:
-    """Runs a network on copies of its arguments without gradients and autocast, with the same random numbers each time.
+    """Runs a network on copies of its arguments, with the same random numbers each time, and returns its output.
 
-    Returns its output. The run may change the network's state.
+    It has no gradients and no autocast, and computes float32 in full. The run may change the network's state.
     """
     with ExitStack() as settings:
         settings.enter_context(keep_random_state(network))
         settings.enter_context(torch.no_grad())
+        settings.enter_context(plain_float32())
         devices = {parameter.device for parameter in network.parameters()}
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
-        torch.manual_seed(_SEED)
+        if arguments.draws:
+            settings.enter_context(SameDraws())
         arguments = arguments.copied(dtype)
+        torch.manual_seed(_SEED)
+        np.random.seed(_SEED)  # noqa: NPY002
+        random.seed(_SEED)
         return network(*arguments.positional, **arguments.named)
 
 
@@ -221,36 +341,65 @@ Parts = dict[str, Any]
 class Run(NamedTuple):
     """What a network returned."""
 
-    numbers: list[Tensor]  # Floating-point outputs, over all batches
+    numbers: dict[str, Tensor]  # Floating-point outputs by place, over all batches
     others: list[Parts]  # All parts of each batch, as what they are compared by
+
+    def ordered(self, places: Mapping[str, Any]) -> list[Tensor]:
+        """Returns the numbers in the order of places if they have these, else in their own."""
+        if self.numbers.keys() != places.keys():
+            return list(self.numbers.values())
+        return [self.numbers[place] for place in places]
 
 
 def run_batches(
-    network: nn.Module, batches: Sequence[Arguments], dtype: torch.dtype | None = None
+    network: nn.Module,
+    batches: Sequence[Arguments],
+    dtype: torch.dtype | None = None,
+    like: Run | None = None,
 ) -> Run:
-    """Runs a network on all batches, in its own dtype or in another."""
+    """Runs a network on all batches, in its own dtype or in another.
+
+    Tensors in a list, or at none of the places of `like`, get these in their order: so a runtime returns them.
+    """
     numbers = []
     others = []
-    for batch in batches:
+    for number, batch in enumerate(batches):
         placed = dict(parts(output_of(network, batch, dtype)))
-        numbers.append([_as_real(part) for part in placed.values() if _is_floating(part)])
+        if like is not None:
+            placed = _placed_like(placed, like.others[number])
+        numbers.append({at: _as_real(part) for at, part in placed.items() if _is_floating(part)})
         others.append({place: _comparable(part) for place, part in placed.items()})
     if len(numbers) == 1:
         return Run(numbers[0], others)
-    if len({len(outputs) for outputs in numbers}) > 1:  # one output for each image
-        return Run([output for outputs in numbers for output in outputs], others)
-    joined = [torch.cat(torch.atleast_1d(*outputs)) for outputs in zip(*numbers, strict=True)]
+    if len({frozenset(outputs) for outputs in numbers}) > 1:  # one output for each image
+        apart = {}
+        for number, outputs in enumerate(numbers):
+            apart |= {f"{place} of batch {number}": x for place, x in outputs.items()}
+        return Run(apart, others)
+    joined = {}
+    for place in numbers[0]:
+        several = [outputs[place] for outputs in numbers]
+        joined[place] = torch.cat(torch.atleast_1d(*several))
     return Run(joined, others)
+
+
+def _placed_like(placed: dict[str, Any], like: Parts) -> dict[str, Any]:
+    """Gives tensors of a runtime the places of another output's, in their order; it returns no None."""
+    tensors = [part for part in placed.values() if isinstance(part, Tensor)]
+    places = [place for place, part in like.items() if isinstance(part, Tensor) or part == _NUMBERS]
+    is_list = list(placed) == [f"[{number}]" for number in range(len(tensors))]
+    if len(tensors) == len(places) and (is_list or not placed.keys() & like.keys()):
+        placed = dict(zip(places, tensors, strict=True))
+    return {place: None for place, part in like.items() if part == _NONE} | placed
 
 
 def _comparable(part: Any) -> Any:
     """Returns what a part of an output is compared by: a tensor itself, a plain value as it prints, others by type."""
     if _is_floating(part):
-        return "floating-point numbers"  # which are compared by themselves
+        return _NUMBERS
     if isinstance(part, Tensor):
-        is_plain = part.layout is torch.strided and not part.is_quantized and not part.is_meta
-        return part if is_plain else type(part)
-    return repr(part) if isinstance(part, _PLAIN) else type(part)
+        return type(part) if part.is_meta else part.to_dense()
+    return repr(part) if isinstance(part, type) or type(part) in _PLAIN else type(part)
 
 
 def run_copy(
@@ -269,6 +418,14 @@ def run_copy(
         raise ArgumentError(must_fit(batches[0].words, error)) from error
 
 
+def noticing_draws(source: nn.Module, arguments: Arguments, size: int) -> Arguments:
+    """Runs a copy of a network on a batch, and returns the arguments with a note on whether it drew random numbers."""
+    draws = SameDraws()
+    with draws:
+        run_copy(source, arguments.batches(size)[:1])
+    return arguments._replace(draws=draws.drew)
+
+
 def run_source(source: nn.Module, batches: Sequence[Arguments]) -> list[Run]:
     """Runs copies of a network on its images, and on images with other last digits."""
     runs = [run_copy(source, batches)]
@@ -283,11 +440,11 @@ def run_in_float64(
     batches: Sequence[Arguments],
     notes: list[str],
     change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
-) -> list[Tensor] | None:
+) -> Run | None:
     """Runs a copy in float64, after it was changed, or notes why it does not run so."""
     try:
         copied = change(copy_network(network).eval().double())
-        return run_batches(copied, batches, torch.float64).numbers
+        return run_batches(copied, batches, torch.float64)
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None

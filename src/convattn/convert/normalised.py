@@ -17,13 +17,12 @@ from convattn.convert.attention_map import (
     sum_over_keys,
 )
 from convattn.convert.hard_heads import unit_steps
-from convattn.convert.promise import (
+from convattn.convert.layer_check import (
     STEPS,
     Promise,
     RoundingBound,
     largest,
     rounding_bound,
-    weight_of,
 )
 from convattn.encodings import AxisAdditiveEncoding
 from convattn.errors import ConversionError
@@ -84,7 +83,7 @@ def normalise(
     only the tail of a kernel, of which the displacement 0 is the highest part that it sees in any case; numbers that
     are too small there for the dtype raise ConversionError.
     """
-    weight = weight_of(layer)
+    weight = layer.like
     kind = torch.promote_types(weight.dtype, torch.float32)
     axes = unit_steps(layer.geometry, sizes)
     tables, parts = score_tables(layer.encoding, axes, weight.device)

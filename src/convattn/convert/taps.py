@@ -163,13 +163,23 @@ def _why_other_class(module: nn.Module) -> str:
 
 def why_not_numbers(name: str, tensor: Tensor) -> str | None:
     """Returns why a module's tensor `name` does not hold finite real floating-point numbers; None if it does."""
-    if tensor.is_meta:
-        return f"its {name} is on the meta device and has no values"
+    reason = why_no_values(name, tensor)
+    if reason is not None:
+        return reason
     if tensor.dtype not in _FLOATING:
         return f"its {name} must be float16, bfloat16, float32 or float64, but is {tensor.dtype}"
     count = int((~torch.isfinite(tensor)).sum())
     if count:
         return f"its {name} must be finite, but holds {counted(count, 'NaN or infinite number')}"
+    return None
+
+
+def why_no_values(name: str, tensor: Tensor) -> str | None:
+    """Returns why the numbers of a module's tensor `name` cannot be used here; None if they can."""
+    if tensor.is_meta:
+        return f"its {name} is on the meta device and has no values"
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return f"its {name} was made in torch.inference_mode and cannot learn; convert a copy.deepcopy made outside"
     return None
 
 
@@ -249,7 +259,7 @@ class OneAfterAnother(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         axis = _CHANNELS.get(func)
-        if axis is None or kwargs or args[0].shape[axis] != args[1].shape[1]:
+        if axis is None or kwargs or args[0].is_nested or args[0].shape[axis] != args[1].shape[1]:
             return func(*args, **(kwargs or {}))
         x, weight, *options = args
         at_once = 1 + (x.numel() * weight.shape[0] >> 25)

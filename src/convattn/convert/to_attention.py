@@ -7,8 +7,8 @@ from einops import reduce
 from torch import nn
 
 from convattn.convert.certificate import Certificate
+from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
 from convattn.convert.network_runs import keep_random_state
-from convattn.convert.promise import Promise, attention_leak, attention_rounding, certify_layer
 from convattn.convert.taps import ATTENTION_LAYERS, AnyConvolution, Taps, read_taps
 from convattn.encodings import Encoding, Quadratic, Shift
 from convattn.encodings.quadratic import root_of_sharpness

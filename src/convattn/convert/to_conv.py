@@ -22,9 +22,7 @@ from convattn.convert.hard_heads import (
     sized_windows,
     unit_steps,
 )
-from convattn.convert.network_runs import keep_random_state
-from convattn.convert.normalised import normalise
-from convattn.convert.promise import (
+from convattn.convert.layer_check import (
     Promise,
     certify_layer,
     draw_images,
@@ -32,8 +30,9 @@ from convattn.convert.promise import (
     largest,
     smallest_image,
     softmax_copy,
-    weight_of,
 )
+from convattn.convert.network_runs import keep_random_state
+from convattn.convert.normalised import normalise
 from convattn.convert.surgery import first_change
 from convattn.convert.taps import (
     ATTENTION_LAYERS,
@@ -128,7 +127,7 @@ def attention_to_conv(
         _require_small(taps, layer)
     require_options(kernel_size, mass, borders)
     if mass is None:
-        mass = torch.finfo(weight_of(layer).dtype).eps
+        mass = torch.finfo(layer.like.dtype).eps
     modes = _MODES if layer.geometry.keeps_grid else (layer.geometry.padding_mode,)
     sizes = choose_sizes(layer, mass, spatial)
     try:
@@ -210,7 +209,7 @@ def _closed_gate(layer: RelativeAttention) -> float:
         closing = 40
         shares = torch.sigmoid(-gate)
     share = shares.max().item()
-    if share > torch.finfo(weight_of(layer).dtype).eps:
+    if share > torch.finfo(layer.like.dtype).eps:
         raise ConversionError(
             f"cannot convert {type(layer).__name__}: its gate is open, and lets content take more attention than"
             f" rounding does; layer.gate.data.fill_({closing}) drops content"
@@ -234,7 +233,7 @@ def choose_sizes(layer: RelativeAttention, mass: float, spatial: PerAxis | None)
         return sizes
     if isinstance(layer.encoding, LearnedAxial | LearnedTable):
         return _sizes_of_table(geometry, layer.encoding.extent)
-    weight = weight_of(layer)
+    weight = layer.like
     heads = fixed_heads(layer.encoding, weight.dtype)
     least = smallest_image(geometry)
     extra = 4
@@ -323,7 +322,7 @@ def choose_kernel(
         errors = maps.new_full((len(maps), 1), 2 * hard.leak)
         kernel = hard.kernel(window, maps)
         return KernelChoice(kernel, window, mode, errors, hard.leak, hard.any_size)
-    attention = AttentionMap.of(layer.encoding, axes, next(layer.parameters()).device)
+    attention = AttentionMap.of(layer.encoding, axes, layer.like.device)
     window = _window_of_heads(attention, geometry, taps, mass)
     mode = _paddable_mode(window, geometry, mode, sizes)
     crops = any(pixels < 0 for pair in geometry.padding for pixels in pair)
@@ -376,7 +375,7 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     """Makes the convolution with a chosen kernel."""
     window = choice.window
     weight = choice.kernel
-    parameter = weight_of(layer)
+    parameter = layer.like
     options = {
         "kernel_size": window.taps,
         "padding": window.padding,
@@ -400,7 +399,8 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
             f"cannot convert: the kernel would not be finite in {parameter.dtype}"
         )
     conv = kind(layer.in_channels, layer.out_channels, **options)
-    conv.weight.copy_(weight).requires_grad_(parameter.requires_grad)
+    learns = any(own.requires_grad for own in layer.values.parameters())
+    conv.weight.copy_(weight).requires_grad_(learns)
     if layer.bias is not None and conv.bias is not None:
         conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
     return conv.train(layer.training)
@@ -449,6 +449,6 @@ def _plain_is_exact(
         return False
     with suppress(ConversionError):
         choice = choose_kernel(layer, sizes, maps, None, mass, modes[0])
-        eps = torch.finfo(weight_of(layer).dtype).eps
+        eps = torch.finfo(layer.like.dtype).eps
         return choice.errors.max().item() <= eps
     return False

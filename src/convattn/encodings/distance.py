@@ -1,6 +1,6 @@
 """Distance encodings: small networks from the logarithm of a displacement to the heads' scores."""
 
-from typing import Any, cast, final
+from typing import Any, final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -58,20 +58,26 @@ class Distance(Encoding):
 
     def score(self, displacement: Tensor) -> Tensor:
         """Scores displacements."""
-        compute_parameters(self.outer)
-        weight = self.outer.weight.to(displacement.dtype)
         features = self.feature_vectors(displacement)
-        return functional.linear(features, weight).movedim(-1, 0)
+        return functional.linear(features, *_numbers(self.outer, features)).movedim(-1, 0)
 
     def feature_vectors(
         self, displacement: Float[Tensor, "*points dims"]
     ) -> Float[Tensor, "*points hidden"]:
         """Returns the features of displacements."""
-        compute_parameters(self.inner)
-        weight = self.inner.weight.to(displacement.dtype)
-        bias = self.inner.bias.to(displacement.dtype)
         logs = displacement.sign() * displacement.abs().log1p()
-        return functional.linear(logs, weight, bias).relu()
+        return functional.linear(logs, *_numbers(self.inner, logs)).relu()
+
+
+def _numbers(linear: Any, like: Tensor) -> list[Tensor]:
+    """Returns weight and bias of a linear map that is not called, in the dtype of another tensor."""
+    compute_parameters(linear)
+    weight, bias = linear.weight, linear.bias
+    if not isinstance(
+        weight, Tensor
+    ):  # as `torch.ao.quantization` leaves a map, which computes with these
+        weight, bias = weight().dequantize(), bias()
+    return [numbers.to(like.dtype) for numbers in (weight, bias) if numbers is not None]
 
 
 @final
@@ -102,9 +108,7 @@ class AxialDistance(AxisAdditiveEncoding):
         """
         super().__init__(num_heads, dims)
         self.hidden = whole_number("hidden", hidden)
-        self.axes = nn.ModuleList()
-        for _ in range(dims):
-            self.axes.append(Distance(num_heads, 1, hidden=hidden))
+        self.axes = nn.ModuleList(Distance(num_heads, 1, hidden=hidden) for _ in range(dims))
 
     @property
     def feature_width(self) -> int:
@@ -124,8 +128,7 @@ class AxialDistance(AxisAdditiveEncoding):
         features = self._along(axis).feature_vectors(displacement[..., None])
         return place_along_axis(features, axis, self.dims)
 
-    def _along(self, axis: int) -> Distance:
+    def _along(self, axis: int) -> Any:
         """Returns the network of an axis, with its parameters computed."""
-        network = self.axes[axis]
-        compute_parameters(network)
-        return cast(Distance, network)
+        compute_parameters(self.axes[axis])
+        return self.axes[axis]

@@ -112,6 +112,9 @@ class Encoding(nn.Module, ABC):
     axis_additive: ClassVar[bool] = False
     """Whether the score is a sum of one term per axis."""
 
+    centre_argument: ClassVar[str | None] = None
+    """Argument of the constructor that says where heads look, (heads, dims) in pixels; None if there is none."""
+
     if TYPE_CHECKING:
         # A layer's encoding may be of any class: its own attributes, as a sharpness, are found when it runs.
         def __getattr__(self, name: str) -> Any: ...

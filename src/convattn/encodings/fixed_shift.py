@@ -35,6 +35,8 @@ class Shift(AxisAdditiveEncoding):
         ((-1, -1), (-1, 0), (-1, 1), (0, -1))
     """
 
+    centre_argument = "displacements"
+
     def __init__(
         self, num_heads: int, dims: int, *, displacements: Sequence[Sequence[int]] | None = None
     ) -> None:
@@ -124,14 +126,13 @@ def _whole_shifts(
     displacements: Sequence[Sequence[int]], num_heads: int, dims: int
 ) -> tuple[tuple[int, ...], ...]:
     """Checks displacements and copies them."""
-    expected = f"of shape {(num_heads, dims)}"
     try:
         shifts = [tuple(displacement) for displacement in displacements]
     except TypeError:
         shifts = []
     lengths = set(map(len, shifts))
     if len(shifts) != num_heads or lengths != {dims}:
-        raise ShapeError(must_be("displacements", expected, displacements))
+        raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", displacements))
     if not all(map(is_whole, chain(*shifts))):
         raise ArgumentError(must_be("displacements", "integers", displacements))
     return tuple(tuple(map(int, shift)) for shift in shifts)

@@ -1,6 +1,5 @@
 """Generalised quadratic encoding: each head looks at an ellipse around a centre."""
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings.encoding import Encoding, read_numbers, write_parameter
-from convattn.encodings.quadratic import starting_centres
+from convattn.encodings.quadratic import Centres, starting_centres
 from convattn.errors import ArgumentError, must_be
 
 
@@ -31,13 +30,9 @@ class GeneralizedQuadratic(Encoding):
         0.0
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        dims: int,
-        *,
-        centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None = None,
-    ) -> None:
+    centre_argument = "centres"
+
+    def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
 
         Args:

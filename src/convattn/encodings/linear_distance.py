@@ -12,6 +12,7 @@ from convattn.encodings.encoding import (
     read_numbers,
     write_parameter,
 )
+from convattn.encodings.quadratic import Centres, starting_centres
 from convattn.errors import ArgumentError, must_be
 
 
@@ -22,7 +23,7 @@ class LinearDistance(AxisAdditiveEncoding):
     Source: Press et al. 2022 (ALiBi), with a centre per head and on any number of axes.
 
     Attributes:
-        centres: Δ, (heads, dims), in pixels; drawn from N(0, 2²).
+        centres: Δ, (heads, dims), in pixels.
         log_slope: log m, (heads,); m starts at ALiBi's 2^(−8(h + 1)/heads), in 1/pixel.
 
     Example:
@@ -30,18 +31,22 @@ class LinearDistance(AxisAdditiveEncoding):
         0.5
     """
 
-    def __init__(self, num_heads: int, dims: int) -> None:
+    centre_argument = "centres"
+
+    def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
 
         Args:
             num_heads: Number of heads, ≥ 1.
             dims: Number of axes, ≥ 1.
+            centres: Δ in pixels, (heads, dims); None draws them from N(0, 2²).
 
         Raises:
-            ArgumentError: A size is out of range.
+            ArgumentError: A size is out of range, or a centre is not finite; ShapeError if the centres are not
+                (heads, dims).
         """
         super().__init__(num_heads, dims)
-        self.centres = nn.Parameter(torch.randn(num_heads, dims) * 2)
+        self.centres = nn.Parameter(starting_centres(num_heads, dims, centres))
         ranks = torch.arange(1, num_heads + 1) / num_heads
         self.log_slope = nn.Parameter(-8 * ranks * torch.tensor(2.0).log())
 

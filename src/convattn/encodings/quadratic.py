@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from jaxtyping import Float
@@ -17,12 +17,11 @@ from convattn.encodings.encoding import (
 )
 from convattn.errors import ArgumentError, ShapeError, must_be
 
+Centres: TypeAlias = Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
+"""Where heads look, in pixels; None draws their centres."""
 
-def starting_centres(
-    num_heads: int,
-    dims: int,
-    centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None,
-) -> Float[Tensor, "heads dims"]:
+
+def starting_centres(num_heads: int, dims: int, centres: Centres) -> Float[Tensor, "heads dims"]:
     """Copies the given centres Δ (heads, dims) after checking them, or draws them from N(0, 2²)."""
     if centres is None:
         return torch.randn(num_heads, dims) * 2
@@ -98,12 +97,14 @@ class Quadratic(AxisAdditiveEncoding):
         [[-0.0, -2.0]]
     """
 
+    centre_argument = "centres"
+
     def __init__(
         self,
         num_heads: int,
         dims: int,
         *,
-        centres: Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None = None,
+        centres: Centres = None,
         sharpness: float | None = None,
     ) -> None:
         """Builds the encoding.

@@ -34,6 +34,7 @@ _CACHE = 5 << 19
 
 def quick_length(least: int) -> int:
     """Returns the smallest even length ≥ `least` without prime factors above 5, for which transforms are fast."""
+    least = int(least)  # of a trace a tensor, which `+=` changes in place
     length = least + least % 2 if least > 1 else 2
     while True:
         rest = length
@@ -308,7 +309,7 @@ def fourier_attention(
         y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups)
         sizes = y.shape[2:]
         y = y.flatten(2)
-        at_once = max(1, _WEIGHTS // prod(axis.keys for axis in axes))
+        at_once = max(1, _WEIGHTS // prod([axis.keys for axis in axes]))
         for head, weak in enumerate(filters.weak.flatten(1)):
             queries = weak.nonzero()[:, 0]
             if not len(queries):

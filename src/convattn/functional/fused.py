@@ -108,7 +108,7 @@ def displacement_mask(
         rows = partial(_rows_of_axes, axes, places, len(windows))
         return Mask(rows, tuple(axis.keys for axis in axes), (*windows, *features), numbers)
     rows = partial(_rows_by_windows if is_accelerator(device) else _rows_of_all, axes, len(scores))
-    return Mask(rows, (prod(axis.keys for axis in axes),), (*scores, *features), numbers)
+    return Mask(rows, (prod([axis.keys for axis in axes]),), (*scores, *features), numbers)
 
 
 def _rows_of_axes(
@@ -137,7 +137,7 @@ def _rows_of_all(
     axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
 ) -> Float[Tensor, "images heads queries keys"]:
     """Looks up scores of all axes at once, by displacement."""
-    queries = prod(len(axis.queries) for axis in axes)
+    queries = prod([len(axis.queries) for axis in axes])
     places = displacement_places(axes, torch.arange(queries, device=query.device)[some])
     total = query.new_zeros(*query.shape[:3], 1)
     for table in tables[:scored]:
@@ -224,16 +224,18 @@ def _by_kernel(
     mask: Mask | None, dropout: float, scale: float, query: Tensor, key: Tensor, value: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
     """Computes by torch's kernel; with a mask of each image for as many as fit the memory."""
-    inner, images = value.shape[-1], len(query)
+    inner = value.shape[-1]
     compiling = torch.compiler.is_compiling()
+    pieces = [(query, key, value)]  # whole where a graph must not fix the number of images
     if mask is not None and mask.numbers and not compiling:
         scores = query.shape[1:3].numel() * key.shape[2] * 4
         images = max(1, piece_bytes(query.device) // max(1, _COPIES * scores))
+        pieces = zip(*(tensor.split(images) for tensor in pieces[0]), strict=True)
     compute = partial(_of_kernel, dropout=dropout)
     if torch.is_grad_enabled() and not dropout and not compiling:
         compute = _Fused.apply
     means = []
-    for own in zip(*(tensor.split(images) for tensor in (query, key, value)), strict=True):
+    for own in pieces:
         inputs = _fitting_widths(*own)
         if mask is not None:
             wide = torch.promote_types(query.dtype, torch.float32)

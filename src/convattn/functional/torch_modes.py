@@ -1,17 +1,35 @@
-"""What torch's modes change for a path: autocast, compilers, traces, torch's function transforms, further derivatives.
+"""What torch's modes change: autocast, precision, compilers, traces, torch's function transforms, further derivatives.
 
 The fast paths compute in place, part by part, with gradients written by hand. Torch can differentiate a gradient again,
 push tangents forward or map over a batch only through its own operations. So each of these paths has a second form in
 such operations, which is used only when it is needed.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from convattn.errors import ArgumentError
+
+_PRECISIONS = (
+    ("generic", "all"),
+    ("cuda", "all"),
+    ("mkldnn", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+    ("cuda", "rnn"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+)
+"""Torch's settings `fp32_precision`. One that is "none" is read as the more general one above it."""
 
 FLASH_WIDTH = 256
 """Width of queries, keys and values up to which torch's flash kernel takes them."""
@@ -32,6 +50,41 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Computes float32 in full inside the block: not in TensorFloat-32 on CUDA, not in bfloat16 on a CPU.
+
+    Torch has older flags (`allow_tf32`, `set_float32_matmul_precision`) and newer settings (`fp32_precision`); the
+    newer ones decide, and the older ones raise where they say something else. So both are turned off, and each comes
+    back as it was. They hold for all threads.
+
+    Example:
+        >>> with plain_float32():
+        ...     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.conv.fp32_precision
+        (False, 'none')
+    """
+    read = torch._C._get_fp32_precision_getter
+    write = torch._C._set_fp32_precision_setter
+    settings = {}
+    for backend, operation in _PRECISIONS:
+        settings[backend, operation] = read(backend, operation)
+        write(backend, operation, "none")  # so that the next ones are read as they are
+    products = torch.get_float32_matmul_precision()
+    try:
+        convolutions = torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:  # the flag is on
+        convolutions = True
+    torch.set_float32_matmul_precision("highest")
+    torch._C._set_cudnn_allow_tf32(False)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch._C._set_cudnn_allow_tf32(convolutions)
+        for (backend, operation), precision in settings.items():
+            write(backend, operation, precision)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -70,6 +123,27 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     )
 
 
+def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the spatial sizes of images, which exports and traces fix here because scores depend on them.
+
+    Raises ArgumentError if an exporter leaves one open.
+    """
+    exports = torch.compiler.is_exporting()
+    if not exports and not torch._C._is_tracing():
+        return tuple(sizes)
+    fixed = tuple(map(int, sizes))
+    if exports:
+        from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+        for axis, size in enumerate(sizes):
+            if not is_concrete_int(size):  # as the exporter to ONNX leaves symbols that were read
+                raise ArgumentError(
+                    f"dynamic_shapes must leave out spatial sizes, on which attention weights depend, but leaves axis"
+                    f" {axis} of them open"
+                )
+    return fixed
+
+
 def backward_to_differentiate(
     compute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
@@ -94,3 +168,47 @@ def missing_channels(width: int, device: torch.device) -> int:
     multiples of eight alone.
     """
     return -width % (8 if is_accelerator(device) else 4)
+
+
+# --- Random numbers ---------------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+_FILLS = frozenset(
+    [aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_, aten.log_normal_]
+)
+_DRAWS = frozenset([aten.bernoulli, aten.rand, aten.rand_like, aten.randn, aten.randn_like])
+"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
+
+
+class SameDraws(TorchDispatchMode):
+    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
+
+    Code that `torch.compile` made runs uncompiled inside.
+    """
+
+    drew = False  # Whether there was any
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = func.overloadpacket
+        if operation not in _FILLS | _DRAWS | {aten.native_dropout}:
+            return func(*args, **kwargs)
+        self.drew = True
+        if operation is aten.native_dropout:
+            x, share, _ = args
+            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
+            return x * mask.to(x.dtype) / (1 - share), mask.bool()
+        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
+        if operation in _FILLS:
+            return args[0].copy_(func(*narrow, **options))
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", torch.get_default_dtype())
+        if "dtype" in kwargs:
+            options["dtype"] = torch.float32
+        return func(*narrow, **options).to(dtype)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)

@@ -20,7 +20,7 @@ from convattn.convert.surgery import find_empty, full_name, names_by_module
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Axis
 from convattn.heads.catalogue import (
     AttentionModule,
@@ -157,8 +157,9 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _without_modes(model: nn.Module) -> ExitStack:
-    """Enters a context without gradients and autocast, also inside a model that turns them on."""
+    """Enters a context without gradients, autocast and TF32, also inside a model that turns them on."""
     settings = ExitStack()
+    settings.enter_context(plain_float32())
     settings.enter_context(torch.no_grad())
     devices = {parameter.device for parameter in model.parameters()}
     devices.add(torch.device("cpu"))

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
+from convattn.functional.torch_modes import fixed_sizes
 from convattn.layers.relative import HasKernel, RelativeAttention, lay_out_as, require_images
 
 
@@ -81,14 +82,14 @@ class FrozenAttention(HasKernel):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        dtype = next(iter(self._prepared.values())).path.work.dtype
-        require_images(x, self.in_channels, len(self.geometry.kernel_size), dtype)
-        prepared = self._prepared.get(tuple(x.shape[2:]))
+        require_images(x, self.in_channels, len(self.geometry.kernel_size), self.like.dtype)
+        size = fixed_sizes(x.shape[2:])
+        prepared = self._prepared.get(size)
         if prepared is None:
-            made = " or ".join(" x ".join(map(str, size)) for size in self._prepared)
+            made = " or ".join(map(_times, self._prepared))
             raise ShapeError(
                 f"x must have a size for which this layer was frozen, {made}, but has"
-                f" {' x '.join(map(str, x.shape[2:]))}: freeze the layer again with such images"
+                f" {_times(size)}: freeze the layer again with such images"
             )
         return lay_out_as(x, prepared.path.attend(x, prepared.maps, prepared.bias))
 
@@ -102,14 +103,11 @@ class FrozenAttention(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns sizes and paths, for printing."""
-        paths = {
-            " x ".join(map(str, size)): prepared.path.name
-            for size, prepared in self._prepared.items()
-        }
+        paths = {_times(size): prepared.path.name for size, prepared in self._prepared.items()}
         return f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, paths={paths}"
 
-    def _maps(self) -> Tensor:
-        return next(iter(self._prepared.values())).maps.whole()
+    def _factors(self) -> HeadMaps:
+        return next(iter(self._prepared.values())).maps
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002 - as nn.Module has it
         raise ArgumentError(
@@ -117,13 +115,18 @@ class FrozenAttention(HasKernel):
         )
 
 
+def _times(size: tuple[int, ...]) -> str:
+    """Writes a size as people do."""
+    return " x ".join(map(str, size))
+
+
 def _prepare(layer: RelativeAttention, size: tuple[int, ...]) -> _Prepared:
     """Prepares a copy of a layer in evaluation mode for images of one size."""
-    weight, shape = next(layer.values.parameters()), (1, layer.in_channels, *size)
     still = copy.deepcopy(layer).eval()
     still.content = still.gate = None  # they change nothing, and on a GPU a call does not look
     maps = still.values.factors()
-    path = still.path(maps, shape, weight.dtype, weight.device)
+    shape = (1, layer.in_channels, *size)
+    path = still.path(maps, shape, maps.value.dtype, maps.value.device)
     value = maps.value.detach().clone()
     output = None if maps.output is None else maps.output.detach().clone()
     bias = None if still.bias is None else still.bias.detach().clone()

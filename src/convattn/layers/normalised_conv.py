@@ -18,12 +18,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, ShapeError, must_be
-from convattn.functional import pad_keys
+from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import fixed_sizes, without_autocast
 from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
-from convattn.layers.relative import HasKernel, layer_sizes, other_arguments, require_images
+from convattn.layers.relative import HasKernel, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
 
 
@@ -164,26 +164,20 @@ class NormalisedConv(HasKernel):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {
-            "head_width": None,
-            "groups": 1,
-            "bias": True,
-            "separable": True,
-            **asdict(Geometry.parse(self.dims)),
-        }
         taps = " x ".join(map(str, self.taps))
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        return ", ".join([*sizes, f"taps={taps}", *other_arguments(self.options(), plain)])
+        return arguments_of(self, f"taps={taps}", separable=True)
 
     def _run(
         self, x: Float[Tensor, "batch channels *spatial"]
     ) -> Float[Tensor, "batch outputs *queries"]:
         """Applies the layer to a batch of images."""
-        require_images(x, self.in_channels, self.dims, next(self.values.parameters()).dtype)
-        if self.frozen_size not in (None, tuple(x.shape[2:])):
+        factors = self.values.factors()
+        require_images(x, self.in_channels, self.dims, factors.value.dtype)
+        sizes = fixed_sizes(x.shape[2:])
+        if self.frozen_size not in (None, sizes):
             expected = f"of the spatial size {self.frozen_size} of this frozen layer"
             raise ShapeError(must_be("x", expected, tuple(x.shape)))
-        axes = self.geometry.axes(x.shape[2:])
+        axes = self.geometry.axes(sizes)
         keys = pad_keys(x, self.geometry)
         with without_autocast(x.device):
             kernels = kernels_of_scores(list(self.scores))
@@ -191,7 +185,7 @@ class NormalisedConv(HasKernel):
             means = means.to(x.dtype)
         if self.groups > 1:
             means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
-        maps = rearrange(self.values.maps(), "heads outputs channels -> outputs (heads channels)")
+        maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
         ones, none = (1,) * self.dims, (0,) * self.dims
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
@@ -201,8 +195,8 @@ class NormalisedConv(HasKernel):
     def _lows(self) -> list[int]:
         return [low for low, _ in self.box]
 
-    def _maps(self) -> Tensor:
-        return self.values.maps()
+    def _factors(self) -> HeadMaps:
+        return self.values.factors()
 
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
         if self.frozen_size is not None:

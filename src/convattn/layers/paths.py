@@ -144,7 +144,10 @@ class ContentPath(_LayerPath):
         """Attends to content, and to positions if a gate keeps them apart."""
         work, share = self.work, self.share
         keys = pad_keys(x, work.geometry)
-        own = maps if share is None else maps.weighted(1 - share)
+        # compiled in bfloat16, Inductor's loops over scaled matrices and over their copies do not fit together
+        own, compiles = maps, torch.compiler.is_compiling()
+        if share is not None and not compiles:
+            own = maps.weighted(1 - share)
         value = own.values(keys) if self.order == "values" else keys.flatten(2).mT[:, None]
         mixed = self.content.attend(
             keys,
@@ -156,6 +159,8 @@ class ContentPath(_LayerPath):
             adds_score=share is None,
             dropout=self.dropout,
         )
+        if share is not None and compiles:
+            mixed = mixed * (1 - share)[:, None, None]
         mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)

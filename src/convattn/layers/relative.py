@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from convattn.encodings import (
     ENCODINGS,
@@ -30,11 +30,16 @@ from convattn.functional import (
     window_convolution,
 )
 from convattn.functional.plan import REQUESTED, can_be_read, plan
-from convattn.functional.torch_modes import autocast_dtype, autocasts, is_accelerator
+from convattn.functional.torch_modes import (
+    autocast_dtype,
+    autocasts,
+    fixed_sizes,
+    is_accelerator,
+)
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
 from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
-from convattn.layers.values import make_values
+from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
 
 PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
@@ -45,14 +50,6 @@ GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 
 _GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
 """λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
-
-_WITH_CENTRES = {
-    "quadratic": "centres",
-    "generalized_quadratic": "centres",
-    "linear_distance": "centres",
-    "shift": "displacements",
-}
-"""Encodings whose heads look at centres, and the argument that places these."""
 
 _CONTENT_PATHS = ("content", "quadratic")
 """Paths on which scores depend on the images."""
@@ -116,10 +113,20 @@ class HasKernel(nn.Module, ABC):
         Raises:
             ShapeError: The rank or the number of channels is wrong, the image is smaller than the window, or a frozen
                 layer was not prepared for its size.
-            ArgumentError: The dtype of x is not that of the weights.
+            ArgumentError: The dtype of x is not that of the weights, or `torch.fx` traces the layer alone.
         """
+        if isinstance(input, fx.Proxy):
+            return self._node(input)
         x = self.batch_of(input)
         return self._run(x) if x is input else self._run(x)[0]
+
+    def _node(self, x: fx.Proxy) -> Any:
+        """Calls the layer in a graph of `torch.fx`, where it stays whole, as torch's own layers do."""
+        tracer: Any = x.tracer
+        name = tracer.path_of_module(self)
+        if not name:
+            raise ArgumentError("torch.fx cannot trace a layer alone: trace nn.Sequential(layer)")
+        return tracer.create_proxy("call_module", name, (x,), {})
 
     def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
         """Returns the images of a call with these arguments; a single image becomes a batch of one."""
@@ -136,13 +143,19 @@ class HasKernel(nn.Module, ABC):
         return self._geometry
 
     @abstractmethod
-    def _maps(self) -> Tensor:
-        """Returns W_h, (heads, outputs, channels // groups)."""
+    def _factors(self) -> HeadMaps:
+        """Returns W_h."""
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and the device of the weights."""
+        # not a parameter: replicas of `DataParallel` and layers under FSDP have none
+        return self._factors().value
 
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        maps, taps = self._maps(), self.geometry.kernel_size
+        maps, taps = self._factors().whole(), self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(
                 f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
@@ -164,6 +177,19 @@ class HasKernel(nn.Module, ABC):
     def dilation(self) -> tuple[int, ...]:
         """Pixels from one tap of the window to the next."""
         return self.geometry.dilation
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Pixels added on both sides along each axis; none if the layer is transposed or the sides differ."""
+        before, after = zip(*self.geometry.padding, strict=True)
+        if self.geometry.spreads or before != after:
+            raise AttributeError("padding")
+        return before
+
+    @property
+    def padding_mode(self) -> str:
+        """What is outside the image, by its name in `nn.ConvNd`."""
+        return self.geometry.padding_mode
 
 
 class RelativeAttention(HasKernel, ABC):
@@ -317,8 +343,8 @@ class RelativeAttention(HasKernel, ABC):
             require_images(x, self.in_channels, self.dims, kernel.dtype)
             if min(x.shape[2:]) >= window.smallest:
                 return window.convolve(x, kernel, self.groups, self.bias)
-        require_images(x, self.in_channels, self.dims, self._like.dtype)
         maps = values.factors()
+        require_images(x, self.in_channels, self.dims, maps.value.dtype)
         y = self.path(maps, x.shape, x.dtype, x.device).attend(x, maps, self.bias)
         return lay_out_as(x, y)
 
@@ -356,12 +382,12 @@ class RelativeAttention(HasKernel, ABC):
             >>> RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic").plan((1, 3, 32, 32)).path
             'separable'
         """
-        weight = self._like
+        maps = self.values.factors()
+        weight = maps.value
         sizes = _image_shape(shape, self.in_channels, self.dims)
         x = torch.empty(sizes, dtype=dtype or weight.dtype, device="meta")
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
-        maps = self.values.factors()
         path = self.path(maps, x.shape, x.dtype, on)
         cost, bound = path.cost(), 2 * path.bound
         if bound:
@@ -396,7 +422,7 @@ class RelativeAttention(HasKernel, ABC):
             ShapeError: The sizes are not as many as the layer has axes, or smaller than the window.
         """
         if isinstance(spatial, Tensor):
-            require_images(spatial, self.in_channels, self.dims, self._like.dtype)
+            require_images(spatial, self.in_channels, self.dims, self.like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
             weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
@@ -406,7 +432,7 @@ class RelativeAttention(HasKernel, ABC):
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-            weights = weights_by_definition(self.encoding, axes, self._like)
+            weights = weights_by_definition(self.encoding, axes, self.like)
         sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *sizes)
 
@@ -427,18 +453,7 @@ class RelativeAttention(HasKernel, ABC):
 
     def extra_repr(self) -> str:
         """Returns the arguments for printing, without those at their defaults."""
-        plain = {
-            "head_width": None,
-            **asdict(Geometry.parse(self.dims)),
-            "groups": 1,
-            "bias": True,
-            "dropout": 0.0,
-            "impl": "auto",
-            "gate": None,
-        }
-        sizes = [str(self.in_channels), str(self.out_channels), f"num_heads={self.num_heads}"]
-        options = {**self.options(), **asdict(self.geometry)}
-        return ", ".join(sizes + other_arguments(options, plain))
+        return arguments_of(self, dropout=0.0, impl="auto", gate=None)
 
     def needs_content(self) -> bool:
         """Tells whether content scores change the result in the present mode, or have a gradient."""
@@ -495,7 +510,7 @@ class RelativeAttention(HasKernel, ABC):
             groups=maps.groups,
             inner=maps.value.shape[1],
             factored=maps.output is not None,
-            axes=self.geometry.axes(shape[2:]),
+            axes=self.geometry.axes(fixed_sizes(shape[2:])),
             geometry=self.geometry,
             dtype=dtype,
             product_dtype=autocast_dtype(dtype, device),
@@ -518,11 +533,6 @@ class RelativeAttention(HasKernel, ABC):
         if self.gate is not None:
             position = plan(work, self.encoding, "auto", dropout)
         return content_path(self.impl, position=position, **options)
-
-    @property
-    def _like(self) -> Tensor:
-        """A tensor with the dtype and the device of the weights."""
-        return next(self.values.parameters())
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
@@ -553,8 +563,20 @@ class RelativeAttention(HasKernel, ABC):
             raise ArgumentError(must_be("impl", expected, impl))
         return impl
 
-    def _maps(self) -> Tensor:
-        return self.values.maps()
+    def _factors(self) -> HeadMaps:
+        return self.values.factors()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
+        values, prefix = self.values, others[0]
+        kernel = state_dict.get(prefix + "weight")
+        fixed = isinstance(self.encoding, Shift) and not _is_window(self.encoding, self.geometry)
+        apart = fixed or self.geometry.spreads
+        if kernel is not None and isinstance(values, MergedValues) and not apart:
+            maps = kernel.flatten(2).movedim(-1, 0)
+            if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
+                state_dict[prefix + "values.weight"] = values.held(maps).contiguous()
+                del state_dict[prefix + "weight"]
+        super()._load_from_state_dict(state_dict, *others, **named)
 
 
 @final
@@ -648,9 +670,16 @@ def layer_sizes(
     return sizes
 
 
-def other_arguments(options: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    """Returns the arguments that are not at their defaults, as they are written in a call."""
-    return [f"{name}={options[name]!r}" for name, value in plain.items() if options[name] != value]
+def arguments_of(layer: Any, *more: str, **plain: Any) -> str:
+    """Returns the sizes of a layer, and the arguments that are not at their defaults, as written in a call."""
+    sizes = [str(layer.in_channels), str(layer.out_channels), f"num_heads={layer.num_heads}"]
+    options = {**layer.options(), **asdict(layer.geometry)}
+    defaults = {"head_width": None, **asdict(Geometry.parse(layer.dims)), "groups": 1, "bias": True}
+    others = []
+    for name, value in {**defaults, **plain}.items():
+        if options[name] != value:
+            others.append(f"{name}={options[name]!r}")
+    return ", ".join([*sizes, *more, *others])
 
 
 def _as_lists(value: Any) -> Any:
@@ -693,24 +722,25 @@ def _heads_on_taps(
     """Builds an encoding with one head on each tap of the window; a ready one has its own heads."""
     if isinstance(encoding, Encoding):
         return encoding
-    if isinstance(encoding, str) and encoding in _WITH_CENTRES:
+    arguments = {}
+    for name, kind in ENCODINGS.items():
+        if kind.centre_argument is not None:
+            arguments[name] = kind.centre_argument
+    if isinstance(encoding, str) and encoding in arguments:
         taps = [displacement for _, displacement in geometry.taps()]
-        centres = {_WITH_CENTRES[encoding]: taps}
+        centres = {arguments[encoding]: taps}
         return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
     if isinstance(encoding, str) and encoding not in ENCODINGS:
         raise UnknownNameError("encoding", encoding, ENCODINGS)
-    names = ", ".join(_WITH_CENTRES)
+    names = ", ".join(arguments)
     expected = f"given unless the encoding has centres ({names})"
     raise ArgumentError(must_be("num_heads", expected, None))
 
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    if not isinstance(encoding, Shift) or len(encoding.displacements) != math.prod(
-        geometry.kernel_size
-    ):
-        return False
-    return encoding.displacements == tuple(displacement for _, displacement in geometry.taps())
+    taps = tuple(displacement for _, displacement in geometry.taps())
+    return isinstance(encoding, Shift) and encoding.displacements == taps
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -131,6 +130,6 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         return {"kind": _IDENTITY}
     if isinstance(module, AttendedCalls):
         layers = [describe_layer(layer) for layer in module.layers]
-        calls = [asdict(call) for call in module.calls]
+        calls = [call.described() for call in module.calls]
         return {"kind": type(module).__name__, "layers": layers, "calls": calls}
     return describe_layer(module)

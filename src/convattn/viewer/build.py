@@ -323,7 +323,7 @@ def describe_position(
     of an encoding that adds up over the axes, those of each axis, whose sum the page takes.
     """
     encoding, geometry = layer.encoding, layer.geometry
-    device = next(layer.values.parameters()).device
+    device = layer.like.device
     scores = by_axis = matrices = bias = None
     if isinstance(encoding, AxisAdditiveEncoding):
         by_axis = []

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from convattn.convert import conv_to_attention
-from convattn.convert.promise import smallest_image
+from convattn.convert.layer_check import smallest_image
 from convattn.convert.taps import read_taps
 from convattn.convert.to_attention import certify_attention
 from convattn.encodings import Shift

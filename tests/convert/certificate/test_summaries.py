@@ -172,3 +172,24 @@ def test_summary_of_a_network_leaves_out_what_there_is_not():
         "note",
     ):
         assert word not in text
+
+
+def test_a_large_network_is_printed_on_a_page_with_its_first_and_its_worst_layers():
+    layers = []
+    for number in range(70):
+        error = 1.5 if number == 53 else 0.125
+        notes = (f"note {number}",)
+        layers.append(replace(LAYER, name=f"layer{number}", measured_error=error, notes=notes))
+    left = [LeftAlone(f"other{number}", "Conv2d", f"reason {number}") for number in range(70)]
+    not_covered = tuple(f"thing {number}" for number in range(70))
+    large = replace(NETWORK, layers=tuple(layers), left_alone=tuple(left), not_covered=not_covered)
+    text = str(large)
+    assert text == large.summary()
+    assert len(text.splitlines()) <= 40
+    for part in ("layer           layer0: ", "and 65 more", "worst           layer53: "):
+        assert part in text
+    assert repr(large) == (
+        "NetworkCertificate(verdict='different', precision='float32 in full, TF32 off',"
+        " direction='network_to_conv', source='AttentionNet', result='ConvNet', …)"
+    )
+    assert len(large.layers) == len(large.left_alone) == 70

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 import torch
-from tests.convert.layer.promise_cases import random_images, random_layer, random_sizes
-from tests.convert.layer.test_promises import real_attention, require_promise
+from tests.convert.layer.layer_check_cases import random_images, random_layer, random_sizes
+from tests.convert.layer.test_layer_check import real_attention, require_promise
 from torch import nn
 
 from convattn import load_network, save_network

@@ -7,6 +7,7 @@ import torch
 from tests.convert.network.network_cases import Called, converted, filled, images
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 from torchvision.ops import DeformConv2d
 
 from convattn import certify, load_network, network_to_attention, network_to_conv, save_network
@@ -112,6 +113,13 @@ class Twice(nn.Module):
     def forward(self, x):
         y = self.inner(F.conv2d(x, self.first).relu())
         return F.conv2d(input=y, weight=self.second, bias=None)
+
+
+class Upward(nn.ConvTranspose2d):
+    """Calls a transposed convolution."""
+
+    def forward(self, x):
+        return F.conv_transpose2d(x, self.weight, self.bias)
 
 
 class Decoder(nn.Module):
@@ -272,6 +280,17 @@ def test_other_calls_than_when_it_was_converted_are_an_error(before, after, mess
         made(images(2, 3, 7, after))
 
 
+@pytest.mark.usefixtures("without_type_checks")  # a symbol is no integer
+def test_inputs_of_an_export_have_the_names_that_the_module_gives_them():
+    network, x = filled(StaticSame(3, 4, 3)).eval(), images(2, 3, 7, 9)
+    made, _ = network_to_attention(network, images=x)
+    assert isinstance(made, AttendedCalls)
+    batch, more = {0: torch.export.Dim("batch")}, images(5, 3, 7, 9)
+    for shapes in ((batch,), {"x": batch}):
+        graph = torch.export.export(made, (x,), dynamic_shapes=shapes).module()
+        assert torch.equal(graph(more), made(more))
+
+
 class Direct(nn.Conv2d):
     """Calls torch's operation itself, after its convolution."""
 
@@ -305,3 +324,64 @@ def test_attributes_are_those_of_the_module():
     assert isinstance(made[0].layers[0], RelativeAttention2d)
     with pytest.raises(AttributeError, match="nothing"):
         _ = made[0].nothing
+
+
+def pruned(module):
+    prune.l1_unstructured(module, "weight", 0.3)
+
+
+def parametrised(module):
+    parametrizations.weight_norm(module)
+    with torch.no_grad():
+        module.parametrizations.weight.original0.mul_(1.5)
+
+
+def sharded(module):
+    """Holds its weight as a plain attribute while it runs, as FSDP and replicas of DataParallel have it."""
+    weight = 2 * module.weight.detach()
+    del module.weight
+    module.weight = weight
+
+
+@pytest.mark.parametrize("change", [pruned, parametrised, sharded])
+@pytest.mark.parametrize("name", ["static padding", "norm and activation", "causal"])
+def test_a_weight_that_is_computed_since_the_conversion_is_the_one_that_attends(name, change):
+    network, x = built(name)
+    made, _ = network_to_attention(network, images=x)
+    change(made[0].module)
+    change(network[0])
+    assert torch.equal(made(x), network(x))
+
+
+def test_a_weight_that_the_layer_holds_in_another_order_must_stay_a_parameter():
+    x = images(2, 3, 7, 9)
+    made, _ = network_to_attention(filled(Upward(3, 3, 3)), images=x)
+    pruned(made.module)
+    message = (
+        "the weight of a ConvTranspose2d is computed since it was converted; convert the network"
+    )
+    with pytest.raises(ConversionError, match=message):
+        made(x)
+
+
+class Sharing(nn.Module):
+    """Registers the weight of its convolution a second time, and convolves with it again."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.conv, self.again = nn.Conv2d(3, 3, 3, bias=False), again
+        self.weight = self.conv.weight
+
+    def forward(self, x):
+        y = self.conv(x)
+        return F.conv2d(y, self.weight) if self.again else y
+
+
+def test_a_weight_registered_twice_is_converted_or_refused_with_the_reason():
+    x = images(2, 3, 7, 9)
+    _, certificate = network_to_attention(filled(Sharing(again=False)), images=x)
+    assert (certificate.verdict, certificate.left_alone) == ("exact", ())
+    _, certificate = network_to_attention(filled(Sharing(again=True)), images=x)
+    assert certificate.verdict == "exact"
+    (left,) = certificate.left_alone
+    assert left.reason.startswith("it calls a convolution with a weight that a module inside uses")

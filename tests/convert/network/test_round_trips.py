@@ -11,8 +11,8 @@ from tests.convert.network.network_cases import Called
 from torch import nn
 
 from convattn import certify, network_to_attention, network_to_conv
-from convattn.convert.comparison import compare_networks
 from convattn.convert.convolutions import NetworkConvolution
+from convattn.convert.network_check import compare_networks
 from convattn.convert.network_runs import Arguments
 from convattn.networks import create_network
 

@@ -1,5 +1,6 @@
 """Networks that cannot be converted, or not as they are: a clear error, and the network as it was."""
 
+import copy
 import re
 import threading
 import warnings
@@ -16,7 +17,7 @@ from tests.convert.network.network_cases import (
 from torch import nn
 from torch.ao import quantization
 
-from convattn import network_to_attention
+from convattn import conv_to_attention, network_to_attention
 from convattn.errors import ConversionError, UnsupportedModelError
 
 
@@ -188,3 +189,28 @@ def test_a_network_may_ask_for_the_weight():
     made, certificate = network_to_attention(network, images=images(1, 3, 7, 9))
     assert certificate.passed
     assert torch.equal(made.layer.weight, network.layer.weight)
+
+
+def test_weights_that_were_made_in_inference_mode_are_named():
+    with torch.inference_mode():
+        network = nn.Sequential(nn.Conv2d(3, 4, 3))
+        x = images(1, 3, 7, 9)
+        assert network_to_attention(network, images=x)[1].verdict == "exact"
+    reason = (
+        r"its weight was made in torch\.inference_mode and cannot learn; convert a copy\.deepcopy"
+    )
+    for convert, model in ((network_to_attention, network), (conv_to_attention, network[0])):
+        with pytest.raises(UnsupportedModelError, match=reason):
+            convert(model)
+    x = images(1, 3, 7, 9)
+    assert network_to_attention(copy.deepcopy(network), images=x)[1].verdict == "exact"
+
+
+def test_of_many_modules_that_are_refused_a_few_are_named():
+    network = nn.Sequential(*(nn.LazyConv2d(3, 3) for _ in range(70)))
+    with pytest.raises(UnsupportedModelError, match="cannot convert 70 modules") as raised:
+        network_to_attention(network)
+    lines = str(raised.value).splitlines()
+    assert lines[1].startswith("  0 (LazyConv2d): it is lazy")
+    assert lines[-1] == "and 65 more"
+    assert len(lines) == 7

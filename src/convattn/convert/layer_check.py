@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
-from convattn.convert.judging import Roundings, errors_of, scales
+from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.structure import network_digest
 from convattn.convert.taps import SEED, TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
 
@@ -77,11 +77,6 @@ def underflows(sharpness: float, dtype: torch.dtype) -> bool:
     """
     kind = torch.promote_types(dtype, torch.float32)
     return torch.exp(torch.tensor(-sharpness, dtype=kind)).item() == 0
-
-
-def weight_of(layer: RelativeAttention) -> nn.Parameter:
-    """Returns the first parameter of a layer's values, whose dtype and device are those of the layer."""
-    return next(layer.values.parameters())
 
 
 def lowest_sharpness(layer: RelativeAttention) -> float | None:
@@ -161,7 +156,7 @@ def kernel_rounding(
 def attention_leak(layer: RelativeAttention) -> float:
     """Bounds the share of attention that a head gives to pixels off its tap."""
     alpha = lowest_sharpness(layer)
-    if alpha is None or underflows(alpha, weight_of(layer).dtype):
+    if alpha is None or underflows(alpha, layer.like.dtype):
         return 0.0
     return min(1.0, off_centre_mass(alpha, layer.dims))
 
@@ -172,7 +167,7 @@ def attention_rounding(layer: RelativeAttention, rows: Float[Tensor, " outputs"]
     At most `2 √(E/α) + 1` weights of a quadratic head along an axis are not zero, where E is the exponent at which they
     underflow. So the bound holds for images of any size. `rows` holds the sums Σ_{h,i} |W_h[o, i]|.
     """
-    weight = weight_of(layer)
+    weight = layer.like
     products = layer.num_heads * (layer.in_channels // layer.groups + weight.shape[1])
     keys = _keys_of_heads(layer, weight.dtype)
     largest_row = rows.max().item()
@@ -232,8 +227,8 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
     if sizes is None:
         least = smallest_image(layer.geometry)
         sizes = [size + 3 + axis for axis, size in enumerate(least)]
-    x = draw_images(layer, sizes, weight_of(layer).dtype)
-    with torch.no_grad(), without_autocast(x.device):
+    x = draw_images(layer, sizes, layer.like.dtype)
+    with torch.no_grad(), without_autocast(x.device), plain_float32():
         runs = _run(promise, x)
         stored = _by_channel(promise.stored(x), x)
     unit = largest(x)
@@ -344,7 +339,7 @@ def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dty
     generator = torch.Generator().manual_seed(SEED)
     shape = (2, layer.in_channels, *sizes)
     x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    return x.to(device=weight_of(layer).device, dtype=dtype)
+    return x.to(device=layer.like.device, dtype=dtype)
 
 
 def smallest_image(geometry: Geometry) -> list[int]:

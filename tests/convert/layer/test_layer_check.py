@@ -1,6 +1,6 @@
 """No error above a certificate's own words, on images other than the one that it was measured on.
 
-The full count: `pytest -m slow tests/convert/layer/test_promises.py`.
+The full count: `pytest -m slow tests/convert/layer/test_layer_check.py`.
 """
 
 import copy
@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import torch
-from tests.convert.layer.promise_cases import (
+from tests.convert.layer.layer_check_cases import (
     random_convolution,
     random_images,
     random_layer,

@@ -10,8 +10,8 @@ from tests.convert.certify.certify_cases import Finds
 from torch import nn
 
 from convattn import certify, network_to_attention
-from convattn.convert.judging import Roundings, differences, errors_of, scales
 from convattn.convert.network import network_to_conv
+from convattn.convert.rounding import Roundings, differences, errors_of, scales
 
 LOW = -1e9
 

@@ -14,7 +14,19 @@ from torch.func import functional_call
 from convattn.convert.calls import Call, attended
 from convattn.convert.certificate import Verdict
 from convattn.convert.convolutions import NetworkConvolution
-from convattn.convert.judging import (
+from convattn.convert.network_runs import (
+    ROUNDINGS,
+    Arguments,
+    Run,
+    layer_outputs,
+    noticing_draws,
+    run_batches,
+    run_copy,
+    run_in_float64,
+    run_source,
+    steps_of,
+)
+from convattn.convert.rounding import (
     Difference,
     Predictions,
     Roundings,
@@ -24,17 +36,6 @@ from convattn.convert.judging import (
     differences,
     shapes_of,
     vary,
-)
-from convattn.convert.network_runs import (
-    ROUNDINGS,
-    Arguments,
-    Run,
-    layer_outputs,
-    run_batches,
-    run_copy,
-    run_in_float64,
-    run_source,
-    steps_of,
 )
 from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
@@ -70,6 +71,8 @@ class NetworkComparison:
     differing: tuple[str, ...]  # Parts of the output beside floating-point numbers that differ
     predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
+    hides: bool  # Whether an output has parts that cannot be seen into
+    draws: bool  # Whether the source draws random numbers
     # The first layer that differs, or no difference, where outputs show little; else None
     layers: Difference | None = None
 
@@ -96,14 +99,14 @@ class NetworkComparison:
         """
         alike = not changed and not self.differing
         same = exact and self.nearest_to_rounding.share <= 1 and not self.differing
+        shown = self.layers is None or self.layers.share <= 1
+        if same and shown and not self.hides:
+            return "exact"
         if self.layers is not None:
-            if self.layers.share > 1:
-                return "failed" if promised else "different"
-            return "exact" if same else "different"
-        if not all(math.isfinite(output.error) for output in self.outputs):
+            return "failed" if promised and not shown else "different"
+        finite = all(math.isfinite(output.error) for output in self.outputs)
+        if not finite or (promised and not same):
             return "failed"
-        if same or promised:
-            return "exact" if same else "failed"
         farthest = self.farthest
         if tolerance is not None and farthest.largest > 0 and farthest.relative <= tolerance:
             return "close" if alike else "different"
@@ -118,6 +121,7 @@ def compare_networks(
     *,
     to_conv: bool,
     rounded: Sequence[nn.Module] = (),
+    may_be_flat: bool = False,
 ) -> NetworkComparison:
     """Runs both networks, and measures how far the other one is from the source in float64.
 
@@ -127,14 +131,26 @@ def compare_networks(
     rounding moves the source in its own dtype.
 
     `other` is a copy of the converted network in evaluation mode; it runs, and may change itself. `rounded` holds
-    copies of the source whose weights have other last digits. Raises ArgumentError if the source does not take the
+    copies of the source whose weights have other last digits. If the other one `may_be_flat`, it may return the tensors
+    of the source in a list. Raises ArgumentError if the source does not take the
     images, and ConversionError if the other network does not run.
     """
     notes = list[str]()
+    arguments = noticing_draws(source, arguments, _BATCH)
+    if arguments.draws:
+        notes.append("other random numbers than the ones that all runs drew")
     runs = _run_networks(
-        source, other, arguments, convolutions, to_conv=to_conv, rounded=rounded, notes=notes
+        source,
+        other,
+        arguments,
+        convolutions,
+        to_conv=to_conv,
+        rounded=rounded,
+        notes=notes,
+        may_be_flat=may_be_flat,
     )
-    plain = runs.plain.numbers
+    plain = list(runs.plain.numbers.values())
+    result = runs.result.ordered(runs.plain.numbers)
     high = runs.high
     convolved = runs.convolved
     of_source = runs.of_source
@@ -157,15 +173,15 @@ def compare_networks(
         of_source = [run for run in of_source if shapes_of(run) == shapes_of(plain)]
         of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes_of(plain)]
     outputs, allowances = compare_outputs(
-        runs.result.numbers, high, convolved, of_source, of_convolutions, steps, notes
+        result, high, convolved, of_source, of_convolutions, steps, notes
     )
     if not (to_conv or by_layers) and not all(output.same for output in outputs):
         notes.append(f"the network as a whole: {_MISREAD}")
     moved = [run.others for run in runs.moved]
-    differing, uncompared = compare_parts(runs.plain.others, runs.result.others, moved)
+    differing, moving, hidden = compare_parts(runs.plain.others, runs.result.others, moved)
     if differing:
         notes.append(f"{some(differing)}: not that of the source")
-    predictions = count_predictions(plain, runs.result.numbers, allowances)
+    predictions = count_predictions(plain, result, allowances)
     layers = None
     if by_layers:
         few = arguments.batches(4)[0]
@@ -177,7 +193,9 @@ def compare_networks(
         outputs=tuple(outputs),
         differing=tuple(differing),
         predictions=predictions,
-        not_covered=(*notes, *uncompared),
+        not_covered=(*notes, *moving, *hidden),
+        hides=bool(hidden),
+        draws=arguments.draws,
         layers=layers,
     )
 
@@ -205,6 +223,7 @@ def _run_networks(
     to_conv: bool,
     rounded: Sequence[nn.Module],
     notes: list[str],
+    may_be_flat: bool,
 ) -> _Runs:
     """Runs two networks, with the arguments of `compare_networks`; `notes` gets what cannot be compared."""
     network = other if to_conv else source
@@ -218,20 +237,29 @@ def _run_networks(
         change = partial(as_read, _compute_in_float64)
         convolved = run_in_float64(network, batches, notes, change)
     try:
-        result = run_batches(other, batches)
+        result = run_batches(other, batches, like=plain if may_be_flat else None)
     except Exception as error:  # a foreign network may look at its layers in any way
         name = "other" if rounded else "the converted network"
         raise ConversionError(f"{name} does not run: {type(error).__name__}: {error}") from error
-    of_source = [run.numbers for run in (plain, *moved)]
-    of_source += [run_batches(one, batches).numbers for one in rounded]
-    of_convolutions = [result.numbers] if to_conv else []
-    dtypes = [x.dtype for x in plain.numbers]
+    of_source = [plain, *moved, *(run_batches(one, batches) for one in rounded)]
+    of_convolutions = [result] if to_conv else []
+    outputs = list(plain.numbers.values())
+    dtypes = [x.dtype for x in outputs]
     dtype = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
     if not to_conv or (convolved is not None and dtype == torch.float64):
-        summed = run_copy(network, batches, partial(as_read, summed_otherwise))
-        of_convolutions.append(summed.numbers)
-    steps = steps_of(source, plain.numbers)
-    return _Runs(plain, moved, result, high, convolved, of_source, of_convolutions, dtype, steps)
+        of_convolutions.append(run_copy(network, batches, partial(as_read, summed_otherwise)))
+    places = plain.numbers
+    return _Runs(
+        plain=plain,
+        moved=moved,
+        result=result,
+        high=None if high is None else high.ordered(places),
+        convolved=None if convolved is None else convolved.ordered(places),
+        of_source=[run.ordered(places) for run in of_source],
+        of_convolutions=[run.ordered(places) for run in of_convolutions],
+        dtype=dtype,
+        steps=steps_of(source, outputs),
+    )
 
 
 # --- The network of convolutions --------------------------------------------------------------------------------------
