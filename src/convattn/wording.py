@@ -28,11 +28,12 @@ def some(names: Sequence[str]) -> str:
 
 
 def first_few(lines: Sequence[str], most: int = 5) -> list[str]:
-    """Returns the first lines of a list, and in one more how many there are beside them.
+    """Returns the first lines of a list, and in one more how many there are beside them, if that is more than one.
 
     Example:
         >>> first_few(["a", "b", "c", "d"], 2)
         ['a', 'b', 'and 2 more']
     """
-    rest = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return [*lines[:most], *rest]
+    if len(lines) <= most + 1:  # one more line says no more than the last one
+        return list(lines)
+    return [*lines[:most], f"and {len(lines) - most} more"]

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 
 import pytest
 import torch
@@ -318,3 +319,44 @@ def test_keys_that_fit_neither_queries_nor_values_are_refused():
         attend(query, torch.randn(1, 2, 5, 4), query)
     with pytest.raises(ShapeError, match=r"value\.shape\[2\] must be 5, but is 4"):
         attend(query, query, query[:, :, :4])
+
+
+def subnormal(numbers):
+    return int(((numbers != 0) & (numbers.abs() < torch.finfo(numbers.dtype).tiny)).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype):
+    """An Intel core multiplies subnormal numbers a hundred times as slowly."""
+    spread = torch.linspace(0, -1.2 * math.log(torch.finfo(dtype).tiny), 997)
+    scores = -spread.to(dtype) + torch.randn(5, 1, dtype=dtype)
+    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights_(scores.clone())
+    assert subnormal(plain) > 0
+    assert subnormal(cut) == 0
+    assert (cut - plain).abs().max() <= torch.finfo(dtype).eps ** 2
+    far = torch.full((1, 7), -1e30, dtype=dtype)
+    assert (MODULE.normal_weights_(far) - 1 / 7).abs().max() <= torch.finfo(dtype).eps
+    assert MODULE.normal_weights_(torch.full((1, 3), torch.nan, dtype=dtype)).isnan().all()
+
+
+@pytest.mark.parametrize(
+    "encoding", ["quadratic", "learned_axial", "distance", "generalized_quadratic"]
+)
+def test_no_weight_of_content_is_subnormal(encoding, monkeypatch):
+    weigh, seen = MODULE._weights, []
+
+    def spied(*given):
+        weights = weigh(*given)
+        seen.append((subnormal(weights), float(weights.sum(-1).amin())))
+        return weights
+
+    monkeypatch.setattr(MODULE, "_weights", spied)
+    for scale in (0.05, 1.0, 10.0, 200.0):
+        torch.manual_seed(0)
+        layer = RelativeAttention2d(4, 5, num_heads=2, encoding=encoding, content=NARROW)
+        with torch.no_grad():
+            for parameter in layer.encoding.parameters():
+                parameter.mul_(scale)
+        layer(torch.randn(1, 4, 24, 24)).sum().backward()
+    assert len(seen) >= 4
+    assert all(found == 0 and total > 0.999 for found, total in seen), (encoding, seen)

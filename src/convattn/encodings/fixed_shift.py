@@ -61,8 +61,6 @@ class Shift(AxisAdditiveEncoding):
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
         self._shifts = _whole_shifts(displacements, self.num_heads, self.dims)
-        # on the layer's device, or each call would copy them there
-        self.register_buffer("_places", torch.tensor(self._shifts), persistent=False)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
@@ -113,8 +111,9 @@ class Shift(AxisAdditiveEncoding):
         self, axis: int, displacement: Float[Tensor, "*points"]
     ) -> Float[Tensor, "heads *points"]:
         """Scores displacements along one axis."""
-        places = self._places[:, axis].to(displacement)
-        offset = displacement - per_head(places, displacement)
+        # filled there, or each call would copy numbers to a GPU
+        places = [displacement.new_full((1,), shift[axis]) for shift in self.displacements]
+        offset = displacement - per_head(torch.cat(places), displacement)
         return -_ALPHA * offset**2
 
     def axis_feature_vectors(self, axis: int, displacement: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from convattn.functional.reference import (
     attention_weights,
     displacement_places,
     displacement_scores,
+    normal_weights_,
     windows_of_queries,
 )
 from convattn.functional.torch_modes import (
@@ -459,11 +460,15 @@ def _weights(
 ) -> Float[Tensor, "images heads queries keys"]:
     """Computes the weights of every key and of those queries which the slice is."""
     if mask is None:
-        return attention_weights(query @ key.mT)
-    added = mask.scores(some, query, *tables)
-    add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
-    scores = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
-    return attention_weights(scores).unflatten(0, added.shape[:2])
+        scores = query @ key.mT
+    else:
+        added = mask.scores(some, query, *tables)
+        add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
+        sums = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+        scores = sums.unflatten(0, added.shape[:2])
+    if torch.is_grad_enabled() or needs_own_operations(scores):
+        return attention_weights(scores)
+    return normal_weights_(scores)
 
 
 def _mixed(

@@ -3,6 +3,7 @@
 Written to be read, with all N × N weights in memory. Notation and signs follow `docs/explanation/theory.md`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -227,6 +228,30 @@ def position_weights(
     """
     weights = attention_weights(displacement_scores(table, axes))
     return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
+
+
+def normal_weights_(
+    scores: Float[Tensor, "*batch queries keys"],
+) -> Float[Tensor, "*batch queries keys"]:
+    """Normalises scores as `attention_weights`, with zero for what is below the root of the smallest normal number.
+
+    That is a share of the row's largest weight, as in `position_weights`. No number on the way is subnormal. The scores
+    are overwritten, and there is no gradient.
+
+    Args:
+        scores: Scores in at least float32.
+
+    Returns:
+        Weights that sum to one over the keys.
+
+    Example:
+        >>> normal_weights_(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
+        [[0.0, 1.0], [0.5, 0.5]]
+    """
+    least = math.log(torch.finfo(scores.dtype).tiny) / 2
+    scores.sub_(scores.amax(-1, keepdim=True))
+    functional.threshold_(scores, least, -math.inf)
+    return torch.softmax(scores, dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:

@@ -180,11 +180,19 @@ class HasKernel(nn.Module, ABC):
 
     @property
     def padding(self) -> tuple[int, ...]:
-        """Pixels added on both sides along each axis; none if the layer is transposed or the sides differ."""
+        """Pixels added on both sides along each axis.
+
+        There is none if the layer is transposed or the sides differ, nor with soft heads or content: programs that
+        fuse a convolution with what follows ask for it, and would take these for a convolution.
+        """
         before, after = zip(*self.geometry.padding, strict=True)
-        if self.geometry.spreads or before != after:
+        if self.geometry.spreads or before != after or not self._is_convolution():
             raise AttributeError("padding")
         return before
+
+    def _is_convolution(self) -> bool:
+        """Tells whether the layer computes what a convolution with its weight computes."""
+        return False
 
     @property
     def padding_mode(self) -> str:
@@ -477,6 +485,10 @@ class RelativeAttention(HasKernel, ABC):
         if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
             return None
         return window if self._computed_content() is None else None
+
+    def _is_convolution(self) -> bool:
+        """Tells whether heads are fixed on the taps of the window, in order, and no content moves them."""
+        return _is_window(self.encoding, self.geometry) and not self.needs_content()
 
     def _computed_content(self) -> ContentScores | None:
         """Returns the content scores of a call: None if they change nothing, where to find out is not to wait."""
