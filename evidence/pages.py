@@ -10,7 +10,8 @@ not measured.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -31,6 +32,7 @@ from evidence.sharpness import __main__ as sharpness
 from evidence.speech_heads import page as speech_heads
 from evidence.speedrun import __main__ as speedrun
 from evidence.speedrun import centres, operations
+from evidence.studies import Study
 from evidence.sweep import page as sweep
 from evidence.trained_networks import page as trained_networks
 from evidence.vit_heads import heads
@@ -86,7 +88,8 @@ SHOWN_AS_TYPED = re.compile(
 
 def pages() -> dict[Path, str]:
     """Returns every page: its file, and the text that the records give."""
-    return {page_of(file): rendered(file) for file in sorted(TEMPLATES.rglob("*.md"))}
+    read = cache(studies.study)  # many pages are about the same runs
+    return {page_of(file): rendered(file, read) for file in sorted(TEMPLATES.rglob("*.md"))}
 
 
 def page_of(template: Path) -> Path:
@@ -94,8 +97,8 @@ def page_of(template: Path) -> Path:
     return ROOT / template.relative_to(TEMPLATES)
 
 
-def rendered(template: Path) -> str:
-    """Fills a template with the numbers of the records."""
+def rendered(template: Path, study: Callable[[str], Study] = studies.study) -> str:
+    """Fills a template with the numbers of the records; `study` reads the runs of a folder."""
     environment = Environment(  # Markdown is not HTML
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -108,7 +111,7 @@ def rendered(template: Path) -> str:
         for name, one in vars(module).items():
             if getattr(one, "__module__", None) == module.__name__:
                 environment.filters[name] = one
-    environment.globals |= {**QUESTIONS, "suite_page": suite_page}
+    environment.globals |= {**QUESTIONS, "suite_page": suite_page, "study": study}
     return environment.get_template(template.relative_to(TEMPLATES).as_posix()).render()
 
 

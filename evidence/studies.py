@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,14 @@ class TrainedRun:
         """Whether it has a record of where its heads looked."""
         return (self.folder / "heads.parquet").exists()
 
+    @cached_property
+    def _snapshots(self) -> list[HeadSnapshot]:
+        """The heads at every moment recorded, read once: the run is finished."""
+        return read_heads(self.folder)
+
     def heads(self, epochs: Iterable[int]) -> list[list[HeadSnapshot]]:
         """Reads the heads of each layer as they were after some epochs."""
-        kept = read_heads(self.folder)
+        kept = self._snapshots
         steps = [kept[-1].step * epoch // len(self.epochs) for epoch in epochs]
         return [[layer for layer in kept if layer.step == step] for step in steps]
 

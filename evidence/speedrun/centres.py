@@ -43,8 +43,11 @@ def attention_on_taps(
 
 def taps_with_a_centre(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws"]:
     """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
-    near = np.abs(centres[..., None, :, :] - np.array(_TAPS)[:, None]) <= _NEAR
-    return np.asarray(np.count_nonzero(near.all(-1).any(-1), axis=-1))
+    near = [
+        np.abs(centres[..., None, :, axis] - np.array(_TAPS)[:, axis, None]) <= _NEAR
+        for axis in range(2)
+    ]
+    return np.asarray(np.count_nonzero((near[0] & near[1]).any(-1), axis=-1))
 
 
 def taps_of_all(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Int[np.ndarray, "*draws"]:

@@ -117,13 +117,13 @@ def case(kind, how, bright, seed):
 
 @pytest.mark.parametrize(
     "seeds",
-    [pytest.param(range(2), id="2"), pytest.param(range(2, 20), id="18", marks=pytest.mark.slow)],
+    [pytest.param(range(1), id="1"), pytest.param(range(1, 20), id="19", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(
     ("kind", "how"), KINDS, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_no_fault_is_exact_or_close_and_no_right_one_differs(kind, how, seeds):
-    """Two seeds plant 180 faults, the others 1,620; for each five there is a right one, with sums in another order."""
+    """A seed plants 90 faults, the others 1,710; for each five there is a right one, with sums in another order."""
     missed = []
     for bright, seed in itertools.product(BRIGHT, seeds):
         network, x = case(kind, how, bright, seed)
@@ -151,8 +151,8 @@ def run(network, images):
     ("kind", "how"), KINDS, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_right_conversions_there_and_back_are_exact(kind, how):
-    for bright, seed in itertools.product(BRIGHT, range(2)):
-        network, x = case(kind, how, bright, seed)
+    for bright in BRIGHT:
+        network, x = case(kind, how, bright, seed=0)
         made, there = network_to_attention(network, images=x)
         assert there.verdict == "exact", there.summary()
         _, back = network_to_conv(made, images=x)

@@ -61,11 +61,8 @@ PATHS = [
 """Every path, by every road; in float64 the Fourier path is that of explicit weights, and has a test of its own."""
 
 MORE = [
-    *(
-        LayerCase(name, options={"impl": impl})
-        for name in ENCODINGS
-        for impl in ("dense", "fourier")
-    ),
+    *(LayerCase(name, options={"impl": "dense"}) for name in ENCODINGS),
+    LayerCase("quadratic", options={"impl": "fourier"}),
     *(LayerCase(name, options={"impl": "separable"}) for name in ADDITIVE),
     *(LayerCase(name, options={"content": NARROW, "impl": "content"}) for name in ENCODINGS),
     *(LayerCase("distance", kind) for kind in (RelativeAttention1d, RelativeAttention3d)),

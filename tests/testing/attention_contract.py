@@ -29,6 +29,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 }
 """Arguments of a layer that put queries and keys in other places, valid for one to three axes."""
 
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SIZES = {1: (13,), 2: (5, 7), 3: (2, 3, 5)}
 _FEW = 8  # numbers of a parameter
 
@@ -97,25 +98,24 @@ class AttentionContract:
         """Returns a copy of a layer, and images, on the device."""
         return copy.deepcopy(layer).to(self.device), x.to(self.device)
 
-    def check(self, layer: RelativeAttention, x: Tensor) -> None:
-        """Asserts that a layer is as right as its dtype allows."""
+    def check(self, layer: RelativeAttention, x: Tensor, where: str = "") -> None:
+        """Asserts that a layer is as right as its dtype allows; `where` is for the message."""
+        what = f"{where} result".strip()
         there, images = self.on_device(layer, x)
         with torch.no_grad():
             hi = self.dense(as_dtype(layer, torch.float64), x.double())
             lows = self.roads(layer, x)
-            assert_within_budget(there(images), hi, lows)
-        assert_within_budget(there(images), hi, lows)
+            assert_within_budget(there(images), hi, lows, what)
+        assert_within_budget(there(images), hi, lows, what)
 
-    @pytest.mark.parametrize(
-        "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
-    )
-    def test_output_is_attention_by_definition(self, dtype: torch.dtype) -> None:
-        self.check(self.made().to(dtype), self.images(dtype=dtype))
+    def test_output_is_attention_by_definition(self, *dtypes: torch.dtype) -> None:
+        for dtype in dtypes or _DTYPES:
+            self.check(self.made().to(dtype), self.images(dtype=dtype), str(dtype))
 
-    @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
-    def test_any_geometry_is_attention_by_definition(self, geometry: dict[str, Any]) -> None:
+    def test_any_geometry_is_attention_by_definition(self, *geometries: dict[str, Any]) -> None:
         """Windows, strides, dilations and paddings put queries and keys where the definition has them."""
-        self.check(self.made(**geometry), self.images())
+        for geometry in geometries or GEOMETRIES.values():
+            self.check(self.made(**geometry), self.images(), str(geometry))
 
     def test_cropped_and_padded_unevenly(self) -> None:
         self.check(self.made(kernel_size=1, padding=[(2, -1)] * self.dims), self.images())
@@ -129,9 +129,9 @@ class AttentionContract:
         assert layer.bias is None
         self.check(layer, self.images())
 
-    @pytest.mark.parametrize("batch", [0, 1])
-    def test_small_batches(self, batch: int) -> None:
-        self.check(self.made(), self.images(batch=batch))
+    def test_small_batches(self, *batches: int) -> None:
+        for batch in batches or (0, 1):
+            self.check(self.made(), self.images(batch=batch), f"batch of {batch}:")
 
     def test_one_pixel(self) -> None:
         self.check(self.made(), self.images(*(1,) * self.dims))
@@ -201,9 +201,13 @@ class AttentionContract:
         assert left.keys() == {name for name in gradients if not name.startswith("encoding.")}
         assert all(torch.equal(gradient, gradients[name]) for name, gradient in left.items())
 
-    @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["circular"]], ids=["plain", "circular"])
-    def test_attention_weights_are_those_of_the_definition(self, geometry: dict[str, Any]) -> None:
-        layer, x = self.made(**geometry), self.images()
+    def test_attention_weights_are_those_of_the_definition(
+        self, *geometries: dict[str, Any]
+    ) -> None:
+        for geometry in geometries or ({}, GEOMETRIES["circular"]):
+            self._check_weights(self.made(**geometry), self.images())
+
+    def _check_weights(self, layer: RelativeAttention, x: Tensor) -> None:
         there, images = self.on_device(layer, x)
         weights, exact = there.attention(images), as_dtype(layer, torch.float64)
         hi = dense_weights(exact, x.double(), self.formula)
@@ -239,12 +243,11 @@ class AttentionContract:
         self.made(**GEOMETRIES["spread"])(x)
         assert torch.equal(x, kept)
 
-    @pytest.mark.parametrize("channels", [2, 4])
-    def test_other_channels_are_refused(self, channels: int) -> None:
-        with pytest.raises(
-            ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"
-        ):
-            self.made()(self.images(channels=channels))
+    def test_other_channels_are_refused(self) -> None:
+        expected = rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"
+        for channels in (2, 4):
+            with pytest.raises(ShapeError, match=expected):
+                self.made()(self.images(channels=channels))
 
     def test_other_dtypes_are_refused(self) -> None:
         with pytest.raises(

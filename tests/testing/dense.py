@@ -14,6 +14,9 @@ from convattn.testing.contracts import Formula
 
 __all__ = ["as_dtype", "dense_attention", "dense_scores", "dense_weights"]
 
+Grids = tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]
+"""The key image, the places of its keys, and those of the queries."""
+
 
 def dense_attention(
     layer: RelativeAttention,
@@ -28,8 +31,9 @@ def dense_attention(
     weights are those of positions alone, and not rounded to fewer bits, it divides by the sum of the exponentials last.
     Both round differently.
     """
-    keys, _, queries = _grids(layer, x)
-    position, content = dense_scores(layer, x, formula, backwards=backwards)
+    grids = _grids(layer, x)
+    keys, _, queries = grids
+    position, content = _scores(layer, x, formula, grids, backwards=backwards)
     if backwards and content is None and position.dtype == x.dtype:
         weights = _exponentials(position)[None]
         totals = weights.sum(-1, keepdim=True)
@@ -58,10 +62,10 @@ def dense_weights(
 
     The arguments are those of `dense_attention`.
     """
-    _, places, queries = _grids(layer, x)
-    weights = _weights(
-        layer, *dense_scores(layer, x, formula, backwards=backwards), backwards=backwards
-    )
+    grids = _grids(layer, x)
+    _, places, queries = grids
+    scores = _scores(layer, x, formula, grids, backwards=backwards)
+    weights = _weights(layer, *scores, backwards=backwards)
     sizes = [
         [len({point[axis] for point in points}) for axis in range(layer.dims)]
         for points in (queries, places)
@@ -80,7 +84,13 @@ def dense_scores(
 
     The arguments are those of `dense_attention`.
     """
-    keys, places, queries = _grids(layer, x)
+    return _scores(layer, x, formula, _grids(layer, x), backwards=backwards)
+
+
+def _scores(
+    layer: RelativeAttention, x: Tensor, formula: Formula, grids: Grids, *, backwards: bool
+) -> tuple[Float[Tensor, "heads queries keys"], Float[Tensor, "batch heads queries keys"] | None]:
+    keys, places, queries = grids
     kind = torch.promote_types(x.dtype, torch.float32)
     displacements = torch.tensor(places, dtype=kind) - torch.tensor(queries, dtype=kind)[:, None]
     position, features = _position_terms(layer, displacements, formula, one_by_one=backwards)
@@ -100,9 +110,7 @@ def as_dtype(
     return made
 
 
-def _grids(
-    layer: RelativeAttention, x: Tensor
-) -> tuple[Tensor, list[tuple[int, ...]], list[tuple[int, ...]]]:
+def _grids(layer: RelativeAttention, x: Tensor) -> Grids:
     """Returns the key image, the places of the keys and those of the queries, from the layer's arguments."""
     options = layer.options()
     indices, queries = [], []

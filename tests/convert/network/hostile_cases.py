@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from convattn.budget import rounded_differently
+
 
 class Whole(nn.Module):
     """A network around one layer."""
@@ -80,10 +82,17 @@ class Assigning(Whole):
 
 
 class Chaotic(Whole):
-    """Makes of every last digit another number."""
+    """Makes of every last digit another number; `moved` moves the last digits once its layer is attention."""
+
+    def __init__(self, layer, *, moved):
+        super().__init__(layer)
+        self.moved = moved
 
     def forward(self, x):
-        return torch.sin(1e8 * self.layer(x))
+        y = self.layer(x)
+        if self.moved and not isinstance(self.layer, nn.Conv2d):
+            y = rounded_differently(y, seed=0)
+        return torch.sin(1e8 * y)
 
 
 class Looking(Whole):

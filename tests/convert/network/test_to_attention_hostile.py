@@ -83,11 +83,19 @@ TOO_FAR = (
 )
 
 
-@pytest.mark.parametrize(("impl", "verdict"), [("auto", "exact"), ("separable", "different")])
-def test_a_network_that_rounding_moves_too_far_is_exact_only_bit_for_bit(impl, verdict):
-    _, certificate = attempt(Chaotic(conv()), images(2, 3, 7, 9), impl=impl)
-    assert certificate.verdict == verdict
-    assert (certificate.measured_error == 0) is (verdict == "exact")
+@pytest.mark.parametrize(
+    ("impl", "moved", "verdicts"),
+    [
+        ("auto", False, ("exact",)),  # the same convolution
+        ("separable", False, ("exact", "different")),  # some processors give the same bits
+        ("auto", True, ("different",)),
+        ("separable", True, ("different",)),
+    ],
+)
+def test_a_network_that_rounding_moves_too_far_is_exact_only_bit_for_bit(impl, moved, verdicts):
+    _, certificate = attempt(Chaotic(conv(), moved=moved), images(2, 3, 7, 9), impl=impl)
+    assert certificate.verdict in verdicts
+    assert (certificate.measured_error == 0) is (certificate.verdict == "exact")
     assert certificate.rounding > certificate.largest
     assert any(item.startswith(TOO_FAR) for item in certificate.not_covered)
 
@@ -125,7 +133,8 @@ def test_a_convolution_out_of_other_operations_is_not_seen():
 def test_complex_results_are_compared():
     _, certificate = attempt(Spectrum(conv()), images(2, 3, 7, 9))
     assert certificate.passed
-    assert 0 < certificate.measured_error <= certificate.rounding
+    assert certificate.reference == "float64"
+    assert certificate.measured_error <= certificate.rounding
 
 
 def test_a_traced_graph_is_converted():

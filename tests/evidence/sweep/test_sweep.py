@@ -98,7 +98,8 @@ def test_a_line_says_what_both_paths_gave(here):
             10,
             used,
         )
-        assert 0 < path["measured_error"] <= path["rounding"] < path["largest"]
+        assert path["reference"] == "float64"
+        assert path["measured_error"] <= path["rounding"] < path["largest"]
         assert path["shapes"] == [[1, 3, 9, 11]]
     assert line["paths"]["auto"]["control"]["rejected"]
     assert line["paths"]["back"]["same_weights"]
