@@ -250,7 +250,7 @@ def normal_weights_(
     """
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     scores.sub_(scores.amax(-1, keepdim=True))
-    functional.threshold_(scores, least, -math.inf)
+    functional.threshold(scores, least, -math.inf, inplace=True)
     return torch.softmax(scores, dim=-1)
 
 
