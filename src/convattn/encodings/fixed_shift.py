@@ -61,8 +61,9 @@ class Shift(AxisAdditiveEncoding):
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
         self._shifts = _whole_shifts(displacements, self.num_heads, self.dims)
-        # on the layer's device, or each call would copy them there
-        self.register_buffer("_places", torch.tensor(self._shifts), persistent=False)
+        # moves with the layer, or each call would copy it; has numbers even in a layer built on the meta device
+        places = torch.tensor(self._shifts, device="cpu")
+        self.register_buffer("_places", places, persistent=False)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
