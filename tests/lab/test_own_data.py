@@ -169,6 +169,10 @@ def test_every_command_takes_a_folder_and_the_run_says_how_its_pictures_are_prep
 def test_a_recipe_of_a_folder_names_it():
     for changes, message in (
         ({"data.name": "folder"}, "folder must be the folder of the pictures, but is None"),
+        (
+            {"data.name": "digits", "data.folder": "pets"},
+            "folder must be left out for digits; .* by --data FOLDER, but is 'pets'",
+        ),
         ({"data.size": "8"}, "size must be left out but for a folder of pictures, but is 8"),
     ):
         with pytest.raises(ArgumentError, match=message):
