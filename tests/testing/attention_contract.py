@@ -241,9 +241,7 @@ class AttentionContract:
 
     @pytest.mark.parametrize("channels", [2, 4])
     def test_other_channels_are_refused(self, channels: int) -> None:
-        with pytest.raises(
-            ShapeError, match=rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"
-        ):
+        with pytest.raises(ShapeError, match=r"x must be of shape \(batch, 3, [a-z, ]+\), but is"):
             self.made()(self.images(channels=channels))
 
     def test_other_dtypes_are_refused(self) -> None:
