@@ -25,6 +25,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -81,7 +82,16 @@ def must_be_a(argument: str, expectation: str, value: object) -> str:
     message = f"{argument} must be {expectation}, but is of type {type(value).__name__}"
     if hasattr(value, "__array_interface__"):  # as arrays of numpy and pictures of pillow have
         message += ": torch.as_tensor(numpy.asarray(it)) makes a tensor of it"
+    if hasattr(value, "batch_sampler"):
+        message += ": give one batch of the loader, as next(iter(loader))[0] of one with labels"
     return message
+
+
+def sorts(tensors: Sequence[Any]) -> str:
+    """Returns the dtypes and shapes of tensors in words, as "uint8 of shape (2, 3, 5, 7)"."""
+    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    return ", ".join(f"{kind} of shape {shape}" for kind, shape in zip(kinds, shapes, strict=True))
 
 
 def must_fit(words: str, error: Exception) -> str:

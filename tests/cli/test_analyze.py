@@ -204,7 +204,7 @@ def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
     np.save(tmp_path / "grey.npy", np.zeros((3, 1, 32, 32), dtype=np.float32))
     for name, message in {
         "gone": "--images must be a folder or a file that exists, but is",
-        "text.txt": r"images must be a folder or a \.npy file",
+        "text.txt": r"--images must be a folder or a \.npy file",
         "grey.npy": "images must",
     }.items():
         assert run(f"analyze {SOURCE} --images {tmp_path / name} -o {tmp_path / 'out'}") == 2, name
@@ -221,7 +221,7 @@ def test_other_mistakes_are_told(images, made, tmp_path, capsys):
         f"{SOURCE} --images {images} -o {made}": "--output must be new or empty",
         f"{SOURCE} {folder} --limit 0": "--limit: must be at least 1, but is 0",
         f"{SOURCE} {folder} --layer x": "layers must be a pattern that matches attention layers",
-        f"{SOURCE} {folder} --kernel-size 2": "kernel_size must be odd",
+        f"{SOURCE} {folder} --kernel-size 2": "--kernel-size must be odd",
         f"timm:vit_tiny_patch16_224 {folder}": "exactly one of --weights FILE, --pretrained and",
     }.items():
         assert run(f"analyze {arguments}") == 2

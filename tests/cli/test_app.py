@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "sharpness": (
         "convert convolution -o new --sharpness 0",
-        "sharpness must be a positive finite number",
+        "--sharpness must be a positive finite number",
     ),
     "taken folder": (
         "convert convolution -o convolution",

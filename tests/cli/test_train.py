@@ -124,7 +124,7 @@ def test_resume_goes_on_after_a_damaged_checkpoint_and_says_so(monkeypatch, caps
         ("--tracker tensorbord", 'Did you mean "tensorboard"?'),
         (
             "--checkpoint-every 0",
-            "checkpoint_every must be an integer of at least 1, but is 0",
+            "--checkpoint-every must be an integer of at least 1, but is 0",
         ),
         ("--scale small", "digits-quadratic.toml: scale must be paper"),
     ],

@@ -136,7 +136,7 @@ MISTAKES = {
     ),
     "comparison": (
         f"{SMALL} --compare untrain",
-        "compare must be untrained, converted, or a network",
+        "--compare must be untrained, converted, or a network",
     ),
     "untrained twice": (
         "timm:resnet18 --random-weights --images full --compare untrained",

@@ -12,6 +12,7 @@ import timm
 import torch
 from tests.heads.analyze_cases import gated, hooks, noise, report_of
 from torch import nn
+from torch.utils.data import DataLoader
 
 from convattn.errors import ConvAttnError, UnknownNameError, UnsupportedModelError
 from convattn.heads.analysis import analyze
@@ -318,6 +319,18 @@ MISTAKES = {
     "convolutions": (noise(2, 3, 8, 8), {"model": nn.Conv2d(3, 3, 3)}, "attention"),
     "layer": (IMAGE[None], {"layers": ["x"]}, "layers must be a pattern that matches"),
     "no layer": (IMAGE[None], {"layers": []}, "layers must be a name pattern or"),
+    "loader": (DataLoader(IMAGE[None]), {}, r"DataLoader: give one batch of the loader, as next\("),
+    "bytes": (IMAGE[None].byte(), {}, r"on uint8 of shape \(1, 6, 5, 6\) it raised"),
+    "a word": (
+        IMAGE[None],
+        {"controls": "untrained weights"},
+        "controls must be names .* in a list",
+    ),
+    "no controls": (
+        IMAGE[None],
+        {"controls": False},
+        "controls must be names of controls in a list",
+    ),
     "control": (IMAGE[None], {"controls": ["x"]}, "unknown control"),
     "one number for all": (3, {}, "images must be a tensor or a sequence"),
     "even": (IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),

@@ -53,10 +53,16 @@ def test_shapes_of_generalised_heads_come_back(tmp_path):
 
 
 UNREADABLE = {
-    "FileNotFoundError": lambda _: None,
     "Arrow": lambda file: file.write_bytes(b"not parquet"),
     "KeyError: .*epoch": lambda file: parquet.write_table(pa.table({"step": [0]}), file),
 }
+
+
+def test_a_run_without_centres_is_said_to_have_none(tmp_path):
+    with pytest.raises(
+        CheckpointError, match=r"holds no heads\.parquet: .* if their heads have centres"
+    ):
+        read_heads(tmp_path)
 
 
 @pytest.mark.parametrize("message", UNREADABLE)

@@ -396,7 +396,7 @@ def test_a_module_that_raises_in_the_middle():
     network = nn.Sequential(Wrong())
     with pytest.raises(
         ArgumentError,
-        match=r"^images must fit the network, but on those of shape \(2, 13, 6\) it raised",
+        match=r"^images must fit the network, but on float32 of shape \(2, 13, 6\) it raised",
     ):
         seen_by(network, drawn(13, 6))
     assert_no_hooks(network)

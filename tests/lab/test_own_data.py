@@ -161,7 +161,7 @@ def test_every_command_takes_a_folder_and_the_run_says_how_its_pictures_are_prep
     assert torch.equal(image, normalise(pixels, data.mean, data.std)[0])
     assert run("view run --images pets -o page.html --limit 2 --json") == 0
     assert run("train digits-quadratic --data none") == 2
-    assert "data must be a folder that exists, but is 'none'" in capsys.readouterr().err
+    assert "convattn: --data must be a folder that exists, but is 'none'" in capsys.readouterr().err
     changes = recipe_changes([], [], Path("pets"))
     assert {"data.name=folder", "data.folder=pets"} <= {*words_of_a_study(changes)}
 
@@ -169,6 +169,10 @@ def test_every_command_takes_a_folder_and_the_run_says_how_its_pictures_are_prep
 def test_a_recipe_of_a_folder_names_it():
     for changes, message in (
         ({"data.name": "folder"}, "folder must be the folder of the pictures, but is None"),
+        (
+            {"data.name": "digits", "data.folder": "pets"},
+            "folder must be left out for digits; .* by --data FOLDER, but is 'pets'",
+        ),
         ({"data.size": "8"}, "size must be left out but for a folder of pictures, but is 8"),
     ):
         with pytest.raises(ArgumentError, match=message):
@@ -183,7 +187,10 @@ def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsy
         assert "One of your own: convattn.register_encoding('ring_of_a_test', CLASS)" in error
         assert not Path("early").exists()
     assert run(f"train digits-quadratic {own} --import no_such_module") == 2
-    assert "import must be a module that can be imported, by its name" in capsys.readouterr().err
+    assert (
+        "convattn: --import must be a module that can be imported, by its name"
+        in capsys.readouterr().err
+    )
     Path(f"{MODULE}.py").write_text(RING)
     own += f" --import {MODULE}"
     assert run(f"train digits-quadratic --seed 1 -o run {own}") == 0

@@ -181,7 +181,7 @@ def test_plan_is_a_record_and_refuses_what_forward_refuses(tmp_path, without_typ
     assert plan.summary().startswith("shift path, weights first: each head looks at one pixel")
     assert plan.flops == 2 * 2 * 35 * 9 * 3 * 5
     with pytest.raises(
-        ShapeError, match=r"x must be of shape \(batch, 3, 2 spatial sizes\), but is \(2, 4, 5, 7\)"
+        ShapeError, match=r"x must be of shape \(batch, 3, rows, cols\), but is \(2, 4, 5, 7\)"
     ):
         layer.plan((2, 4, 5, 7))
     for shape in ((3, 5, 7), (2, 3, -5, 7), (2, 3, 5.0, 7)):

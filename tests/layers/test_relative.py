@@ -94,17 +94,20 @@ def test_wrong_arguments_are_refused(options, error, message, without_type_check
         RelativeAttention2d(**arguments)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
+SIZES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
+
+
+@pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("rank", [0, 1, -1])
 def test_images_of_another_rank_are_refused(dims, rank, without_type_checks):
     layer = LAYERS[dims](3, 5, num_heads=2, encoding="quadratic")
     shape = (1, 3, 7, 5, 11, 13)[: dims + 2 + rank] if rank else (1, 2, 7, 5, 11)[: dims + 2]
     with pytest.raises(
-        ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "
+        ShapeError, match=rf"x must be of shape \(batch, 3, {SIZES[dims]}\), but is \(1, "
     ):
         layer(torch.zeros(shape))
     with pytest.raises(
-        ShapeError, match=rf"x must be of shape \(batch, 3, {dims} spatial sizes\), but is \(1, "
+        ShapeError, match=rf"x must be of shape \(batch, 3, {SIZES[dims]}\), but is \(1, "
     ):
         layer.attention(torch.zeros(shape))
 

@@ -81,7 +81,7 @@ def test_conversions_are_measured_on_test_images_unless_a_shape_is_asked_for(dig
 def test_what_nobody_knows_needs_images(tmp_path, capsys):
     save_network(AttentionNet(width=8, depth=1, heads=4, ffn=8), tmp_path / "mine")
     assert run(f"analyze {tmp_path}/mine -o {tmp_path}/report") == 2
-    message = f"images must be given: {tmp_path / 'mine'} is not known to be trained on CIFAR-10 or digits"
+    message = f"--images must be given: {tmp_path / 'mine'} is not known to be trained on CIFAR-10 or digits"
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "report").exists()
 

@@ -244,7 +244,7 @@ class AttentionContract:
         assert torch.equal(x, kept)
 
     def test_other_channels_are_refused(self) -> None:
-        expected = rf"x must be of shape \(batch, 3, {self.dims} spatial sizes\), but is"
+        expected = r"x must be of shape \(batch, 3, [a-z, ]+\), but is"
         for channels in (2, 4):
             with pytest.raises(ShapeError, match=expected):
                 self.made()(self.images(channels=channels))

@@ -277,7 +277,9 @@ def test_networks_that_cannot_be_shown_are_refused():
     foreign = nn.Sequential(
         nn.Conv2d(3, 4, 1), RelativeAttention2d(4, 5, num_heads=2, encoding="quadratic")
     )
-    with pytest.raises(ArgumentError, match=r"images must fit the network, but on those of shape"):
+    with pytest.raises(
+        ArgumentError, match=r"images must fit the network, but on float32 of shape"
+    ):
         build_scene(Exhibit(foreign, IMAGES[:, :2]))
 
 

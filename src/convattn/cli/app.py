@@ -101,7 +101,7 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
         words = " ".join(error.unused_tokens or ())
         return _fail(app, f"unexpected argument {words!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
-        return _fail(app, str(error), _MISTAKE)
+        return _fail(app, _with_option(app, arguments, str(error)), _MISTAKE)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
@@ -129,6 +129,17 @@ def _run(app: App, arguments: Sequence[str] | None) -> int:
             result_action="return_value",
         )
     return code or 0
+
+
+def _with_option(app: App, arguments: Sequence[str] | None, message: str) -> str:
+    """Names the argument with which a message begins as it is typed, if it is an option of the command."""
+    *_, parser = app.parse_commands(arguments)[1]
+    if parser.default_command is None:
+        return message
+    argument, space, rest = message.partition(" ")
+    option = f"--{argument.replace('_', '-')}"
+    is_option = any(option in known.names for known in parser.assemble_argument_collection())
+    return f"{option}{space}{rest}" if is_option else message
 
 
 def _show_warning(

@@ -40,7 +40,8 @@ def train(  # noqa: PLR0913 - the options of the command
     config.json, README.md (the card) and record.json. record.json is written last: a folder without it is a run that
     did not finish, and --resume continues it from its newest checkpoint. Tiny images are computed on one thread, others
     on all cores, unless OMP_NUM_THREADS says how many. With several processes: accelerate launch -m convattn train
-    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error every ten seconds.
+    RECIPE. Progress is a bar on a terminal, and otherwise a line on standard error after each epoch and every ten
+    seconds.
 
     Args:
         recipe: Name of a recipe (`convattn info` lists them), or a file that ends in .toml.

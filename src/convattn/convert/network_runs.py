@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
+from convattn.errors import (
+    ArgumentError,
+    UnsupportedModelError,
+    must_be,
+    must_be_a,
+    must_fit,
+    sorts,
+)
 from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
@@ -275,17 +282,14 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
         arguments = Arguments((images,), {}, "the images given")
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
-        hint = ""
-        if hasattr(images, "__iter__"):
-            hint = "; of a loader give one batch, as next(iter(loader))[0] of one with labels"
-        raise ArgumentError(must_be_a("images", expectation, images) + hint)
+        raise ArgumentError(must_be_a("images", expectation, images))
     held = arguments.tensors()
     if any(tensor.is_meta for tensor in held):
         raise ArgumentError("images must be tensors with values, but one is on the meta device")
     if any(bool(_as_real(tensor).isnan().any()) for tensor in held):
         raise ArgumentError("images must hold no NaN, but some do")
     if held and not any(tensor.numel() for tensor in held):
-        raise ArgumentError(must_be("images", "a batch of at least one", arguments.shapes()))
+        raise ArgumentError(f"images must be a batch of at least one, but are {sorts(held)}")
     return arguments
 
 
@@ -415,7 +419,11 @@ def run_copy(
     try:
         return run_batches(copied, batches)
     except Exception as error:  # a foreign network may fail in any way
-        raise ArgumentError(must_fit(batches[0].words, error)) from error
+        first = batches[0]
+        held = [part for _, part in parts((first.positional, first.named))]
+        tensors = [part for part in held if isinstance(part, Tensor)]
+        words = f"{first.words} (first batch: {sorts(tensors)})"
+        raise ArgumentError(must_fit(words, error)) from error
 
 
 def noticing_draws(source: nn.Module, arguments: Arguments, size: int) -> Arguments:

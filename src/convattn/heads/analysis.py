@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -174,6 +174,8 @@ def _require(images: Any, kernel_size: int, controls: Any) -> None:
         raise ArgumentError(must_be("images", "of at least one value each", tuple(first.shape)))
     if kernel_size % 2 == 0:
         raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
+    if isinstance(controls, str) or not isinstance(controls, Iterable):
+        raise ArgumentError(must_be("controls", "names of controls in a list, or ()", controls))
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)

@@ -56,6 +56,10 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
     """
     path = Path(run) / HEADS
     pa = optional_module("pyarrow.parquet", "pyarrow", "parquet")
+    if not path.exists():
+        raise CheckpointError(
+            f"{run} holds no {HEADS}: runs have one if their heads have centres, as those of quadratic encodings"
+        )
     try:
         table = pa.parquet.read_table(path, page_checksum_verification=True)
         rows = table.select([*HEAD_COLUMNS]).cast(pa.schema(HEAD_COLUMNS)).to_pylist()

@@ -18,7 +18,7 @@ from convattn.budget import roundings
 from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
 from convattn.convert.surgery import find_empty, full_name, names_by_module
 from convattn.encodings import Encoding
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
+from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Axis
@@ -221,16 +221,15 @@ class _Pass:
             except Exception as error:
                 if error is self._raised:
                     raise
-                shapes = [tuple(tensor.shape) for tensor in tensors]
-                words = shapes[0] if len(shapes) == 1 else shapes
+                words = sorts(tensors)
                 parts = _parts_by_input(self._model)
                 if len(tensors) == 1 and parts:
                     kind = type(self._model).__name__
                     raise ArgumentError(
-                        f"images must fit the network, but {kind} takes several inputs at once and was given one, of"
-                        f" shape {words}; pass the part of it that takes them: {' or '.join(parts)}"
+                        f"images must fit the network, but {kind} takes several inputs at once and was given one,"
+                        f" {words}; pass the part of it that takes them: {' or '.join(parts)}"
                     ) from error
-                raise ArgumentError(must_fit(f"those of shape {words}", error)) from error
+                raise ArgumentError(must_fit(words, error)) from error
 
     def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

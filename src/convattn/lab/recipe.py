@@ -141,6 +141,9 @@ class DataRecipe(Section):
         super().__post_init__()
         if self.name == "folder" and self.folder is None:
             raise RecipeError(must_be("folder", "the folder of the pictures", self.folder))
+        if self.name == "digits" and self.folder is not None:
+            expectation = "left out for digits; pictures of your own are given by --data FOLDER"
+            raise RecipeError(must_be("folder", expectation, self.folder))
         if self.name != "folder" and self.size is not None:
             raise RecipeError(must_be("size", "left out but for a folder of pictures", self.size))
         if self.alternate_flip and not self.flip:

@@ -788,7 +788,7 @@ def require_images(
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
     if x.ndim != dims + 2 or x.shape[1] != channels:
-        expected = f"of shape (batch, {channels}, {dims} spatial sizes)"
+        expected = f"of shape (batch, {channels}, {_AXES[dims]})"
         message = must_be("x", expected, tuple(x.shape))
         place = x.ndim - dims - 1
         if place in (0, 1) and x.shape[-1] == channels:

@@ -303,8 +303,10 @@ def require_own_images(folder: Path | None, title: str, limit: int) -> OwnImages
     """Returns `own_images`; raises ArgumentError, with the network's title, if its data are unknown."""
     images = own_images(folder, limit)
     if images is None:
+        data = trained_on(folder)
+        instead = "" if data is None else f", but on {data}"
         raise ArgumentError(
-            f"images must be given: {title} is not known to be trained on CIFAR-10 or digits"
+            f"images must be given: {title} is not known to be trained on CIFAR-10 or digits{instead}"
         )
     return images
 

@@ -171,7 +171,9 @@ def _require_structure(network: nn.Module, config: dict[str, Any], *, is_given: 
         advice = (
             f"{config['source']} is not what it was when it was saved, with {', '.join(versions)}"
         )
-    raise CheckpointError(f"{reasons}. {advice}; verify=False loads it nevertheless, unchecked")
+    raise CheckpointError(
+        f"{reasons}. {advice}; verify=False leaves out this check, but not that of names and shapes"
+    )
 
 
 def _build(file: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:

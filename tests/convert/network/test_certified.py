@@ -34,7 +34,9 @@ def test_images_are_taken_by_position_and_one_batch_of_a_loader(without_type_che
     _, certificate = network_to_conv(attention, x)
     assert certificate.shapes == ((2, 3, 7, 9),)
     loader = DataLoader(TensorDataset(x, torch.arange(2)), batch_size=2)
-    with pytest.raises(ArgumentError, match=r"of a loader give one batch, as next\(iter\(loader"):
+    with pytest.raises(
+        ArgumentError, match=r"DataLoader: give one batch of the loader, as next\(iter\(loader"
+    ):
         network_to_attention(network, loader)
     assert network_to_attention(network, next(iter(loader))[0])[1].passed
 

@@ -192,23 +192,26 @@ def test_results_that_are_not_finite_are_not_passed():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (images(0, 3, 7, 9), r"images must be a batch of at least one, but is \(\(0, 3, 7, 9\),\)"),
+        (
+            images(0, 3, 7, 9),
+            r"images must be a batch of at least one, but are float32 of shape \(0, 3, 7, 9\)",
+        ),
         (
             images(1, 3, 7, 9, dtype=torch.float64),
-            r"on the images given it raised RuntimeError: Input type \(double\)",
+            r"on the images given \(first batch: float64 of shape \(.*\)\) it raised Runtime.*Input type \(double\)",
         ),
         (
             torch.ones(1, 3, 7, 9, dtype=torch.long),
-            r"on the images given it raised RuntimeError: Input type \(long",
+            r"on the images given \(first batch: int64 of shape \(.*\)\) it raised RuntimeError: Input type \(long",
         ),
         (
             torch.ones(1, 3, 7, 9, device="meta"),
             "images must be tensors with values, but one is on the meta device",
         ),
-        ((images(1, 3, 7, 9), 3), "on the images given it raised TypeError"),
+        ((images(1, 3, 7, 9), 3), r"on the images given \(.*\) it raised TypeError"),
         (
             {"y": images(1, 3, 7, 9)},
-            "on the arguments given it raised TypeError: .* unexpected keyword argument 'y'",
+            r"on the arguments given \(.*\) it raised TypeError: .* unexpected keyword argument 'y'",
         ),
     ],
 )
