@@ -28,9 +28,10 @@ from convattn.convert.network_runs import (
     read_arguments,
 )
 from convattn.convert.runtimes import Load, Options, open_file
-from convattn.convert.surgery import dtypes_in_words, full_name
+from convattn.convert.surgery import dtypes_in_words
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
+from convattn.structure import full_name
 from convattn.wording import counted, first_few
 
 

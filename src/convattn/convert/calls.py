@@ -21,7 +21,6 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from convattn.convert.network_runs import Arguments, parts_of_attention, run_copy
-from convattn.convert.surgery import full_name
 from convattn.convert.taps import (
     CONVOLUTIONS,
     SEED,
@@ -31,6 +30,7 @@ from convattn.convert.taps import (
 )
 from convattn.errors import ConversionError
 from convattn.layers.relative import HasKernel
+from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
     functional.conv1d: CONVOLUTIONS[1],

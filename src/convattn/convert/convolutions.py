@@ -13,14 +13,7 @@ from torch.nn.utils import parametrize, prune
 from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.network_runs import Arguments, copy_network
-from convattn.convert.surgery import (
-    full_name,
-    is_own_hook,
-    matches,
-    names_by_module,
-    patterns,
-    replaced_methods,
-)
+from convattn.convert.surgery import matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
     OPTIONS,
@@ -33,6 +26,7 @@ from convattn.convert.taps import (
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import HasKernel
+from convattn.structure import full_name, is_own_hook, replaced_methods
 from convattn.wording import ITSELF, counted, first_few
 
 _REFUSED: dict[str, str] = {

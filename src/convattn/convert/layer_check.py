@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.rounding import Roundings, errors_of, scales
-from convattn.convert.structure import network_digest
 from convattn.convert.taps import SEED, TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.structure import network_digest
 
 STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""

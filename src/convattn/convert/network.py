@@ -32,14 +32,7 @@ from convattn.convert.network_runs import (
     read_arguments,
     watch_paths,
 )
-from convattn.convert.structure import network_digest
-from convattn.convert.surgery import (
-    dtypes_in_words,
-    find_empty,
-    full_name,
-    graft,
-    names_by_module,
-)
+from convattn.convert.surgery import dtypes_in_words, find_empty, graft, names_by_module
 from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
@@ -52,6 +45,7 @@ from convattn.errors import (
 )
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
+from convattn.structure import full_name, network_digest
 
 _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 """A convolution, and the certificate of its conversion."""

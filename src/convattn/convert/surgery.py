@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
-from torch.nn.utils import parametrize, prune
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils import parametrize
 
 from convattn.errors import ArgumentError, must_be
+from convattn.structure import is_own_hook, replaced_methods
 
 _CALLS = (
     "_forward_hooks",
@@ -22,11 +20,6 @@ _CALLS = (
     "_backward_pre_hooks",
 )
 """Attributes in which a module holds its hooks."""
-
-
-def full_name(kind: type) -> str:
-    """Returns the name of a class with that of the file that defines it."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def dtypes_in_words(network: nn.Module) -> str:
@@ -75,15 +68,6 @@ def find_empty(module: nn.Module) -> str | None:
     return next((name for name, tensor in held if tensor.is_meta), None)
 
 
-def replaced_methods(module: nn.Module) -> list[str]:
-    """Names the methods that were replaced on a module, so that it may compute something else than its class."""
-    names = []
-    for name, value in vars(module).items():
-        if callable(value) and callable(getattr(type(module), name, None)):
-            names.append(name)
-    return sorted(names)
-
-
 def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> str | None:
     """Returns what makes a layer compute something else than its class does with its parameters; None if nothing does.
 
@@ -105,17 +89,6 @@ def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> 
                 f"it has {' and '.join(reasons)}{where}; make them permanent or remove them first"
             )
     return None
-
-
-def is_own_hook(hook: object) -> bool:
-    """Tells whether a forward pre-hook is one by which torch computes a weight: normalisation or pruning."""
-    return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
-
-
-def computed_weights(module: nn.Module) -> dict[str, object]:
-    """Returns the hooks by which torch computes weights of a module, by the names of the weights."""
-    hooks: Any = filter(is_own_hook, module._forward_pre_hooks.values())
-    return {getattr(hook, "name", None) or hook._tensor_name: hook for hook in hooks}
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
-from convattn.convert.surgery import find_empty, full_name, names_by_module
+from convattn.convert.surgery import find_empty, names_by_module
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit
 from convattn.functional import attend, pad_keys
@@ -43,6 +43,7 @@ from convattn.heads.layout import (
 )
 from convattn.heads.products import EXCLUDED, Operations, Product, Proof, prove
 from convattn.layers import RelativeAttention
+from convattn.structure import full_name
 
 __all__ = [
     "OUTSIDE",

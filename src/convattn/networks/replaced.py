@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from convattn.convert.calls import AttendedCalls, Call, original_place
-from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
-from convattn.convert.structure import HOOKS, Structure
-from convattn.convert.surgery import computed_weights, graft, is_own_hook, names_by_module
+from convattn.convert.surgery import graft, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.networks.differences import differences
+from convattn.networks.saved_layers import KINDS, describe_layer, rebuild_layer
+from convattn.structure import HOOKS, Structure, computed_weights, is_own_hook
 from convattn.wording import ITSELF
 
 _IDENTITY = nn.Identity.__name__
