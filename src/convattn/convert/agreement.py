@@ -177,7 +177,7 @@ def certify(
     layers = 0
     first = None
     apart = worst = comparison.nearest_to_rounding
-    few = arguments._replace(draws=comparison.draws).batches(4)[0]
+    few = comparison.arguments.batches(4)[0]
     try:
         values = partial(_values_of_layers, runnable, few)
         layers, first, apart = compare_layers(source, rounded, few, values)
@@ -208,8 +208,8 @@ def certify(
         other=runnable.words,
         dtype=dtypes_in_words(reference),
         quantised=runnable.quantised,
-        images=comparison.images,
-        shapes=comparison.shapes,
+        images=arguments.words,
+        shapes=arguments.shapes(),
         compared_with=comparison.reference,
         measured_error=worst.error,
         rounding=worst.rounding,

@@ -20,10 +20,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from convattn.convert.network_runs import Arguments, parts_of_attention, run_copy
+from convattn.convert.network_runs import SEED, Arguments, parts_of_attention, run_copy
 from convattn.convert.taps import (
     CONVOLUTIONS,
-    SEED,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
@@ -389,8 +388,8 @@ def record_calls(model: nn.Module, arguments: Arguments) -> list[Recorder]:
     recorders = []
     other = arguments.batches(2)[0].changed(_by_a_tenth)
     for images in (arguments.batches(1)[0], other):
-        with Recorder() as recorder:
-            run_copy(model, [images], recorder.watch)
+        recorder = Recorder()
+        run_copy(model, [images._replace(mode=recorder)], recorder.watch)
         recorders.append(recorder)
     return recorders
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
+from convattn.convert.network_runs import SEED, standard_normal
 from convattn.convert.rounding import Roundings, errors_of, scales
-from convattn.convert.taps import SEED, TransposedConvolution
+from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import plain_float32, without_autocast
@@ -336,9 +337,7 @@ def _in_one_line(layer: nn.Module) -> str:
 
 def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
-    generator = torch.Generator().manual_seed(SEED)
-    shape = (2, layer.in_channels, *sizes)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    x = standard_normal((2, layer.in_channels, *sizes))
     return x.to(device=layer.like.device, dtype=dtype)
 
 

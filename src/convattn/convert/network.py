@@ -427,8 +427,8 @@ def _certify_network(
         if comparison.predictions is not None:
             measured = comparison.predictions._asdict()
         measured |= {
-            "images": comparison.images,
-            "shapes": comparison.shapes,
+            "images": comparison.arguments.words,
+            "shapes": comparison.arguments.shapes(),
             "reference": comparison.reference,
             "measured_error": worst.error,
             "rounding": worst.rounding,

@@ -62,8 +62,7 @@ is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
 class NetworkComparison:
     """How far a network is from its source on some images."""
 
-    images: str  # What the networks were run on, in words
-    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
+    arguments: Arguments  # What the networks were run on
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[
         Difference, ...
@@ -72,7 +71,6 @@ class NetworkComparison:
     predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
     hides: bool  # Whether an output has parts that cannot be seen into
-    draws: bool  # Whether the source draws random numbers
     # The first layer that differs, or no difference, where outputs show little; else None
     layers: Difference | None = None
 
@@ -187,15 +185,13 @@ def compare_networks(
         few = arguments.batches(4)[0]
         *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
     return NetworkComparison(
-        images=arguments.words,
-        shapes=arguments.shapes(),
+        arguments=arguments,
         reference=_name(reference),
         outputs=tuple(outputs),
         differing=tuple(differing),
         predictions=predictions,
         not_covered=(*notes, *moving, *hidden),
         hides=bool(hidden),
-        draws=arguments.draws,
         layers=layers,
     )
 

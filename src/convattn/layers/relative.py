@@ -739,7 +739,7 @@ def _heads_on_taps(
         if kind.centre_argument is not None:
             arguments[name] = kind.centre_argument
     if isinstance(encoding, str) and encoding in arguments:
-        taps = [displacement for _, displacement in geometry.taps()]
+        taps = geometry.taps()
         centres = {arguments[encoding]: taps}
         return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
     if isinstance(encoding, str) and encoding not in ENCODINGS:
@@ -751,8 +751,7 @@ def _heads_on_taps(
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    taps = tuple(displacement for _, displacement in geometry.taps())
-    return isinstance(encoding, Shift) and encoding.displacements == taps
+    return isinstance(encoding, Shift) and encoding.displacements == geometry.taps()
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
