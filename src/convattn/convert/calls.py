@@ -8,7 +8,7 @@ harm; a call that comes in another order than when the network was converted is 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, final
@@ -26,6 +26,7 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    put_tensors,
 )
 from convattn.errors import ConversionError
 from convattn.layers.relative import HasKernel
@@ -40,9 +41,6 @@ _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
     functional.conv_transpose3d: TRANSPOSED_CONVOLUTIONS[3],
 }
 """Functions that are convolutions, with the module that computes the same."""
-
-_KINDS = {kind.__name__: kind for kind in _FUNCTIONS.values()}
-"""These modules by the names under which a call is saved."""
 
 _OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _TRANSPOSED_OPTIONS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
@@ -64,23 +62,6 @@ class Call:
     bias: str | None = None  # The same of the bias
     has_bias: bool = False
 
-    def described(self) -> dict[str, Any]:
-        """Describes the call as JSON types."""
-        return {**asdict(self), "module": self.module.__name__}
-
-    @classmethod
-    def of(cls, description: Mapping[str, Any]) -> "Call":
-        """Builds what was described."""
-        options = {}
-        for name, value in description["options"].items():
-            options[name] = tuple(value) if isinstance(value, list) else value
-        read = {
-            "shape": tuple(description["shape"]),
-            "options": options,
-            "module": _KINDS[description["module"]],
-        }
-        return cls(**{**description, **read})
-
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
         ours, theirs = dict(self.options), dict(other.options)
@@ -96,11 +77,7 @@ class Call:
             inputs, outputs = self.shape[0], self.shape[1] * groups
         taps: Any = self.shape[2:]
         conv = self.module(inputs, outputs, taps, bias=False, device="meta", **self.options)
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None:
-                parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-                conv.register_parameter(name, parameter)
-        return conv
+        return put_tensors(conv, weight, bias)
 
 
 def _read(

@@ -20,6 +20,7 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    put_tensors,
     why_no_values,
     why_unsupported,
 )
@@ -97,15 +98,18 @@ def find_convolutions(
     every = names_by_module(model)
     included = patterns("include", include, (), "convolutions")
     excluded = patterns("exclude", exclude, (), "convolutions")
-    may_run = not any(
-        why_refused(module) and not _why_left_out(names, included, excluded)
-        for module, names in every.items()
-    )
+    refusals = {}
+    may_run = True
+    for module, names in every.items():
+        reason = why_refused(module)
+        if reason is not None:
+            refusals[module] = reason
+            may_run = may_run and bool(_why_left_out(names, included, excluded))
     recorders = record_calls(model, arguments) if may_run else []
     named = {}
     for module, names in every.items():
         calls = any(any(recorder.runs.get(names[0], [])) for recorder in recorders)
-        if calls or isinstance(module, _ConvNd) or why_refused(module):
+        if calls or isinstance(module, _ConvNd) or module in refusals:
             named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
     convolutions: list[NetworkConvolution] = []
@@ -114,10 +118,12 @@ def find_convolutions(
         name = every[module][0]
         kind = type(module).__name__
         try:
+            if module in refusals:
+                raise UnsupportedModelError(refusals[module])
             convolutions += _read(module, every, recorders)
         except UnsupportedModelError as error:
             ran = any(name in recorder.runs for recorder in recorders)
-            if why_refused(module) or (isinstance(module, _ConvNd) and ran):
+            if module in refusals or (isinstance(module, _ConvNd) and ran):
                 refused.append(f"  {name or ITSELF} ({kind}): {error}")
             else:
                 left.append(LeftAlone(name, kind, str(error)))
@@ -216,9 +222,6 @@ def _read(
 
     `every` holds the names of all modules of the network.
     """
-    reason = why_refused(module)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
     names = every[module]
     is_sized = any(names[0] in recorder.sized for recorder in recorders)
     plain = None
@@ -275,7 +278,7 @@ def _read_calls(
         call = _ending_anywhere(seen.call) if is_sized else seen.call
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias
-        _require_plain("weight", weight)
+        _require_plain(weight=weight)
         conv = call.build(weight, bias)
         notes = ()
         if call.weight is None:
@@ -383,11 +386,14 @@ def _with_computed(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
     return computed, working
 
 
-def _require_plain(name: str, tensor: Tensor) -> None:
+def _require_plain(**tensors: Tensor | None) -> None:
     """Raises UnsupportedModelError if a tensor is of a subclass of torch's, which may compute something else."""
-    if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
-        kind = full_name(type(tensor))
-        raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
+            kind = full_name(type(tensor))
+            raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
 
 
 def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
@@ -397,13 +403,9 @@ def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
         raise UnsupportedModelError("it has no channels")
     if base in TRANSPOSED_CONVOLUTIONS.values():
         options["output_padding"] = working.output_padding
-    conv = base(**options, bias=False, device="meta")
-    for name in ("weight", "bias"):
-        with torch.enable_grad():
-            tensor = getattr(working, name)
-        if tensor is None:
-            continue
-        _require_plain(name, tensor)
-        parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        conv.register_parameter(name, parameter)
-    return conv.train(working.training)  # type: ignore[return-value]
+    conv: Any = base(**options, bias=False, device="meta")
+    with torch.enable_grad():
+        weight: Any = working.weight
+        bias: Any = working.bias
+    _require_plain(weight=weight, bias=bias)
+    return put_tensors(conv, weight, bias).train(working.training)

@@ -179,6 +179,15 @@ def why_no_values(name: str, tensor: Tensor) -> str | None:
     return None
 
 
+def put_tensors(conv: AnyConvolution, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
+    """Gives a convolution a weight and a bias, which it holds without a copy and trains if they learn; returns it."""
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+            conv.register_parameter(name, parameter)
+    return conv
+
+
 def tap_by_tap(
     taps: Taps, x: Float[Tensor, "batch channels *spatial"]
 ) -> Float[Tensor, "batch outputs *queries"]:
