@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from numbers import Integral
-from typing import Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 from jaxtyping import Int, Shaped
@@ -86,7 +86,7 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
         >>> axis_lists("stride", 2, 3, least=1)
         (2, 2, 2)
     """
-    values = value
+    values: Any = value
     if isinstance(value, Integral):
         values = (value,) * dims
     is_right = isinstance(values, Sequence) and len(values) == dims

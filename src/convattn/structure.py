@@ -251,6 +251,23 @@ def full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype without torch's, for instance "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtypes_in_words(network: nn.Module) -> str:
+    """Returns the dtypes of a network's parameters, for instance "float32"."""
+    names = [dtype_name(parameter.dtype) for parameter in network.parameters()]
+    return ", ".join(dict.fromkeys(names))
+
+
+def find_empty(module: nn.Module) -> str | None:
+    """Returns the name of a tensor of a module that is on the meta device, and so has no values; None if none is."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    return next((name for name, tensor in held if tensor.is_meta), None)
+
+
 def replaced_methods(module: nn.Module) -> list[str]:
     """Names the methods that were replaced on a module, so that it may compute something else than its class."""
     names = []
@@ -283,7 +300,7 @@ def _tensor_digest(name: str, tensor: Tensor) -> str:
 def _tensor_in_words(tensor: Tensor) -> str:
     """Describes a tensor with its numbers: few of them as they are, more by a digest."""
     values = tensor.detach()
-    text = f"{str(tensor.dtype).removeprefix('torch.')} {_shape_in_words(tensor)}"
+    text = f"{dtype_name(tensor.dtype)} {_shape_in_words(tensor)}"
     if _has_no_plain_values(values):
         return text
     values = values.cpu().contiguous()

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, Literal
 
 import torch
@@ -28,11 +27,14 @@ from convattn.convert.network_runs import (
     read_arguments,
 )
 from convattn.convert.runtimes import Load, Options, open_file
-from convattn.convert.surgery import dtypes_in_words
+from convattn.convert.surgery import require_network
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
-from convattn.structure import full_name
+from convattn.structure import dtypes_in_words, full_name
 from convattn.wording import counted, first_few
+
+_Z = 1.9599639845400536
+"""Standard deviations on each side of the mean within which a normal variable is in 95 % of cases."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,7 @@ def certify(
         >>> certify(net, lambda x: net(torch.from_numpy(x)).detach().numpy(), torch.rand(9, 3, 5, 5)).verdict
         'exact'
     """
-    if not isinstance(reference, nn.Module):
-        raise ArgumentError(must_be_a("reference", "an nn.Module", reference))
+    require_network("reference", reference)
     require_share("tolerance", tolerance)
     arguments = read_arguments(reference, images)
     runnable = _open(other, runtime, options)
@@ -176,7 +177,7 @@ def certify(
     not_covered = ["other images than these", *comparison.not_covered]
     layers = 0
     first = None
-    apart = worst = comparison.nearest_to_rounding
+    apart = comparison.nearest_to_rounding
     few = comparison.arguments.batches(4)[0]
     try:
         values = partial(_values_of_layers, runnable, few)
@@ -193,7 +194,7 @@ def certify(
         not_covered.append("where a difference begins: no layer could be matched by its name")
     decisions = changed = ties = interval = None
     if comparison.predictions is not None:
-        decisions, changed, ties, *_ = comparison.predictions
+        decisions, changed, ties = comparison.predictions
         changed -= ties
         interval = _wilson(decisions - changed, decisions) if decisions else None
     if images is None:
@@ -208,12 +209,7 @@ def certify(
         other=runnable.words,
         dtype=dtypes_in_words(reference),
         quantised=runnable.quantised,
-        images=arguments.words,
-        shapes=arguments.shapes(),
         compared_with=comparison.reference,
-        measured_error=worst.error,
-        rounding=worst.rounding,
-        largest=worst.largest,
         tolerance=tolerance,
         decisions=decisions,
         changed=changed,
@@ -224,16 +220,16 @@ def certify(
         first_error=apart.error if first else None,
         first_rounding=apart.rounding if first else None,
         not_covered=tuple(not_covered),
+        **comparison.measured(comparison.nearest_to_rounding),
     )
 
 
 def _wilson(successes: int, trials: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of a share."""
-    z = NormalDist().inv_cdf(0.975)
     share = successes / trials
-    whole = 1 + z * z / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * math.sqrt(share * (1 - share) / trials + (z / trials / 2) ** 2)
+    whole = 1 + _Z**2 / trials
+    centre = share + _Z**2 / (2 * trials)
+    spread = _Z * math.sqrt(share * (1 - share) / trials + (_Z / trials / 2) ** 2)
     return max(0.0, (centre - spread) / whole), min(1.0, (centre + spread) / whole)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
-from convattn.convert.surgery import first_change, graft, names_by_module
+from convattn.convert.surgery import first_change, graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, put_tensors
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
@@ -46,8 +46,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         >>> torch.dist(frozen(images), layer(images)).item() < 1e-4
         True
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     if images is None:
         raise ArgumentError(
             must_be_a(

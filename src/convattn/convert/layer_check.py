@@ -20,7 +20,7 @@ from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
-from convattn.structure import network_digest
+from convattn.structure import dtype_name, network_digest
 
 STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
@@ -270,7 +270,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         direction="conv_to_attention" if to_attention else "attention_to_conv",
         source=_in_one_line(source),
         result=_in_one_line(result),
-        dtype=str(x.dtype).removeprefix("torch."),
+        dtype=dtype_name(x.dtype),
         heads=layer.num_heads,
         kernel_size=conv.taps if normalised else conv.kernel_size,
         exact=promise.exact,

@@ -40,6 +40,7 @@ from convattn.convert.rounding import (
 from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
 from convattn.errors import ConversionError
+from convattn.structure import dtype_name
 from convattn.wording import some
 
 _BATCH = 64
@@ -83,6 +84,16 @@ class NetworkComparison:
     def farthest(self) -> Difference:
         """The output of the largest error, relative to its values."""
         return max(self.outputs, key=lambda output: output.relative)
+
+    def measured(self, judged: Difference) -> dict[str, Any]:
+        """Returns what both networks ran on, and what was measured there, as fields of a certificate."""
+        return {
+            "images": self.arguments.words,
+            "shapes": self.arguments.shapes(),
+            "measured_error": judged.error,
+            "rounding": judged.rounding,
+            "largest": judged.largest,
+        }
 
     def judge(
         self, *, exact: bool, promised: bool, changed: int | None, tolerance: float | None
@@ -166,7 +177,7 @@ def compare_networks(
         of_convolutions = [] if to_conv else of_convolutions
     if by_layers:
         why = _NOTHING if returns_nothing else _VARIES
-        compared = f"so its layers were compared, in {_name(reference)}"
+        compared = f"so its layers were compared, in {dtype_name(reference)}"
         notes.append(f"the network as a whole: {why}, {compared}")
         of_source = [run for run in of_source if shapes_of(run) == shapes_of(plain)]
         of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes_of(plain)]
@@ -186,7 +197,7 @@ def compare_networks(
         *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
     return NetworkComparison(
         arguments=arguments,
-        reference=_name(reference),
+        reference=dtype_name(reference),
         outputs=tuple(outputs),
         differing=tuple(differing),
         predictions=predictions,
@@ -312,10 +323,6 @@ def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> l
             if original is not None and original.data_ptr() == tensor.data_ptr():
                 shared.append(name)
     return shared
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, must_be_a
 from convattn.structure import is_own_hook, replaced_methods
 
 _CALLS = (
@@ -22,10 +22,10 @@ _CALLS = (
 """Attributes in which a module holds its hooks."""
 
 
-def dtypes_in_words(network: nn.Module) -> str:
-    """Returns the dtypes of a network's parameters, for instance "float32"."""
-    names = [str(parameter.dtype).removeprefix("torch.") for parameter in network.parameters()]
-    return ", ".join(dict.fromkeys(names))
+def require_network(argument: str, value: object) -> None:
+    """Raises ArgumentError unless an argument is a module of torch."""
+    if not isinstance(value, nn.Module):
+        raise ArgumentError(must_be_a(argument, "an nn.Module", value))
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -60,12 +60,6 @@ def patterns(
 def matches(names: Sequence[str], wildcards: Sequence[str]) -> bool:
     """Tells whether a pattern matches one of a module's names."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in wildcards)
-
-
-def find_empty(module: nn.Module) -> str | None:
-    """Returns the name of a tensor of a module that is on the meta device, and so has no values; None if none is."""
-    held = [*module.named_parameters(), *module.named_buffers()]
-    return next((name for name, tensor in held if tensor.is_meta), None)
 
 
 def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> str | None:
