@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -96,16 +97,14 @@ def find_convolutions(
     is left to convert, ConversionError says why.
     """
     every = names_by_module(model)
-    included = patterns("include", include, (), "convolutions")
-    excluded = patterns("exclude", exclude, (), "convolutions")
     refusals = {}
-    may_run = True
-    for module, names in every.items():
+    for module in every:
         reason = why_refused(module)
         if reason is not None:
             refusals[module] = reason
-            may_run = may_run and bool(_why_left_out(names, included, excluded))
-    recorders = record_calls(model, arguments) if may_run else []
+    refused_names = {module: every[module] for module in refusals}
+    selected, _ = select_modules(refused_names, None, include, exclude)
+    recorders = [] if selected else record_calls(model, arguments)
     named = {}
     for module, names in every.items():
         calls = any(any(recorder.runs.get(names[0], [])) for recorder in recorders)
@@ -155,10 +154,13 @@ def _other_operations(
 
 
 def select_modules(
-    named: Mapping[_Module, list[str]], kind: str, include: Patterns, exclude: Patterns
+    named: Mapping[_Module, list[str]], kind: str | None, include: Patterns, exclude: Patterns
 ) -> tuple[list[_Module], list[LeftAlone]]:
-    """Splits modules by the patterns for their names into those to convert and those to leave alone."""
-    every = [name for names in named.values() for name in names]
+    """Splits modules by the patterns for their names into those to convert and those to leave alone.
+
+    A pattern must match one of them, which messages call `kind`; where that is None, it need not.
+    """
+    every = [] if kind is None else list(chain(*named.values()))
     included = patterns("include", include, every, kind)
     excluded = patterns("exclude", exclude, every, kind)
     selected = []

@@ -309,7 +309,7 @@ def _largest_sizes(
     sizes = {}
     for name, several in shapes.items():
         spatial = [shape[2:] for shape in several]
-        sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
+        sizes[name] = tuple(map(max, zip(*spatial, strict=True)))
     return sizes
 
 

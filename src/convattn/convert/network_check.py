@@ -52,8 +52,6 @@ _VARIES = (
 _NOTHING = "it returns no floating-point number"
 _MISREAD = "with its convolutions as they were read, it computes something else"
 
-_NO_DIFFERENCE = Difference(0.0, 0.0, 0.0)
-
 _FARTHER = 2
 """How many times as far as an output a layer may be. A merged normalisation puts a large bias first: with AVX2 the sum
 is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
@@ -374,4 +372,4 @@ def compare_layers(
         passed_over = bool(after) and all(after)
         if one.share > 1 and not passed_over:
             return len(apart), name, one
-    return len(apart), None, _NO_DIFFERENCE
+    return len(apart), None, Difference()

@@ -37,7 +37,7 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def patterns(
-    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str
+    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str | None
 ) -> tuple[str, ...] | None:
     """Reads the name patterns given as `argument`: one, several or None.
 
