@@ -29,7 +29,7 @@ from convattn.convert.taps import (
     put_tensors,
 )
 from convattn.errors import ConversionError
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
@@ -314,7 +314,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
-        operations: The operation that is a convolution, but none of torch's functions, by the name of the module.
+        other_convolutions: An operation that is a convolution, but none of torch's functions, by the module's name.
     """
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.runs: dict[str, list[list[SeenCall]]] = {}
         self.sized: set[str] = set()
-        self.operations: dict[str, str] = {}
+        self.other_convolutions: dict[str, str] = {}
         self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
     def watch(self, network: nn.Module) -> nn.Module:
@@ -350,13 +350,13 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name, module = self._stack[-1] if self._stack else ("", None)
-        if module is not None and not isinstance(module, HasKernel):
+        if module is not None and not isinstance(module, ConvolutionLike):
             operation = getattr(func, "__name__", "")
             if func in _FUNCTIONS:
                 call, _, weight, bias = _read(func, args, kwargs or {}, module)
                 self.runs[name][-1].append(SeenCall(call, weight, bias))
             elif _OPERATIONS.match(operation):
-                self.operations.setdefault(name, operation)
+                self.other_convolutions.setdefault(name, operation)
         return func(*args, **(kwargs or {}))
 
 

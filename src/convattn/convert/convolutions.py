@@ -27,7 +27,7 @@ from convattn.convert.taps import (
 )
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
 from convattn.structure import full_name, is_own_hook, replaced_methods
 from convattn.wording import ITSELF, counted, first_few
 
@@ -145,7 +145,7 @@ def _other_operations(
     outside = tuple(f"{item.name}." for item in left)
     others = []
     for recorder in recorders[:1]:
-        for name, operation in recorder.operations.items():
+        for name, operation in recorder.other_convolutions.items():
             if not f"{name}.".startswith(outside):
                 kind = type(model.get_submodule(name)).__name__
                 reason = f"it calls {operation} as a function, which is not converted"
@@ -264,7 +264,9 @@ def _why_not_found(
     runs = recorders[0].runs
     for part in list(module.modules())[1:]:
         part_name = every[part][0]
-        convolves = isinstance(part, AnyConvolution | HasKernel) or any(runs.get(part_name, []))
+        convolves = isinstance(part, AnyConvolution | ConvolutionLike) or any(
+            runs.get(part_name, [])
+        )
         shares = part_name in runs and not own.isdisjoint(part.parameters())
         if convolves and (computed or shares):
             return f"{why}; move the call into a module of its own"

@@ -17,7 +17,7 @@ from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a, must_fit
 from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
 from convattn.wording import ITSELF
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
@@ -57,7 +57,7 @@ def copy_network(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
     present = dict(copied.named_modules())
     for name, module in model.named_modules():
-        if isinstance(module, HasKernel) and type(present.get(name)) is not type(module):
+        if isinstance(module, ConvolutionLike) and type(present.get(name)) is not type(module):
             raise UnsupportedModelError(
                 f"cannot copy {type(model).__name__}: its copies lose the attention at {name or ITSELF}"
             )

@@ -87,7 +87,7 @@ class Plan(Record):
         )
 
 
-class HasKernel(nn.Module, ABC):
+class ConvolutionLike(nn.Module, ABC):
     """A layer that is called like a convolution and has its attributes: weight, window and steps.
 
     The weight exists if there is one head per tap of the window.
@@ -200,7 +200,7 @@ class HasKernel(nn.Module, ABC):
         return self.geometry.padding_mode
 
 
-class RelativeAttention(HasKernel, ABC):
+class RelativeAttention(ConvolutionLike, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
     A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if requested. Keys are the pixels of
