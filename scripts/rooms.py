@@ -19,13 +19,13 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 9_800,
+    ROOT: 11_650,
     "encodings": 7_800,
     "functional": 29_500,
     "layers": 10_000,
     "convert": 34_500,
     "models": 3_000,
-    "networks": 10_500,
+    "networks": 11_050,
     "heads": 38_000,
     "viewer": 12_000,
     "cli": 7_200,

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from tests.pretrained_cases import SCRIPT, made_by_script, sample_data, short_run
 
 from convattn import load_network
-from convattn.convert.surgery import full_name
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import read_heads
 from convattn.lab.head_trace import quadratic_encodings
 from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed
+from convattn.structure import full_name
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(str(resources.files("convattn") / "pretrained"))

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from convattn.convert.structure import network_digest
 from convattn.errors import ArgumentError
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.heads.jackknife import Estimate
 from convattn.heads.verdict import HeadVerdict, count_words
 from convattn.lab.tables import markdown_table
+from convattn.structure import network_digest
 
 NUMBERS = (
     "position_score",

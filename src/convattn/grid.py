@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from numbers import Integral
-from typing import Literal, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 from jaxtyping import Int, Shaped
@@ -86,15 +86,13 @@ def axis_lists(name: str, value: object, dims: int, *, least: int) -> tuple[int,
         >>> axis_lists("stride", 2, 3, least=1)
         (2, 2, 2)
     """
-    values = value
+    values: Any = value
     if isinstance(value, Integral):
         values = (value,) * dims
-    refusal = must_be(name, f"an integer of at least {least}, or {dims} of them", value)
-    if not isinstance(values, Sequence) or len(values) != dims:
-        raise ArgumentError(refusal)
-    for number in values:
-        if not is_whole(number) or number < least:
-            raise ArgumentError(refusal)
+    is_right = isinstance(values, Sequence) and len(values) == dims
+    if not is_right or not all(is_whole(number) and number >= least for number in values):
+        expectation = f"an integer of at least {least}, or {dims} of them"
+        raise ArgumentError(must_be(name, expectation, value))
     return tuple(map(int, values))
 
 
@@ -215,14 +213,12 @@ class Geometry:
         last = first + step * (count - 1)
         return Axis(range(first, last + 1, step), keys)
 
-    def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Yields each tap of the window as (index, displacement from the query in pixels), in row-major order."""
-        anchor = self.anchor
-        for index in product(*map(range, self.kernel_size)):
-            displacement = []
-            for place, step, middle in zip(index, self.dilation, anchor, strict=True):
-                displacement.append(place * step - middle)
-            yield index, tuple(displacement)
+    def taps(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the displacement of each tap of the window from the query, in pixels and in row-major order."""
+        along = []
+        for taps, step, middle in zip(self.kernel_size, self.dilation, self.anchor, strict=True):
+            along.append([place * step - middle for place in range(taps)])
+        return tuple(product(*along))
 
 
 @dataclass(frozen=True)

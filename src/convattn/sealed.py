@@ -155,37 +155,6 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tensor_digest(name: str, tensor: Tensor) -> str:
-    """Returns the SHA-256 of the name, dtype, shape and bytes of a contiguous tensor on the CPU."""
-    head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
-    digest = hashlib.sha256(head.encode())
-    values = tensor.reshape(-1).view(torch.uint8)
-    digest.update(memoryview(values.numpy()))  # type: ignore[arg-type]
-    return digest.hexdigest()
-
-
-def tensor_in_words(tensor: Tensor) -> str:
-    """Describes a tensor with its numbers: few of them as they are, more by a digest."""
-    values = tensor.detach()
-    text = f"{str(tensor.dtype).removeprefix('torch.')} {shape_in_words(tensor)}"
-    if has_no_plain_values(values):
-        return text
-    values = values.cpu().contiguous()
-    if 0 < values.numel() <= 4:
-        return f"{text} {values.flatten().tolist()}"
-    return f"{text} of digest {tensor_digest('', values)[:16]}"
-
-
-def has_no_plain_values(tensor: Tensor) -> bool:
-    """Returns whether the values of a tensor cannot be read: it is sparse, quantised or on the meta device."""
-    return tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided
-
-
-def shape_in_words(tensor: Tensor) -> str:
-    """Describes the shape of a tensor."""
-    return f"of shape {tuple(tensor.shape)}"
-
-
 def _require_saved(folder: Path, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError if a file in a folder differs from what was saved, and names it."""
     digests = config.get(DIGESTS)

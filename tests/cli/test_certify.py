@@ -10,7 +10,7 @@ from tests.cli.command import run
 from torch import nn
 
 from convattn import AttentionNet, load_network, save_network
-from convattn.convert.agreement import AgreementCertificate
+from convattn.convert.foreign_check import AgreementCertificate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"

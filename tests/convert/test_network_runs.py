@@ -2,8 +2,9 @@
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from convattn.convert.network_runs import Arguments, run_source
+from convattn.convert.network_runs import Arguments, run_copy, run_source
 
 
 def test_runs_of_a_source_differ_by_rounding_alone():
@@ -13,3 +14,18 @@ def test_runs_of_a_source_differ_by_rounding_alone():
     assert len(moved) >= 3
     for run in moved:
         assert 0 < torch.dist(run.numbers[""], plain.numbers[""], torch.inf) < 1e-5
+
+
+def test_a_mode_sees_what_the_network_computes_alone():
+    class Names(TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    mode = Names()
+    run_copy(nn.Tanh(), [Arguments((torch.ones(2, 3),), {}, "", mode)])
+    assert mode.names == ["tanh"]

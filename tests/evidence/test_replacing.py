@@ -10,8 +10,8 @@ from tests.heads.report_cases import attention_maps, measured, outputs
 
 from convattn import replace_convolutional_heads
 from convattn.budget import assert_within_budget, roundings
-from convattn.convert.structure import network_digest
 from convattn.errors import ArgumentError
+from convattn.structure import network_digest
 from evidence.packaged_weights import read_ctranslate2
 from evidence.replacing import by_score, mean_maps, one_tap, with_means
 from evidence.speech_heads.digits import heard_digits, likeliest, mistakes, transcribe

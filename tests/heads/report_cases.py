@@ -12,7 +12,6 @@ import transformers
 from torch import nn
 from torch.nn import functional
 
-from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
@@ -24,6 +23,7 @@ from convattn.heads.head_report import (
     LayerReport,
     LayerStatistics,
 )
+from convattn.structure import full_name
 
 UNKNOWN = Estimate(nan, nan)
 GRID = (5, 7)

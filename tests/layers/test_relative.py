@@ -336,9 +336,10 @@ def test_the_arguments_of_a_convolution_give_a_head_on_each_tap():
     options = {"groups": 1, "padding_mode": "reflect"}
     layer = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, **options)
     conv = torch.nn.Conv2d(3, 8, (3, 2), 2, 1, 2, **options)
-    taps = [displacement for _, displacement in layer.geometry.taps()]
     assert layer.num_heads == 6
-    assert layer.encoding.centres.tolist() == [list(map(float, tap)) for tap in taps]
+    assert layer.encoding.centres.tolist() == [
+        list(map(float, tap)) for tap in layer.geometry.taps()
+    ]
     x = torch.randn(2, 3, 11, 13)
     assert layer(x).shape == conv(x).shape
     hard = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, encoding="shift", **options)
@@ -354,7 +355,7 @@ def test_every_encoding_with_centres_puts_a_head_on_each_tap():
         if "centres" not in inspect.signature(kind).parameters:
             continue
         layer = RelativeAttention2d(3, 8, (3, 2), 2, 1, 2, encoding=name)
-        taps = [list(map(float, tap)) for _, tap in layer.geometry.taps()]
+        taps = [list(map(float, tap)) for tap in layer.geometry.taps()]
         assert layer.encoding.centres.tolist() == taps, name
         placed.append(name)
     assert placed == ["quadratic", "generalized_quadratic", "linear_distance"]

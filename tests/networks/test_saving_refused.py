@@ -21,11 +21,11 @@ from convattn import (
     save_network,
 )
 from convattn.convert.certificate import NetworkCertificate
-from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError
 from convattn.models import ConvNet
 from convattn.networks.differences import differences
 from convattn.networks.replaced import describe_layers
+from convattn.structure import Structure
 
 
 def test_replaced_heads_are_neither_saved_nor_read_again(tmp_path):

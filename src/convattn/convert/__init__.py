@@ -1,6 +1,6 @@
 """Conversion between convolutions and attention, each with a certificate of what it promises and what was measured."""
 
-from convattn.convert.agreement import certify
+from convattn.convert.foreign_check import certify
 from convattn.convert.freezing import freeze
 from convattn.convert.layer_check import off_centre_mass
 from convattn.convert.network import network_to_attention, network_to_conv

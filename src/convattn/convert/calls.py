@@ -8,7 +8,7 @@ harm; a call that comes in another order than when the network was converted is 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, final
@@ -20,17 +20,17 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from convattn.convert.network_runs import Arguments, parts_of_attention, run_copy
-from convattn.convert.surgery import full_name
+from convattn.convert.network_runs import SEED, Arguments, parts_of_attention, run_copy
 from convattn.convert.taps import (
     CONVOLUTIONS,
-    SEED,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    put_tensors,
 )
 from convattn.errors import ConversionError
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
+from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
     functional.conv1d: CONVOLUTIONS[1],
@@ -41,9 +41,6 @@ _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
     functional.conv_transpose3d: TRANSPOSED_CONVOLUTIONS[3],
 }
 """Functions that are convolutions, with the module that computes the same."""
-
-_KINDS = {kind.__name__: kind for kind in _FUNCTIONS.values()}
-"""These modules by the names under which a call is saved."""
 
 _OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _TRANSPOSED_OPTIONS = {"stride": 1, "padding": 0, "output_padding": 0, "groups": 1, "dilation": 1}
@@ -65,23 +62,6 @@ class Call:
     bias: str | None = None  # The same of the bias
     has_bias: bool = False
 
-    def described(self) -> dict[str, Any]:
-        """Describes the call as JSON types."""
-        return {**asdict(self), "module": self.module.__name__}
-
-    @classmethod
-    def of(cls, description: Mapping[str, Any]) -> "Call":
-        """Builds what was described."""
-        options = {}
-        for name, value in description["options"].items():
-            options[name] = tuple(value) if isinstance(value, list) else value
-        read = {
-            "shape": tuple(description["shape"]),
-            "options": options,
-            "module": _KINDS[description["module"]],
-        }
-        return cls(**{**description, **read})
-
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
         ours, theirs = dict(self.options), dict(other.options)
@@ -97,11 +77,7 @@ class Call:
             inputs, outputs = self.shape[0], self.shape[1] * groups
         taps: Any = self.shape[2:]
         conv = self.module(inputs, outputs, taps, bias=False, device="meta", **self.options)
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None:
-                parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-                conv.register_parameter(name, parameter)
-        return conv
+        return put_tensors(conv, weight, bias)
 
 
 def _read(
@@ -338,7 +314,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         runs: The calls of each run of each module, by the module's first name.
         sized: Transposed convolutions that were told an `output_size`.
-        operations: The operation that is a convolution, but none of torch's functions, by the name of the module.
+        other_convolutions: An operation that is a convolution, but none of torch's functions, by the module's name.
     """
 
     def __init__(self) -> None:
@@ -346,7 +322,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.runs: dict[str, list[list[SeenCall]]] = {}
         self.sized: set[str] = set()
-        self.operations: dict[str, str] = {}
+        self.other_convolutions: dict[str, str] = {}
         self._stack: list[tuple[str, nn.Module]] = []  # what runs, the innermost last
 
     def watch(self, network: nn.Module) -> nn.Module:
@@ -374,13 +350,13 @@ class Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name, module = self._stack[-1] if self._stack else ("", None)
-        if module is not None and not isinstance(module, HasKernel):
+        if module is not None and not isinstance(module, ConvolutionLike):
             operation = getattr(func, "__name__", "")
             if func in _FUNCTIONS:
                 call, _, weight, bias = _read(func, args, kwargs or {}, module)
                 self.runs[name][-1].append(SeenCall(call, weight, bias))
             elif _OPERATIONS.match(operation):
-                self.operations.setdefault(name, operation)
+                self.other_convolutions.setdefault(name, operation)
         return func(*args, **(kwargs or {}))
 
 
@@ -389,8 +365,8 @@ def record_calls(model: nn.Module, arguments: Arguments) -> list[Recorder]:
     recorders = []
     other = arguments.batches(2)[0].changed(_by_a_tenth)
     for images in (arguments.batches(1)[0], other):
-        with Recorder() as recorder:
-            run_copy(model, [images], recorder.watch)
+        recorder = Recorder()
+        run_copy(model, [images._replace(mode=recorder)], recorder.watch)
         recorders.append(recorder)
     return recorders
 

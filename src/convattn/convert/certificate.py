@@ -55,7 +55,30 @@ class VerdictRecord(Record):
 
 
 @dataclass(frozen=True)
-class Certificate(VerdictRecord):
+class ConversionRecord(VerdictRecord):
+    """A record of the conversion of a layer or of a network."""
+
+    direction: str  # Which function converted, for instance "conv_to_attention"
+    source: str  # A layer as `print` shows it, or the class of a network
+    result: str  # The same of what replaces it
+    dtype: str  # Dtypes of the parameters, for instance "float32"
+
+    @property
+    def to_attention(self) -> bool:
+        """Whether convolutions became attention."""
+        return self.direction.endswith("to_attention")
+
+    def _heading(self, facts: Sequence[str]) -> list[str]:
+        """Returns the first lines of a summary."""
+        return [
+            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join(facts)})",
+            f"  from            {self.source}",
+            f"  to              {self.result}",
+        ]
+
+
+@dataclass(frozen=True)
+class Certificate(ConversionRecord):
     """What the conversion of a layer promises, and what was measured of it on a random input.
 
     The promise holds for every input x without overflow: ``max|y − y_source| ≤ (bound_per_unit + rounding_per_unit) ·
@@ -75,10 +98,6 @@ class Certificate(VerdictRecord):
         ('exact', 9, None)
     """
 
-    direction: str  # "conv_to_attention" or "attention_to_conv"
-    source: str  # The converted module, as `print` shows it
-    result: str  # The module that replaces it, as `print` shows it
-    dtype: str  # Dtype of the weights, for instance "float32"
     heads: int  # Number of attention heads, of the source or of the result
     kernel_size: tuple[int, ...]  # Taps of the convolution, of the source or of the result
     exact: bool  # Whether only rounding is lost: no attention is off the taps
@@ -113,11 +132,6 @@ class Certificate(VerdictRecord):
     notes: tuple[str, ...] = ()  # What is not taken over, or is done in another way
 
     @property
-    def to_attention(self) -> bool:
-        """Whether the result attends."""
-        return self.direction == "conv_to_attention"
-
-    @property
     def difference(self) -> float | None:
         """Measured error as a share of its channel's largest output; None if that is zero."""
         return self.measured_error / self.largest if self.largest else None
@@ -147,9 +161,7 @@ class Certificate(VerdictRecord):
         allowed = self.bound + self.rounding
         per_unit = self.bound_per_unit + self.rounding_per_unit
         lines = [
-            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join(facts)})",
-            f"  from            {self.source}",
-            f"  to              {self.result}",
+            *self._heading(facts),
             f"  measured error  {self.measured_error:.3g}  on a standard normal input {self.check_shape}",
             f"  allowed         {allowed:.3g}  = bound {self.bound:.3g} + rounding {self.rounding:.3g}",
             f"  precision       {self.precision}",
@@ -228,7 +240,7 @@ class LeftAlone(Record):
 
 
 @dataclass(frozen=True)
-class NetworkCertificate(VerdictRecord):
+class NetworkCertificate(ConversionRecord):
     """What the conversion of a whole network promises, and what was measured of it, in either direction.
 
     Each layer has its own `Certificate`, with a bound for every input. For the whole network there is a promise only if
@@ -250,10 +262,6 @@ class NetworkCertificate(VerdictRecord):
         ('exact', [('0', 9)])
     """
 
-    direction: str  # "network_to_attention" or "network_to_conv"
-    source: str  # Class of the network converted
-    result: str  # Class of the new network
-    dtype: str  # Dtypes of its parameters, for instance "float32"
     layers: tuple[Certificate, ...]  # The converted layers, in the order of the network
     left_alone: tuple[LeftAlone, ...]  # What was not converted
     # Largest difference that is called close, as a share of its channel's largest output; None where nothing
@@ -276,11 +284,6 @@ class NetworkCertificate(VerdictRecord):
     top1_ties: int | None = None  # How many of these differ where rounding can swap two scores
 
     @property
-    def to_attention(self) -> bool:
-        """Whether convolutions became attention."""
-        return self.direction == "network_to_attention"
-
-    @property
     def exact(self) -> bool:
         """Whether every converted layer is exact."""
         return all(layer.exact for layer in self.layers)
@@ -297,20 +300,17 @@ class NetworkCertificate(VerdictRecord):
         paths = [layer.path or "not reached" for layer in self.layers]
         counts = [f"{paths.count(path)} {path}" for path in sorted(set(paths))]
         lines = [
-            f"{self.direction.replace('_', ' ')}: {self.verdict} ({', '.join(self._facts())})",
-            f"  from            {self.source}",
-            f"  to              {self.result}",
+            *self._heading(self._facts()),
             f"  paths           {', '.join(counts)}",
             *self._lines_on_images(),
         ]
         if self.verdict in ("close", "different"):
             lines += _remedies(self.layers)
         inexact = [one for one in self.layers if not one.exact or one.verdict != "exact"]
+        worst = sorted(inexact, key=lambda one: -(one.difference or 0.0))[: len(inexact) > 5]
         parts = {
             "layer": first_few([layer.line() for layer in inexact]),
-            "worst": [max(inexact, key=lambda one: one.difference or 0.0).line()]
-            if len(inexact) > 5
-            else [],
+            "worst": [layer.line() for layer in worst],
             "note": first_few(self._notes()),
             "left alone": LeftAlone.in_words(self.left_alone),
             "not covered": first_few(self.not_covered),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -13,26 +14,21 @@ from torch.nn.utils import parametrize, prune
 from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
 from convattn.convert.network_runs import Arguments, copy_network
-from convattn.convert.surgery import (
-    full_name,
-    is_own_hook,
-    matches,
-    names_by_module,
-    patterns,
-    replaced_methods,
-)
+from convattn.convert.surgery import matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
     OPTIONS,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    put_tensors,
     why_no_values,
     why_unsupported,
 )
 from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
+from convattn.structure import full_name, is_own_hook, replaced_methods
 from convattn.wording import ITSELF, counted, first_few
 
 _REFUSED: dict[str, str] = {
@@ -101,17 +97,18 @@ def find_convolutions(
     is left to convert, ConversionError says why.
     """
     every = names_by_module(model)
-    included = patterns("include", include, (), "convolutions")
-    excluded = patterns("exclude", exclude, (), "convolutions")
-    may_run = not any(
-        why_refused(module) and not _why_left_out(names, included, excluded)
-        for module, names in every.items()
-    )
-    recorders = record_calls(model, arguments) if may_run else []
+    refusals = {}
+    for module in every:
+        reason = why_refused(module)
+        if reason is not None:
+            refusals[module] = reason
+    refused_names = {module: every[module] for module in refusals}
+    selected, _ = select_modules(refused_names, None, include, exclude)
+    recorders = [] if selected else record_calls(model, arguments)
     named = {}
     for module, names in every.items():
         calls = any(any(recorder.runs.get(names[0], [])) for recorder in recorders)
-        if calls or isinstance(module, _ConvNd) or why_refused(module):
+        if calls or isinstance(module, _ConvNd) or module in refusals:
             named[module] = names
     selected, left = select_modules(named, "convolutions", include, exclude)
     convolutions: list[NetworkConvolution] = []
@@ -120,10 +117,12 @@ def find_convolutions(
         name = every[module][0]
         kind = type(module).__name__
         try:
+            if module in refusals:
+                raise UnsupportedModelError(refusals[module])
             convolutions += _read(module, every, recorders)
         except UnsupportedModelError as error:
             ran = any(name in recorder.runs for recorder in recorders)
-            if why_refused(module) or (isinstance(module, _ConvNd) and ran):
+            if module in refusals or (isinstance(module, _ConvNd) and ran):
                 refused.append(f"  {name or ITSELF} ({kind}): {error}")
             else:
                 left.append(LeftAlone(name, kind, str(error)))
@@ -146,7 +145,7 @@ def _other_operations(
     outside = tuple(f"{item.name}." for item in left)
     others = []
     for recorder in recorders[:1]:
-        for name, operation in recorder.operations.items():
+        for name, operation in recorder.other_convolutions.items():
             if not f"{name}.".startswith(outside):
                 kind = type(model.get_submodule(name)).__name__
                 reason = f"it calls {operation} as a function, which is not converted"
@@ -155,10 +154,13 @@ def _other_operations(
 
 
 def select_modules(
-    named: Mapping[_Module, list[str]], kind: str, include: Patterns, exclude: Patterns
+    named: Mapping[_Module, list[str]], kind: str | None, include: Patterns, exclude: Patterns
 ) -> tuple[list[_Module], list[LeftAlone]]:
-    """Splits modules by the patterns for their names into those to convert and those to leave alone."""
-    every = [name for names in named.values() for name in names]
+    """Splits modules by the patterns for their names into those to convert and those to leave alone.
+
+    A pattern must match one of them, which messages call `kind`; where that is None, it need not.
+    """
+    every = [] if kind is None else list(chain(*named.values()))
     included = patterns("include", include, every, kind)
     excluded = patterns("exclude", exclude, every, kind)
     selected = []
@@ -222,9 +224,6 @@ def _read(
 
     `every` holds the names of all modules of the network.
     """
-    reason = why_refused(module)
-    if reason is not None:
-        raise UnsupportedModelError(reason)
     names = every[module]
     is_sized = any(names[0] in recorder.sized for recorder in recorders)
     plain = None
@@ -265,7 +264,9 @@ def _why_not_found(
     runs = recorders[0].runs
     for part in list(module.modules())[1:]:
         part_name = every[part][0]
-        convolves = isinstance(part, AnyConvolution | HasKernel) or any(runs.get(part_name, []))
+        convolves = isinstance(part, AnyConvolution | ConvolutionLike) or any(
+            runs.get(part_name, [])
+        )
         shares = part_name in runs and not own.isdisjoint(part.parameters())
         if convolves and (computed or shares):
             return f"{why}; move the call into a module of its own"
@@ -281,7 +282,7 @@ def _read_calls(
         call = _ending_anywhere(seen.call) if is_sized else seen.call
         weight = getattr(module, call.weight) if call.weight else seen.weight
         bias = getattr(module, call.bias) if call.bias else seen.bias
-        _require_plain("weight", weight)
+        _require_plain(weight=weight)
         conv = call.build(weight, bias)
         notes = ()
         if call.weight is None:
@@ -389,11 +390,14 @@ def _with_computed(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
     return computed, working
 
 
-def _require_plain(name: str, tensor: Tensor) -> None:
+def _require_plain(**tensors: Tensor | None) -> None:
     """Raises UnsupportedModelError if a tensor is of a subclass of torch's, which may compute something else."""
-    if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
-        kind = full_name(type(tensor))
-        raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
+            kind = full_name(type(tensor))
+            raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
 
 
 def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
@@ -403,13 +407,9 @@ def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
         raise UnsupportedModelError("it has no channels")
     if base in TRANSPOSED_CONVOLUTIONS.values():
         options["output_padding"] = working.output_padding
-    conv = base(**options, bias=False, device="meta")
-    for name in ("weight", "bias"):
-        with torch.enable_grad():
-            tensor = getattr(working, name)
-        if tensor is None:
-            continue
-        _require_plain(name, tensor)
-        parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        conv.register_parameter(name, parameter)
-    return conv.train(working.training)  # type: ignore[return-value]
+    conv: Any = base(**options, bias=False, device="meta")
+    with torch.enable_grad():
+        weight: Any = working.weight
+        bias: Any = working.bias
+    _require_plain(weight=weight, bias=bias)
+    return put_tensors(conv, weight, bias).train(working.training)

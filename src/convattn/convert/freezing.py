@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
-from convattn.convert.surgery import first_change, graft, names_by_module
-from convattn.convert.taps import CONVOLUTIONS
+from convattn.convert.surgery import first_change, graft, names_by_module, require_network
+from convattn.convert.taps import CONVOLUTIONS, put_tensors
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
 from convattn.wording import ITSELF
@@ -46,8 +46,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         >>> torch.dist(frozen(images), layer(images)).item() < 1e-4
         True
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     if images is None:
         raise ArgumentError(
             must_be_a(
@@ -102,11 +101,8 @@ def _frozen_attention(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]
         window.padding,
         window.dilation,
         layer.groups,
-        bias=layer.bias is not None,
+        bias=False,
         device="meta",
     )
-    for name, own in (("weight", layer.weight), ("bias", layer.bias)):
-        if own is not None:
-            parameter = nn.Parameter(own.detach().clone(), requires_grad=False)
-            setattr(convolution, name, parameter)
-    return convolution.eval()
+    bias = None if layer.bias is None else layer.bias.detach().clone()
+    return put_tensors(convolution, layer.weight.detach().clone(), bias).eval()

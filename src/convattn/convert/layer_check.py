@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
 from convattn.convert.certificate import Certificate, Verdict
+from convattn.convert.network_runs import SEED, standard_normal
 from convattn.convert.rounding import Roundings, errors_of, scales
-from convattn.convert.structure import network_digest
-from convattn.convert.taps import SEED, TransposedConvolution
+from convattn.convert.taps import TransposedConvolution
 from convattn.encodings import Quadratic
 from convattn.errors import ArgumentError, must_be
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.structure import dtype_name, network_digest
 
 STEPS = 8
 """Roundings on the way to one output (weight, score, product, sum with the bias), generously counted."""
@@ -269,7 +270,7 @@ def certify_layer(promise: Promise, sizes: Sequence[int] | None = None) -> Certi
         direction="conv_to_attention" if to_attention else "attention_to_conv",
         source=_in_one_line(source),
         result=_in_one_line(result),
-        dtype=str(x.dtype).removeprefix("torch."),
+        dtype=dtype_name(x.dtype),
         heads=layer.num_heads,
         kernel_size=conv.taps if normalised else conv.kernel_size,
         exact=promise.exact,
@@ -336,9 +337,7 @@ def _in_one_line(layer: nn.Module) -> str:
 
 def draw_images(layer: RelativeAttention, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draws two standard normal images of given sizes for a layer, in float64, and rounds them."""
-    generator = torch.Generator().manual_seed(SEED)
-    shape = (2, layer.in_channels, *sizes)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    x = standard_normal((2, layer.in_channels, *sizes))
     return x.to(device=layer.like.device, dtype=dtype)
 
 

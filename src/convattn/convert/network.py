@@ -32,26 +32,18 @@ from convattn.convert.network_runs import (
     read_arguments,
     watch_paths,
 )
-from convattn.convert.structure import network_digest
-from convattn.convert.surgery import (
-    dtypes_in_words,
-    find_empty,
-    full_name,
-    graft,
-    names_by_module,
-)
+from convattn.convert.surgery import graft, names_by_module, require_network
 from convattn.convert.taps import AnyConvolution
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
 from convattn.errors import (
-    ArgumentError,
     ConvAttnError,
     ConversionError,
     UnsupportedModelError,
-    must_be_a,
 )
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
+from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
 
 _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 """A convolution, and the certificate of its conversion."""
@@ -114,8 +106,7 @@ def network_to_attention(
         >>> certificate.passed, [type(layer).__name__ for layer in made]
         (True, ['RelativeAttention2d', 'ReLU', 'RelativeAttention2d'])
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     require_share("tolerance", tolerance)
     arguments = read_arguments(model, images)
     with keep_random_state(model):
@@ -250,8 +241,7 @@ def network_to_conv(
         >>> made[0], record.exact, record.passed
         (Conv2d(3, 5, kernel_size=(3, 3), stride=(1, 1)), True, True)
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     require_share("tolerance", tolerance)
     if kernel_size is not None:
         whole_number("kernel_size", kernel_size)
@@ -319,7 +309,7 @@ def _largest_sizes(
     sizes = {}
     for name, several in shapes.items():
         spatial = [shape[2:] for shape in several]
-        sizes[name] = tuple(max(along) for along in zip(*spatial, strict=True))
+        sizes[name] = tuple(map(max, zip(*spatial, strict=True)))
     return sizes
 
 
@@ -432,14 +422,7 @@ def _certify_network(
             not_covered.append("a bound for the whole network: only single layers have one")
         if comparison.predictions is not None:
             measured = comparison.predictions._asdict()
-        measured |= {
-            "images": comparison.images,
-            "shapes": comparison.shapes,
-            "reference": comparison.reference,
-            "measured_error": worst.error,
-            "rounding": worst.rounding,
-            "largest": worst.largest,
-        }
+        measured |= {"reference": comparison.reference, **comparison.measured(worst)}
     return NetworkCertificate(
         verdict=verdict,
         source=full_name(type(source)),

@@ -40,6 +40,7 @@ from convattn.convert.rounding import (
 from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
 from convattn.errors import ConversionError
+from convattn.structure import dtype_name
 from convattn.wording import some
 
 _BATCH = 64
@@ -51,8 +52,6 @@ _VARIES = (
 _NOTHING = "it returns no floating-point number"
 _MISREAD = "with its convolutions as they were read, it computes something else"
 
-_NO_DIFFERENCE = Difference(0.0, 0.0, 0.0)
-
 _FARTHER = 2
 """How many times as far as an output a layer may be. A merged normalisation puts a large bias first: with AVX2 the sum
 is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
@@ -62,8 +61,7 @@ is then 2.5 times as far (median of 30 layers; 0.99 times with AVX-512)."""
 class NetworkComparison:
     """How far a network is from its source on some images."""
 
-    images: str  # What the networks were run on, in words
-    shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
+    arguments: Arguments  # What the networks were run on
     reference: str  # Dtype in which the source computes the reference
     outputs: tuple[
         Difference, ...
@@ -72,7 +70,6 @@ class NetworkComparison:
     predictions: Predictions | None  # None where the first output is not rows of scores
     not_covered: tuple[str, ...]  # What the comparison could not show
     hides: bool  # Whether an output has parts that cannot be seen into
-    draws: bool  # Whether the source draws random numbers
     # The first layer that differs, or no difference, where outputs show little; else None
     layers: Difference | None = None
 
@@ -85,6 +82,16 @@ class NetworkComparison:
     def farthest(self) -> Difference:
         """The output of the largest error, relative to its values."""
         return max(self.outputs, key=lambda output: output.relative)
+
+    def measured(self, judged: Difference) -> dict[str, Any]:
+        """Returns what both networks ran on, and what was measured there, as fields of a certificate."""
+        return {
+            "images": self.arguments.words,
+            "shapes": self.arguments.shapes(),
+            "measured_error": judged.error,
+            "rounding": judged.rounding,
+            "largest": judged.largest,
+        }
 
     def judge(
         self, *, exact: bool, promised: bool, changed: int | None, tolerance: float | None
@@ -168,7 +175,7 @@ def compare_networks(
         of_convolutions = [] if to_conv else of_convolutions
     if by_layers:
         why = _NOTHING if returns_nothing else _VARIES
-        compared = f"so its layers were compared, in {_name(reference)}"
+        compared = f"so its layers were compared, in {dtype_name(reference)}"
         notes.append(f"the network as a whole: {why}, {compared}")
         of_source = [run for run in of_source if shapes_of(run) == shapes_of(plain)]
         of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes_of(plain)]
@@ -187,15 +194,13 @@ def compare_networks(
         few = arguments.batches(4)[0]
         *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
     return NetworkComparison(
-        images=arguments.words,
-        shapes=arguments.shapes(),
-        reference=_name(reference),
+        arguments=arguments,
+        reference=dtype_name(reference),
         outputs=tuple(outputs),
         differing=tuple(differing),
         predictions=predictions,
         not_covered=(*notes, *moving, *hidden),
         hides=bool(hidden),
-        draws=arguments.draws,
         layers=layers,
     )
 
@@ -318,10 +323,6 @@ def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> l
     return shared
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -371,4 +372,4 @@ def compare_layers(
         passed_over = bool(after) and all(after)
         if one.share > 1 and not passed_over:
             return len(apart), name, one
-    return len(apart), None, _NO_DIFFERENCE
+    return len(apart), None, Difference()

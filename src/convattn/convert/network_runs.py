@@ -4,7 +4,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,15 +24,17 @@ from convattn.errors import (
 )
 from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
-from convattn.layers.relative import HasKernel
+from convattn.layers.relative import ConvolutionLike
 from convattn.wording import ITSELF
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
 
-_SEED = 0
+SEED = 0
+"""Seed of random images."""
+
 _SIZE = (3, 224, 224)
-"""Seed and size of an image that is drawn where none is given."""
+"""Size of an image that is drawn where none is given."""
 
 ROUNDINGS = LEAST_ROUNDINGS - 1
 """Runs on images with other last digits. They show rounding where two orders of summation agree by luck."""
@@ -62,7 +64,7 @@ def copy_network(model: nn.Module) -> nn.Module:
         raise UnsupportedModelError(f"cannot copy {type(model).__name__}: {error}") from error
     present = dict(copied.named_modules())
     for name, module in model.named_modules():
-        if isinstance(module, HasKernel) and type(present.get(name)) is not type(module):
+        if isinstance(module, ConvolutionLike) and type(present.get(name)) is not type(module):
             raise UnsupportedModelError(
                 f"cannot copy {type(model).__name__}: its copies lose the attention at {name or ITSELF}"
             )
@@ -116,21 +118,17 @@ def _as_tensors(value: Any) -> Any:
         return list(value.unbind())
     if isinstance(value, Tensor) and value.is_quantized:
         return value.dequantize()
-    if _holds_floats(value):
+    if isinstance(value, list | tuple) and _holds_floats(value):
         with suppress(ValueError):  # rows of several lengths
             return torch.tensor(value, dtype=torch.float64)
     return value
 
 
 def _holds_floats(value: Any) -> bool:
-    """Tells whether a value is a list or tuple, also nested, of finite floating-point numbers alone."""
-    if type(value) not in (list, tuple) or not value:
-        return False
-    return all(_holds_floats(item) or _is_finite(item) for item in value)
-
-
-def _is_finite(value: Any) -> bool:
-    return type(value) is float and math.isfinite(value)
+    """Tells whether a value is a finite floating-point number, or a list or tuple of such values alone."""
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) in (list, tuple) and bool(value) and all(map(_holds_floats, value))
 
 
 def _held(value: Any) -> dict[str, Any] | None:
@@ -218,7 +216,13 @@ class Arguments(NamedTuple):
     positional: tuple[Any, ...]  # Positional arguments
     named: Mapping[str, Any]  # Named ones
     words: str  # A description of them
-    draws: bool = False  # Whether the network draws random numbers of torch
+    # Of torch, in which a network runs on them: one that draws random numbers gets the same ones
+    mode: AbstractContextManager[Any] = nullcontext()
+
+    @property
+    def draws(self) -> bool:
+        """Whether the network draws random numbers of torch."""
+        return isinstance(self.mode, SameDraws) and self.mode.drew
 
     def tensors(self) -> list[Tensor]:
         """Returns the floating-point and complex tensors."""
@@ -272,7 +276,7 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     """
     if images is None:
         drawn = draw_image(model)
-        words = f"one standard normal image {tuple(drawn.shape)}, seed {_SEED}"
+        words = f"one standard normal image {tuple(drawn.shape)}, seed {SEED}"
         return Arguments((drawn,), {}, words)
     if isinstance(images, Mapping):
         arguments = Arguments((), images, "the arguments given")
@@ -305,13 +309,18 @@ def draw_image(network: nn.Module, shape: tuple[int, ...] | None = None) -> Tens
         size = config.get("input_size")
     size = size or _SIZE
     like = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
-    generator = torch.Generator().manual_seed(_SEED)
     try:
-        drawn = torch.randn((1, *size), generator=generator, dtype=torch.float64, device="cpu")
+        drawn = standard_normal((1, *size))
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError):
         expectation = "the shape of an image that fits into memory"
         raise ArgumentError(must_be("shape", expectation, tuple(size))) from None
     return drawn.to(like)
+
+
+def standard_normal(shape: Sequence[int]) -> Tensor:
+    """Draws standard normal numbers in float64 on the CPU."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -329,12 +338,11 @@ def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | Non
         devices = {parameter.device for parameter in network.parameters()}
         for device in {torch.device("cpu"), *devices}:
             settings.enter_context(without_autocast(device))
-        if arguments.draws:
-            settings.enter_context(SameDraws())
         arguments = arguments.copied(dtype)
-        torch.manual_seed(_SEED)
-        np.random.seed(_SEED)  # noqa: NPY002
-        random.seed(_SEED)
+        torch.manual_seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002
+        random.seed(SEED)
+        settings.enter_context(arguments.mode)
         return network(*arguments.positional, **arguments.named)
 
 
@@ -427,11 +435,10 @@ def run_copy(
 
 
 def noticing_draws(source: nn.Module, arguments: Arguments, size: int) -> Arguments:
-    """Runs a copy of a network on a batch, and returns the arguments with a note on whether it drew random numbers."""
-    draws = SameDraws()
-    with draws:
-        run_copy(source, arguments.batches(size)[:1])
-    return arguments._replace(draws=draws.drew)
+    """Runs a copy of a network on a batch; if it draws random numbers there, all runs on the result get the same."""
+    drawing = arguments._replace(mode=SameDraws())
+    run_copy(source, drawing.batches(size)[:1])
+    return drawing if drawing.draws else arguments
 
 
 def run_source(source: nn.Module, batches: Sequence[Arguments]) -> list[Run]:

@@ -38,9 +38,9 @@ _MOST = 1 / 4
 class Difference(NamedTuple):
     """How far an output is from the reference, at one element."""
 
-    error: float  # Difference
-    rounding: float  # Difference that rounding explains
-    largest: float  # Scale of the reference: the largest absolute value of such elements
+    error: float = 0.0  # Difference
+    rounding: float = 0.0  # Difference that rounding explains
+    largest: float = 0.0  # Scale of the reference: the largest absolute value of such elements
     # Whether nothing differs or rounding is below the sample's values, and both networks agree in float64
     same: bool = True
 
@@ -183,7 +183,7 @@ def differences(
         empty output.
     """
     if not exact.numel():
-        return [Difference(0.0, 0.0, 0.0)] * 2
+        return [Difference()] * 2
     errors = errors_of(x, exact)
     scale = scales(exact)
     shows = (errors == 0) | (allowed <= sample_scales(exact))
@@ -241,7 +241,7 @@ def compare_outputs(
         Two differences for each output, and the error of each element that rounding explains.
     """
     if not high:
-        return [Difference(0.0, 0.0, 0.0)], []
+        return [Difference()], []
     if shapes_of(results) != shapes_of(high):
         notes.append(
             f"the network as a whole: the shapes of its outputs are {shapes_of(results)}, of the source"

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
-from torch.nn.utils import parametrize, prune
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils import parametrize
 
-from convattn.errors import ArgumentError, must_be
+from convattn.errors import ArgumentError, must_be, must_be_a
+from convattn.structure import is_own_hook, replaced_methods
 
 _CALLS = (
     "_forward_hooks",
@@ -24,15 +22,10 @@ _CALLS = (
 """Attributes in which a module holds its hooks."""
 
 
-def full_name(kind: type) -> str:
-    """Returns the name of a class with that of the file that defines it."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def dtypes_in_words(network: nn.Module) -> str:
-    """Returns the dtypes of a network's parameters, for instance "float32"."""
-    names = [str(parameter.dtype).removeprefix("torch.") for parameter in network.parameters()]
-    return ", ".join(dict.fromkeys(names))
+def require_network(argument: str, value: object) -> None:
+    """Raises ArgumentError unless an argument is a module of torch."""
+    if not isinstance(value, nn.Module):
+        raise ArgumentError(must_be_a(argument, "an nn.Module", value))
 
 
 def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
@@ -44,7 +37,7 @@ def names_by_module(model: nn.Module) -> dict[nn.Module, list[str]]:
 
 
 def patterns(
-    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str
+    argument: str, value: str | Sequence[str] | None, names: Sequence[str], kind: str | None
 ) -> tuple[str, ...] | None:
     """Reads the name patterns given as `argument`: one, several or None.
 
@@ -69,21 +62,6 @@ def matches(names: Sequence[str], wildcards: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in wildcards)
 
 
-def find_empty(module: nn.Module) -> str | None:
-    """Returns the name of a tensor of a module that is on the meta device, and so has no values; None if none is."""
-    held = [*module.named_parameters(), *module.named_buffers()]
-    return next((name for name, tensor in held if tensor.is_meta), None)
-
-
-def replaced_methods(module: nn.Module) -> list[str]:
-    """Names the methods that were replaced on a module, so that it may compute something else than its class."""
-    names = []
-    for name, value in vars(module).items():
-        if callable(value) and callable(getattr(type(module), name, None)):
-            names.append(name)
-    return sorted(names)
-
-
 def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> str | None:
     """Returns what makes a layer compute something else than its class does with its parameters; None if nothing does.
 
@@ -105,17 +83,6 @@ def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> 
                 f"it has {' and '.join(reasons)}{where}; make them permanent or remove them first"
             )
     return None
-
-
-def is_own_hook(hook: object) -> bool:
-    """Tells whether a forward pre-hook is one by which torch computes a weight: normalisation or pruning."""
-    return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
-
-
-def computed_weights(module: nn.Module) -> dict[str, object]:
-    """Returns the hooks by which torch computes weights of a module, by the names of the weights."""
-    hooks: Any = filter(is_own_hook, module._forward_pre_hooks.values())
-    return {getattr(hook, "name", None) or hook._tensor_name: hook for hook in hooks}
 
 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:

@@ -57,9 +57,6 @@ ATTENDS_ALREADY = (
 OPTIONS = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
 """Arguments that a convolution holds as attributes, beside its padding mode."""
 
-SEED = 0
-"""Seed of random images and of other roundings."""
-
 _MANY_TAPS = 400
 """Taps beyond which a computation tap by tap takes too long."""
 
@@ -113,8 +110,7 @@ def read_taps(conv: nn.Module) -> Taps:
         geometry = Geometry.parse(dims, padding=conv.padding, stride=conv.stride, **options)  # type: ignore[arg-type]
         maps = rearrange(weight, "o i taps -> taps o i")
     bias = None if conv.bias is None else conv.bias.detach().clone()  # type: ignore[union-attr, operator]
-    displacements = tuple(displacement for _, displacement in geometry.taps())
-    return Taps(geometry, displacements, maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
+    return Taps(geometry, geometry.taps(), maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
 
 
 def why_unsupported(conv: nn.Module) -> str | None:
@@ -183,6 +179,15 @@ def why_no_values(name: str, tensor: Tensor) -> str | None:
     return None
 
 
+def put_tensors(conv: AnyConvolution, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
+    """Gives a convolution a weight and a bias, which it holds without a copy and trains if they learn; returns it."""
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None:
+            parameter = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+            conv.register_parameter(name, parameter)
+    return conv
+
+
 def tap_by_tap(
     taps: Taps, x: Float[Tensor, "batch channels *spatial"]
 ) -> Float[Tensor, "batch outputs *queries"]:
@@ -240,7 +245,7 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
         return summed_otherwise(conv, x[None])[0]
     if prod(conv.kernel_size) <= _MANY_TAPS:
         return tap_by_tap(read_taps(conv), x)
-    return conv(rounded_differently(x, SEED))
+    return conv(rounded_differently(x, seed=0))
 
 
 _CHANNELS = {

@@ -60,8 +60,10 @@ def conv_to_attention(
     taps = read_taps(conv)
     with keep_random_state(conv):
         layer = _make_layer(taps, _encoding(taps, sharpness), content, impl)
-        # A new one, because the layer's dtype may be too narrow for centres
-        layer.encoding = _encoding(taps, sharpness)
+        if (
+            sharpness is not None
+        ):  # centres anew, because the layer's dtype may be too narrow for them
+            layer.encoding = _encoding(taps, sharpness)
     _let_learn(layer, conv)
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))

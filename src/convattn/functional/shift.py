@@ -71,7 +71,7 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
         smallest = max(smallest, span - 2 * pixels)
         padding.append(pixels)
     return WindowConvolution(
-        displacements=tuple(displacement for _, displacement in geometry.taps()),
+        displacements=geometry.taps(),
         smallest=smallest,
         taps=geometry.kernel_size,
         stride=geometry.stride,

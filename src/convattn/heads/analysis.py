@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from convattn.convert.structure import network_digest
 from convattn.errors import (
     ArgumentError,
     UnknownNameError,
@@ -48,6 +47,7 @@ from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import watch
 from convattn.heads.untrained import untrained
 from convattn.provenance import describe_versions
+from convattn.structure import network_digest
 from convattn.wording import ITSELF, counted
 
 SEED = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from convattn.convert.surgery import full_name, matches, names_by_module, patterns
+from convattn.convert.surgery import matches, names_by_module, patterns, require_network
 from convattn.convert.taps import ATTENTION_LAYERS
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.families.attention_class import (
@@ -23,6 +23,7 @@ from convattn.heads.families.transformers_encoders import (
     transformers_network,
 )
 from convattn.heads.families.window_attention import WINDOWS
+from convattn.structure import full_name
 
 _CHANNELS = "it attends over channels, not over positions"
 _DIFFERENCE = "it takes the difference of two attentions"
@@ -176,8 +177,7 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
         >>> attention_layers(RelativeAttention2d(3, 5, num_heads=9, encoding="quadratic"))[0].pattern
         'global'
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     layers = survey(model)
     if any(layer.refused is None for layer in layers):
         return layers

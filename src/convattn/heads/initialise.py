@@ -9,11 +9,11 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.convert.surgery import find_empty, full_name
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork
+from convattn.structure import find_empty, full_name
 
 Kind: TypeAlias = Literal["mimetic", "impulse", "exact"]
 """A way to start heads: two published ones, and the score of a quadratic encoding, written as queries and keys."""

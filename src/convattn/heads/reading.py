@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
-from convattn.convert.surgery import find_empty, full_name, names_by_module
+from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
@@ -43,6 +43,7 @@ from convattn.heads.layout import (
 )
 from convattn.heads.products import EXCLUDED, Operations, Product, Proof, prove
 from convattn.layers import RelativeAttention
+from convattn.structure import find_empty, full_name
 
 __all__ = [
     "OUTSIDE",
@@ -102,8 +103,7 @@ def watch(
 
 def _require_watchable(model: nn.Module) -> None:
     """Raises an error if a model cannot run, or its operations cannot be seen."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(must_be_a("model", "an nn.Module", model))
+    require_network("model", model)
     for name, module in model.named_modules():
         compiled = getattr(module, "_compiled_call_impl", None) is not None
         reason = None

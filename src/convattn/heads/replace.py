@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from convattn.convert.network_runs import copy_network
-from convattn.convert.structure import network_digest
-from convattn.convert.surgery import full_name, graft
+from convattn.convert.surgery import graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
 from convattn.heads.catalogue import is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention
@@ -19,6 +18,7 @@ from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
+from convattn.structure import full_name, network_digest
 from convattn.wording import counted, some
 
 

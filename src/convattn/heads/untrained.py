@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from convattn.convert.network_runs import copy_network, keep_random_state
-from convattn.convert.saved_layers import describe_layer, rebuild_layer
-from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.layers import NormalisedConv, RelativeAttention
+from convattn.networks.saved_layers import describe_layer, rebuild_layer
+from convattn.structure import full_name
 
 _TRANSFORMERS = "transformers.modeling_utils.PreTrainedModel"
 _INITIALISED = "_is_hf_initialized"

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, Path
 from convattn.functional.torch_modes import fixed_sizes
-from convattn.layers.relative import HasKernel, RelativeAttention, lay_out_as, require_images
+from convattn.layers.relative import ConvolutionLike, RelativeAttention, lay_out_as, require_images
 
 
 class _Prepared(NamedTuple):
@@ -29,7 +29,7 @@ class _Prepared(NamedTuple):
 
 
 @final
-class FrozenAttention(HasKernel):
+class FrozenAttention(ConvolutionLike):
     """A frozen copy of a layer without content, for images of given sizes.
 
     It computes what the layer did in evaluation, by the same path, but with softmax, filters or kernel prepared. It has

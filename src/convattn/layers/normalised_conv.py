@@ -23,12 +23,12 @@ from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
 from convattn.functional.torch_modes import fixed_sizes, without_autocast
 from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
-from convattn.layers.relative import HasKernel, arguments_of, layer_sizes, require_images
+from convattn.layers.relative import ConvolutionLike, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
 
 
 @final
-class NormalisedConv(HasKernel):
+class NormalisedConv(ConvolutionLike):
     """A convolution of 1 to 3 axes that divides by the weights within the image: y = b + Σ_h W_h (g_h ⋆ x) / (g_h ⋆ 1).
 
     The kernel g_h = exp s_h, in a box of displacements, is the same for all channels of a head. If the score is a sum

@@ -87,7 +87,7 @@ class Plan(Record):
         )
 
 
-class HasKernel(nn.Module, ABC):
+class ConvolutionLike(nn.Module, ABC):
     """A layer that is called like a convolution and has its attributes: weight, window and steps.
 
     The weight exists if there is one head per tap of the window.
@@ -200,7 +200,7 @@ class HasKernel(nn.Module, ABC):
         return self.geometry.padding_mode
 
 
-class RelativeAttention(HasKernel, ABC):
+class RelativeAttention(ConvolutionLike, ABC):
     """Multi-head self-attention on a grid, whose heads score displacements: y[q] = b + Σ_h Σ_k A_h[q, k] W_h x[k].
 
     A_h[q, k] is the softmax over all keys k of s_h(k − q), plus content scores if requested. Keys are the pixels of
@@ -739,7 +739,7 @@ def _heads_on_taps(
         if kind.centre_argument is not None:
             arguments[name] = kind.centre_argument
     if isinstance(encoding, str) and encoding in arguments:
-        taps = [displacement for _, displacement in geometry.taps()]
+        taps = geometry.taps()
         centres = {arguments[encoding]: taps}
         return create_encoding(encoding, len(taps), len(geometry.kernel_size), **centres)
     if isinstance(encoding, str) and encoding not in ENCODINGS:
@@ -751,8 +751,7 @@ def _heads_on_taps(
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    taps = tuple(displacement for _, displacement in geometry.taps())
-    return isinstance(encoding, Shift) and encoding.displacements == taps
+    return isinstance(encoding, Shift) and encoding.displacements == geometry.taps()
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}

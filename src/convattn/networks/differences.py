@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from convattn.convert.structure import LIBRARIES
+from convattn.structure import LIBRARIES
 from convattn.wording import ITSELF
 
 _LONGEST = 120

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from convattn.convert.network_runs import copy_network
-from convattn.convert.structure import Structure
 from convattn.errors import ArgumentError, CheckpointError, must_be_a, without_trace
 from convattn.networks.differences import first_differences
 from convattn.networks.pretrained import fetch, network_folder
@@ -16,6 +15,7 @@ from convattn.networks.replaced import put_layers, with_places
 from convattn.networks.source import create_network
 from convattn.networks.tensors import load_tensors
 from convattn.sealed import CONFIG, read_sealed
+from convattn.structure import Structure
 
 SCHEMA = 2
 

@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.calls import AttendedCalls, Call, original_place
-from convattn.convert.saved_layers import KINDS, describe_layer, rebuild_layer
-from convattn.convert.structure import HOOKS, Structure
-from convattn.convert.surgery import computed_weights, graft, is_own_hook, names_by_module
+from convattn.convert.calls import AttendedCalls, original_place
+from convattn.convert.surgery import graft, names_by_module
 from convattn.errors import CheckpointError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.networks.differences import differences
+from convattn.networks.saved_layers import (
+    KINDS,
+    describe_call,
+    describe_layer,
+    rebuild_call,
+    rebuild_layer,
+)
+from convattn.structure import HOOKS, Structure, computed_weights, is_own_hook
 from convattn.wording import ITSELF
 
 _IDENTITY = nn.Identity.__name__
@@ -117,7 +123,7 @@ def _rebuild(described: Mapping[str, Any], place: nn.Module) -> nn.Module:
         if described["kind"] != AttendedCalls.__name__:
             return rebuild_layer(dict(described))
         layers = [rebuild_layer(one) for one in described["layers"]]
-    calls = [Call.of(one) for one in described["calls"]]
+    calls = [rebuild_call(one) for one in described["calls"]]
     return AttendedCalls(place, layers, calls)
 
 
@@ -130,6 +136,6 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         return {"kind": _IDENTITY}
     if isinstance(module, AttendedCalls):
         layers = [describe_layer(layer) for layer in module.layers]
-        calls = [call.described() for call in module.calls]
+        calls = [describe_call(call) for call in module.calls]
         return {"kind": type(module).__name__, "layers": layers, "calls": calls}
     return describe_layer(module)

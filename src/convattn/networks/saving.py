@@ -14,9 +14,6 @@ from torch import nn
 
 from convattn.__about__ import __version__
 from convattn.convert.certificate import Certificate, NetworkCertificate
-from convattn.convert.saved_layers import KINDS
-from convattn.convert.structure import Structure, network_digest
-from convattn.convert.surgery import full_name
 from convattn.errors import (
     ArgumentError,
     UnsupportedModelError,
@@ -30,9 +27,11 @@ from convattn.networks.differences import first_differences
 from convattn.networks.loading import SCHEMA
 from convattn.networks.pretrained import network_folder
 from convattn.networks.replaced import describe_layers, put_layers, with_places
+from convattn.networks.saved_layers import KINDS
 from convattn.networks.source import create_network, own_source, split_source
 from convattn.networks.tensors import describe_tensors, file_tensors
 from convattn.sealed import KIND, may_replace, read_config, write_sealed
+from convattn.structure import Structure, full_name, network_digest
 from convattn.wording import ITSELF
 
 AnyCertificate = NetworkCertificate | Certificate

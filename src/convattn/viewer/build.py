@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from convattn.convert.surgery import full_name
 from convattn.encodings import (
     AxisAdditiveEncoding,
     Encoding,
@@ -22,6 +21,7 @@ from convattn.grid import Axis
 from convattn.heads.head_report import HEAD_NUMBERS, HeadReport, HeadStatistics
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.layers import RelativeAttention
+from convattn.structure import full_name
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import LayerCall, LayerMaps, is_positional, read_layers
 from convattn.viewer.lattice import Place

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
-from convattn.convert.structure import network_digest
 from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.heads.catalogue import attention_layers
@@ -31,6 +30,7 @@ from convattn.networks.images import (
 )
 from convattn.networks.loading import LoadedNetwork, load_with_source
 from convattn.networks.source import HOMES
+from convattn.structure import network_digest
 from convattn.viewer.build import build_scene
 from convattn.viewer.exhibit import Exhibit
 from convattn.viewer.image_maps import is_positional

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from convattn.convert.surgery import full_name
 from convattn.layers import RelativeAttention2d
 from convattn.layers.block import MixingBlock
 from convattn.models import AttentionNet
+from convattn.structure import full_name
 from convattn.viewer.lattice import Place
 from convattn.viewer.scene import SceneTensors
 

@@ -17,7 +17,7 @@ from tests.convert.certify.certify_cases import (
 from torch import nn
 
 from convattn import certify
-from convattn.convert.agreement import AgreementCertificate
+from convattn.convert.foreign_check import AgreementCertificate
 from convattn.errors import ArgumentError, ConversionError
 
 

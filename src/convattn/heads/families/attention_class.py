@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convattn.convert.surgery import full_name
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.layout import Layout, global_layout
+from convattn.structure import full_name
 
 
 @dataclass(frozen=True, eq=False)

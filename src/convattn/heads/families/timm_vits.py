@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.convert.surgery import full_name
 from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
@@ -20,6 +19,7 @@ from convattn.heads.families.attention_class import (
     split_linear,
 )
 from convattn.heads.layout import Layout, global_layout
+from convattn.structure import full_name
 
 _PIT = "timm.models.pit.Transformer"
 

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
-
-from convattn.convert.surgery import computed_weights, full_name, replaced_methods
-from convattn.sealed import has_no_plain_values, shape_in_words, tensor_digest, tensor_in_words
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 _FOREIGN = ("timm.", "torch.", "torchvision.", "transformers.")
 LIBRARIES = ("convattn.", *_FOREIGN)
@@ -132,10 +131,10 @@ class _Words:
             if tensor is None:
                 continue
             if key not in module._non_persistent_buffers_set:
-                parts[key] = "a lazy tensor" if is_lazy(tensor) else shape_in_words(tensor)
+                parts[key] = "a lazy tensor" if is_lazy(tensor) else _shape_in_words(tensor)
                 continue
             name = f"{place}.{key}".removeprefix(".")
-            parts[key] = tensor_in_words(
+            parts[key] = _tensor_in_words(
                 tensor.to(getattr(torch, dtypes[name])) if name in dtypes else tensor
             )
         return parts
@@ -149,9 +148,9 @@ class _Words:
         if isinstance(value, _PLAIN):
             return repr(value)
         if isinstance(value, Tensor):
-            return tensor_in_words(value)
+            return _tensor_in_words(value)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-            return tensor_in_words(torch.as_tensor(value.copy()))
+            return _tensor_in_words(torch.as_tensor(value.copy()))
         if isinstance(value, list | tuple):
             return self.several(value)
         if isinstance(value, set | frozenset):
@@ -228,10 +227,10 @@ def network_digest(network: nn.Module) -> str:
     for name, tensor in _saved_tensors(network):
         if is_lazy(tensor):
             text = f"{name} {tensor.dtype} lazy"
-        elif has_no_plain_values(tensor):
+        elif _has_no_plain_values(tensor):
             text = f"{name} {tensor.dtype} {tensor.shape}"
         else:
-            text = tensor_digest(name, tensor.detach().cpu().contiguous())
+            text = _tensor_digest(name, tensor.detach().cpu().contiguous())
         digest.update(text.encode())
     return digest.hexdigest()
 
@@ -242,3 +241,79 @@ def _saved_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 yield f"{place}.{name}", tensor
+
+
+# --- Modules and tensors ----------------------------------------------------------------------------------------------
+
+
+def full_name(kind: type) -> str:
+    """Returns the name of a class with that of the file that defines it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype without torch's, for instance "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtypes_in_words(network: nn.Module) -> str:
+    """Returns the dtypes of a network's parameters, for instance "float32"."""
+    names = [dtype_name(parameter.dtype) for parameter in network.parameters()]
+    return ", ".join(dict.fromkeys(names))
+
+
+def find_empty(module: nn.Module) -> str | None:
+    """Returns the name of a tensor of a module that is on the meta device, and so has no values; None if none is."""
+    held = [*module.named_parameters(), *module.named_buffers()]
+    return next((name for name, tensor in held if tensor.is_meta), None)
+
+
+def replaced_methods(module: nn.Module) -> list[str]:
+    """Names the methods that were replaced on a module, so that it may compute something else than its class."""
+    names = []
+    for name, value in vars(module).items():
+        if callable(value) and callable(getattr(type(module), name, None)):
+            names.append(name)
+    return sorted(names)
+
+
+def is_own_hook(hook: object) -> bool:
+    """Tells whether a forward pre-hook is one by which torch computes a weight: normalisation or pruning."""
+    return isinstance(hook, WeightNorm | SpectralNorm | prune.BasePruningMethod)
+
+
+def computed_weights(module: nn.Module) -> dict[str, object]:
+    """Returns the hooks by which torch computes weights of a module, by the names of the weights."""
+    hooks: Any = filter(is_own_hook, module._forward_pre_hooks.values())
+    return {getattr(hook, "name", None) or hook._tensor_name: hook for hook in hooks}
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> str:
+    """Returns the SHA-256 of the name, dtype, shape and bytes of a contiguous tensor on the CPU."""
+    head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+    digest = hashlib.sha256(head.encode())
+    values = tensor.reshape(-1).view(torch.uint8)
+    digest.update(memoryview(values.numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def _tensor_in_words(tensor: Tensor) -> str:
+    """Describes a tensor with its numbers: few of them as they are, more by a digest."""
+    values = tensor.detach()
+    text = f"{dtype_name(tensor.dtype)} {_shape_in_words(tensor)}"
+    if _has_no_plain_values(values):
+        return text
+    values = values.cpu().contiguous()
+    if 0 < values.numel() <= 4:
+        return f"{text} {values.flatten().tolist()}"
+    return f"{text} of digest {_tensor_digest('', values)[:16]}"
+
+
+def _has_no_plain_values(tensor: Tensor) -> bool:
+    """Returns whether the values of a tensor cannot be read: it is sparse, quantised or on the meta device."""
+    return tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided
+
+
+def _shape_in_words(tensor: Tensor) -> str:
+    """Describes the shape of a tensor."""
+    return f"of shape {tuple(tensor.shape)}"

@@ -1,11 +1,13 @@
 """Single layers as JSON types: what rebuilds a layer, without its weights."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
+from convattn.convert.calls import Call
 from convattn.convert.taps import (
     ATTENTION_LAYERS,
     OPTIONS,
@@ -78,6 +80,19 @@ def rebuild_layer(description: dict[str, Any]) -> nn.Module:
         encoding["name"], options["num_heads"], kind.dims, **encoding["options"]
     )
     return kind(encoding=built, **options, device=None)
+
+
+def describe_call(call: Call) -> dict[str, Any]:
+    """Describes a call of a convolution as a function, as JSON types."""
+    return {**asdict(call), "module": call.module.__name__}
+
+
+def rebuild_call(description: Mapping[str, Any]) -> Call:
+    """Builds the call that `describe_call` described."""
+    options = {name: _tuples(value) for name, value in description["options"].items()}
+    kind: Any = KINDS[description["module"]]
+    shape = tuple(description["shape"])
+    return Call(**{**description, "module": kind, "shape": shape, "options": options})
 
 
 def _tuples(value: Any) -> Any:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, Literal
 
 import torch
@@ -28,10 +27,14 @@ from convattn.convert.network_runs import (
     read_arguments,
 )
 from convattn.convert.runtimes import Load, Options, open_file
-from convattn.convert.surgery import dtypes_in_words, full_name
+from convattn.convert.surgery import require_network
 from convattn.convert.taps import OneAfterAnother
 from convattn.errors import ArgumentError, must_be_a
+from convattn.structure import dtypes_in_words, full_name
 from convattn.wording import counted, first_few
+
+_Z = 1.9599639845400536
+"""Standard deviations on each side of the mean within which a normal variable is in 95 % of cases."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class AgreementCertificate(VerdictRecord):
     other: str  # What it was compared with, in words
     dtype: str  # Dtypes of the reference's parameters
     quantised: bool  # Whether the other is seen to compute with few bits
-    images: str  # What both runnable on, in words
+    images: str  # What both ran on, in words
     shapes: tuple[tuple[int, ...], ...]  # Shapes of the tensors that they were called with
     # Dtype in which the reference computed what the other was compared with
     compared_with: str
@@ -155,30 +158,29 @@ def certify(
         >>> certify(net, lambda x: net(torch.from_numpy(x)).detach().numpy(), torch.rand(9, 3, 5, 5)).verdict
         'exact'
     """
-    if not isinstance(reference, nn.Module):
-        raise ArgumentError(must_be_a("reference", "an nn.Module", reference))
+    require_network("reference", reference)
     require_share("tolerance", tolerance)
     arguments = read_arguments(reference, images)
-    runnable = _open(other, runtime, options)
+    adapter = _open(other, runtime, options)
     source = copy_network(reference).eval()
     rounded = [rounded_differently(source, seed) for seed in range(2)]
     rounded.append(_summed_one_after_another(source))
     comparison = compare_networks(
         source,
-        runnable,
+        adapter,
         arguments,
         [],
         to_conv=False,
         rounded=rounded,
-        may_be_flat=not isinstance(runnable.network, nn.Module),
+        may_be_flat=not isinstance(adapter.network, nn.Module),
     )
     not_covered = ["other images than these", *comparison.not_covered]
     layers = 0
     first = None
-    apart = worst = comparison.nearest_to_rounding
-    few = arguments._replace(draws=comparison.draws).batches(4)[0]
+    apart = comparison.nearest_to_rounding
+    few = comparison.arguments.batches(4)[0]
     try:
-        values = partial(_values_of_layers, runnable, few)
+        values = partial(_values_of_layers, adapter, few)
         layers, first, apart = compare_layers(source, rounded, few, values)
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
@@ -192,27 +194,22 @@ def certify(
         not_covered.append("where a difference begins: no layer could be matched by its name")
     decisions = changed = ties = interval = None
     if comparison.predictions is not None:
-        decisions, changed, ties, *_ = comparison.predictions
+        decisions, changed, ties = comparison.predictions
         changed -= ties
         interval = _wilson(decisions - changed, decisions) if decisions else None
     if images is None:
         tolerance = None
-    may_be_exact = not (changed or runnable.quantised or first)
+    may_be_exact = not (changed or adapter.quantised or first)
     verdict = comparison.judge(
         exact=may_be_exact, promised=False, changed=changed, tolerance=tolerance
     )
     return AgreementCertificate(
         verdict=verdict,
         reference=type(reference).__name__,
-        other=runnable.words,
+        other=adapter.words,
         dtype=dtypes_in_words(reference),
-        quantised=runnable.quantised,
-        images=comparison.images,
-        shapes=comparison.shapes,
+        quantised=adapter.quantised,
         compared_with=comparison.reference,
-        measured_error=worst.error,
-        rounding=worst.rounding,
-        largest=worst.largest,
         tolerance=tolerance,
         decisions=decisions,
         changed=changed,
@@ -223,21 +220,21 @@ def certify(
         first_error=apart.error if first else None,
         first_rounding=apart.rounding if first else None,
         not_covered=tuple(not_covered),
+        **comparison.measured(comparison.nearest_to_rounding),
     )
 
 
 def _wilson(successes: int, trials: int) -> tuple[float, float]:
     """Returns Wilson's 95 % interval of a share."""
-    z = NormalDist().inv_cdf(0.975)
     share = successes / trials
-    whole = 1 + z * z / trials
-    centre = share + z * z / (2 * trials)
-    spread = z * math.sqrt(share * (1 - share) / trials + (z / trials / 2) ** 2)
+    whole = 1 + _Z**2 / trials
+    centre = share + _Z**2 / (2 * trials)
+    spread = _Z * math.sqrt(share * (1 - share) / trials + (_Z / trials / 2) ** 2)
     return max(0.0, (centre - spread) / whole), min(1.0, (centre + spread) / whole)
 
 
-class _Runnable(nn.Module):
-    """Runs a network, a file or a function as a module of torch."""
+class _Adapter(nn.Module):
+    """Adapts a network, a file or a function to a module of torch."""
 
     def __init__(
         self,
@@ -281,16 +278,16 @@ def _summed_one_after_another(source: nn.Module) -> nn.Module:
     return copied
 
 
-def _open(other: Any, runtime: str | None, options: Options) -> _Runnable:
+def _open(other: Any, runtime: str | None, options: Options) -> _Adapter:
     """Finds out what the other is, and how it runs."""
     if isinstance(other, str | os.PathLike):
         load, session = open_file(Path(other), runtime, options)
-        return _Runnable(session, session.words, quantised=session.quantised, load=load)
+        return _Adapter(session, session.words, quantised=session.quantised, load=load)
     if runtime is not None or options is not None or not callable(other):
         expectation = "a module, a function or, with a runtime or options, a file"
         raise ArgumentError(must_be_a("other", expectation, other))
     if not isinstance(other, nn.Module):
-        return _Runnable(other, getattr(other, "__qualname__", type(other).__name__))
+        return _Adapter(other, getattr(other, "__qualname__", type(other).__name__))
     network = copy_network(other)
     with suppress(NotImplementedError):  # a program of torch.export has no modes
         network.eval()
@@ -299,25 +296,25 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Runnable:
     kinds = [full_name(type(one)) for one in (*network.modules(), *held)]
     quantised = any(".quantized." in kind or kind.startswith("torchao.") for kind in kinds)
     dtype = dtypes.pop() if len(dtypes) == 1 else None
-    return _Runnable(network, type(other).__name__, dtype=dtype, quantised=quantised)
+    return _Adapter(network, type(other).__name__, dtype=dtype, quantised=quantised)
 
 
 # --- Layers -----------------------------------------------------------------------------------------------------------
 
 
 def _values_of_layers(
-    runnable: _Runnable, images: Arguments, names: Sequence[str]
+    adapter: _Adapter, images: Arguments, names: Sequence[str]
 ) -> dict[str, Tensor]:
     """Returns the outputs of the other network's layers by name."""
-    if isinstance(runnable.network, nn.Module):
-        return layer_outputs(runnable.network, images, runnable.dtype)[0]
-    if runnable.load is None:
+    if isinstance(adapter.network, nn.Module):
+        return layer_outputs(adapter.network, images, adapter.dtype)[0]
+    if adapter.load is None:
         return {}
     once = []  # innermost layers that run once
     for name in names:
         is_inner = not any(other.startswith(f"{name}.") for other in names)
         if is_inner and f"{name}#2" not in names:
             once.append(name)
-    session = runnable.load(once)
-    results = dict(parts(output_of(_Runnable(session), images)))
+    session = adapter.load(once)
+    results = dict(parts(output_of(_Adapter(session), images)))
     return {name: results[f"[{place}]"] for name, place in session.layers.items()}
