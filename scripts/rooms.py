@@ -19,13 +19,13 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 
 ROOT = "root files"
 BUDGETS = {
-    ROOT: 11_650,
+    ROOT: 11_900,
     "encodings": 7_800,
-    "functional": 29_500,
-    "layers": 10_000,
+    "functional": 30_500,
+    "layers": 10_300,
     "convert": 34_500,
     "models": 3_000,
-    "networks": 11_050,
+    "networks": 11_500,
     "heads": 38_000,
     "viewer": 12_000,
     "cli": 7_200,
@@ -34,10 +34,10 @@ BUDGETS = {
 }
 """Tokens that a room may have. A room that must grow is a decision: change its number here."""
 
-OUTSIDE = {("tests",): 330_000, ("benchmarks", "evidence", "scripts"): 74_000}
+OUTSIDE = {("tests",): 342_000, ("benchmarks", "evidence", "scripts"): 74_000}
 """Tokens that folders beside the package may have together."""
 
-TOTAL = 194_000
+TOTAL = 198_000
 TOLERANCE = 1.05
 DENSEST = 9.0
 """Tokens a code line that the package may have on average."""
