@@ -142,7 +142,7 @@ FAULTS = [
         ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
-        ("content", "softmax leaks", MASKED, "functional.fused", "attention_weights", leak),
+        ("content", "softmax leaks", MASKED, "functional.fused", "normal_weights_", leak),
         (
             "content",
             "position off",

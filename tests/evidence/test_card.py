@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from convattn import LearnedAxial, load_recipe
@@ -279,7 +280,10 @@ def measured(tmp_path_factory):
     digits = load_digits()
     few = replace(digits, train=first(digits.train, 64), test=first(digits.test, 32))
     part = replace(TWELVE, runs={name: TWELVE.runs[name] for name in ("attention", "conv")})
+    # accelerate allows one precision in a process, and other tests have theirs
+    AcceleratorState._reset_state(reset_partial_state=True)
     training.run(Stage("training", CPU, folder, 600.0, True), few, [part], 0, 1)
+    AcceleratorState._reset_state(reset_partial_state=True)
     gc.unfreeze()
     return folder
 

@@ -102,7 +102,7 @@ def test_defaults_are_the_papers_sizes():
         ("training.epochs", "7", 7),
         ("data.flip", "true", True),
         ("data.flip", "False", False),
-        ("data.folder", "some/place", "some/place"),
+        ("data.crop_border", "reflect", "reflect"),
         ("optim.algorithm", "sgd", "sgd"),
     ],
 )

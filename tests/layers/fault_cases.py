@@ -208,7 +208,7 @@ VALUES = [
         "content",
         "the softmax leaks",
         MASKED,
-        "functional.fused:attention_weights",
+        "functional.fused:normal_weights_",
         of_result(leaky),
     ),
     Fault(

@@ -751,7 +751,11 @@ def _heads_on_taps(
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    return isinstance(encoding, Shift) and encoding.displacements == geometry.taps()
+    if not isinstance(encoding, Shift):
+        return False
+    # counted first: the window that a damaged file names may have more taps than there is memory
+    taps = math.prod(geometry.kernel_size)
+    return len(encoding.displacements) == taps and encoding.displacements == geometry.taps()
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
