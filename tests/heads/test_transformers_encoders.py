@@ -90,8 +90,8 @@ def test_a_network_of_two_towers_names_the_one_that_takes_images():
     network = transformers.CLIPModel(config).eval()
     images = pixels(5, 5)
     message = (
-        r"CLIPModel takes several inputs at once and was given one, float32 of shape .*20, 20\); pass the part of it that"
-        r" takes them: text_model \(input_ids\) or vision_model \(pixel_values\)$"
+        r"CLIPModel takes several inputs at once and was given one, float32 of shape .*20, 20\); pass the part of it"
+        r" that takes them: text_model \(input_ids\) or vision_model \(pixel_values\)$"
     )
     with pytest.raises(ArgumentError, match=message):
         analyze(network, images)
