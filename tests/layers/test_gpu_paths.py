@@ -181,3 +181,27 @@ def test_a_layer_reads_no_value_of_a_gate_or_of_heads(as_on_a_gpu):
     with torch.no_grad():
         assert gated.plan((1, 4, 5, 7)).path == "content"
         assert not gated.needs_content()
+
+
+def test_a_plan_says_where_scores_are_read(as_on_a_gpu):
+    hard = Quadratic(2, 2, centres=[[0.0, 0.0], [1.0, -1.0]], sharpness=800.0)
+    for encoding, impl, reads in [
+        ("distance", "fourier", True),
+        (hard, "shift", True),
+        (hard, "auto", False),
+        ("distance", "dense", False),
+    ]:
+        layer = RelativeAttention2d(4, 6, num_heads=2, encoding=encoding, impl=impl)
+        reason = layer.plan((1, 4, 5, 7)).reason
+        assert ("no CUDA graph holds it" in reason) == reads, (impl, reason)
+
+
+def test_function_transforms_see_all_images_at_once(as_on_a_gpu, monkeypatch):
+    """A checkpoint of some images cannot be mapped over."""
+    layer, x = made(RelativeAttention2d, "quadratic", {}, "auto"), torch.randn(3, 2, 4, 5, 7)
+    expected = torch.stack([layer(images) for images in x])
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
+    found = torch.func.vmap(layer)(x)
+    limit = 64 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= limit
+    torch.func.grad(lambda given: layer(given).sum())(x[0])

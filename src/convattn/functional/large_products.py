@@ -44,7 +44,8 @@ def attention_by_products(
     means = len(maps) * keys.shape[1] * pixels * dtype.itemsize
     images = max(1, piece_bytes(keys.device) // max(1, means))
     with without_autocast(keys.device):
-        if torch.compiler.is_compiling() or len(keys) <= images:
+        whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
+        if whole or len(keys) <= images:
             return compute(*inputs)
         parts = []
         for part in inputs[0].split(images):

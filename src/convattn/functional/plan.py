@@ -160,6 +160,13 @@ class Work:
         """Whether the values of scores may decide: elsewhere than on a CPU only where there is no other way."""
         return not is_accelerator(self.device) or (self.long_line is not None and not self.fits)
 
+    @property
+    def waits(self) -> str:
+        """What follows from reading scores, in words: nothing on a CPU."""
+        if not is_accelerator(self.device):
+            return ""
+        return "; its scores are read, so the program waits and no CUDA graph holds it"
+
     def seconds(self, kernels: int, flops: float, moved: float) -> float:
         """Estimates the time of kernels, their operations and the bytes that they move on a GPU."""
         rate = _RATES.get(self.product_dtype, _FAST)
@@ -530,6 +537,7 @@ def _fourier(table: Tensor, work: Work, reason: str) -> Path:
     if not can_be_read(table):
         reason = "a compiled graph cannot read the values that transforms depend on"
         return _dense(table, work, reason)
+    reason += work.waits
     filters = fourier_filters(table, work.axes, work.dtype)
     weak = filters.weak_share
     if weak > _WEAK:
@@ -555,7 +563,7 @@ def _long(encoding: Encoding, work: Work, table: Tensor, reason: str, impl: str)
             return _fourier(table, work, "the sequence is long and heads are wide")
     if bands is None or banded >= pairs:
         return None
-    reason = f"{reason}, in bands of up to {bands.widest} displacements"
+    reason = f"{reason}, in bands of up to {bands.widest} displacements{work.waits}"
     return BandPath(name="separable", reason=reason, work=work, leak=bands.leak, bands=bands)
 
 
@@ -572,7 +580,7 @@ def _hard(tables: Sequence[Tensor], work: Work, impl: str) -> Path | None:
             reason = f"more than {most:.2g} of a head's attention falls outside one pixel"
         raise ArgumentError(f"impl='shift' needs hard heads, but {reason}; use impl='auto'")
     learning = tuple(table for table in tables if table.requires_grad)
-    reason = REQUESTED
+    reason = REQUESTED + work.waits
     if impl != "shift":
         if (shifts.leak and learning) or not _is_compact(shifts):
             return None
