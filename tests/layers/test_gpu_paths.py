@@ -7,7 +7,7 @@ import torch
 from tests.functional.test_fused import expected_of, results
 from tests.testing.gpu import pretend
 
-from convattn.budget import assert_within_budget, references
+from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import LearnedAxial, Quadratic, Shift
 from convattn.functional import workspace
 from convattn.functional.positions import Precision, kernel_precision
@@ -81,10 +81,13 @@ def made(kind, encoding, options, impl):
 def test_it_is_the_reference_with_all_gradients(kind, encoding, spatial, options, monkeypatch):
     x = torch.randn(3, 4, *spatial)
     expected = expected_of(made(kind, encoding, options, "reference"), x)
-    pretend(monkeypatch)
     layer = made(kind, encoding, options, "auto")
-    for actual, (hi, sums, lows) in zip(results(layer, x), expected, strict=True):
-        assert_within_budget(actual, hi, lows, sums=sums)
+    # where a gate subtracts large gradients, the definition, which mixes weights, cancels less than any other way
+    of_cpu = zip(*roundings(results, layer, x), strict=True)
+    pretend(monkeypatch)
+    found = zip(results(layer, x), expected, of_cpu, strict=True)
+    for actual, (hi, sums, lows), others in found:
+        assert_within_budget(actual, hi, [*lows, *others], sums=sums)
 
 
 def narrow(layer, x):
