@@ -194,11 +194,11 @@ def open_images(
         DataError: The file is damaged, or holds something else or nothing.
     """
     ending = path.suffix.lower()
-    if path.is_dir() or (path.is_file() and ending in ENDINGS):
+    if path.is_dir() or ending in ENDINGS:
         files = picture_files(path)[:limit]
         return Pictures([file.name for file in files], files, prepare())
     if not path.is_file() or ending != ".npy":
-        expected = f"a folder of pictures, a picture ({', '.join(sorted(ENDINGS))}) or a .npy file"
+        expected = "a folder of pictures, a picture or a .npy file"
         raise ArgumentError(must_be("images", expected, str(path)))
     array = _read_array(path)[:limit]
     pictures = _as_pictures(array, path)
