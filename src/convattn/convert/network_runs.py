@@ -454,12 +454,13 @@ def run_in_float64(
     network: nn.Module,
     batches: Sequence[Arguments],
     notes: list[str],
+    places: Mapping[str, Any],
     change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
-) -> Run | None:
-    """Runs a copy in float64, after it was changed, or notes why it does not run so."""
+) -> list[Tensor] | None:
+    """Returns the numbers of a copy in float64, in the order of places, or notes why it does not run so."""
     try:
         copied = change(copy_network(network).eval().double())
-        return run_batches(copied, batches, torch.float64)
+        return run_batches(copied, batches, torch.float64).ordered(places)
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None

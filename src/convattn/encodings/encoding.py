@@ -292,6 +292,13 @@ class Encoding(nn.Module, ABC):
             highest: Largest along each axis.
         """
 
+    def fixed_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+        """Returns one displacement per head and a bound on its attention elsewhere, on images of any size.
+
+        Where a displacement leads beyond the keys, the nearest key counts. None, the default, if there are none.
+        """
+        return None
+
     def options(self) -> dict[str, Any]:
         """Returns the arguments, besides sizes, that rebuild the module, as JSON types; parameters are not included."""
         return {}

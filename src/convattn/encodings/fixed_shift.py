@@ -76,6 +76,10 @@ class Shift(AxisAdditiveEncoding):
             )
         super().__setattr__(name, value)
 
+    def fixed_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float]:
+        """Returns the displacements, and 0."""
+        return self.displacements, 0.0
+
     @property
     def feature_width(self) -> int:
         """D_p = n + 1."""
