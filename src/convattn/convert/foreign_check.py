@@ -36,6 +36,9 @@ from convattn.wording import counted, first_few
 _Z = 1.9599639845400536
 """Standard deviations on each side of the mean within which a normal variable is in 95 % of cases."""
 
+_FEW = 4
+"""Images on which single layers are compared."""
+
 
 @dataclass(frozen=True)
 class AgreementCertificate(VerdictRecord):
@@ -103,7 +106,9 @@ class AgreementCertificate(VerdictRecord):
             )
             lines.append(f"  The first layer outside its tolerance is {self.first}: {error}.")
         elif self.layers:
-            compared = f"{counted(self.layers, 'layer')} could be compared, on the first images"
+            compared = (
+                f"{counted(self.layers, 'layer')} could be compared, on at most {_FEW} images"
+            )
             lines.append(f"  {compared}; none is outside its tolerance.")
         lines += [f"  Not covered: {item}." for item in first_few(self.not_covered)]
         return "\n".join(lines)
@@ -178,7 +183,7 @@ def certify(
     layers = 0
     first = None
     apart = comparison.nearest_to_rounding
-    few = comparison.arguments.batches(4)[0]
+    few = comparison.arguments.batches(_FEW)[0]
     try:
         values = partial(_values_of_layers, adapter, few)
         layers, first, apart = compare_layers(source, rounded, few, values)
@@ -282,7 +287,10 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Adapter:
     """Finds out what the other is, and how it runs."""
     if isinstance(other, str | os.PathLike):
         load, session = open_file(Path(other), runtime, options)
-        return _Adapter(session, session.words, quantised=session.quantised, load=load)
+        words = session.words
+        if session.fixed is not None:
+            words += f" with batches of {session.fixed}"
+        return _Adapter(session, words, quantised=session.quantised, load=load)
     if runtime is not None or options is not None or not callable(other):
         expectation = "a module, a function or, with a runtime or options, a file"
         raise ArgumentError(must_be_a("other", expectation, other))

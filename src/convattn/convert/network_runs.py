@@ -25,7 +25,7 @@ from convattn.errors import (
 from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
-from convattn.wording import ITSELF
+from convattn.wording import ITSELF, counted
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -283,7 +283,10 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     elif isinstance(images, tuple):
         arguments = Arguments(images, {}, "the images given")
     elif isinstance(images, Tensor | list):
-        arguments = Arguments((images,), {}, "the images given")
+        words = "the images given"
+        if isinstance(images, list) or images.ndim:
+            words = f"the {counted(len(images), 'image')} given"
+        arguments = Arguments((images,), {}, words)
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
         raise ArgumentError(must_be_a("images", expectation, images))
