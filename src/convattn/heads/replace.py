@@ -1,20 +1,26 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from convattn.convert.network_runs import copy_network
+from convattn.budget import references
+from convattn.convert.network_runs import copy_network, standard_normal
 from convattn.convert.surgery import graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
-from convattn.heads.catalogue import is_own, read_matrices
-from convattn.heads.convolved_attention import ConvolvedAttention
+from convattn.heads.catalogue import attention_class, is_own, read_matrices
+from convattn.heads.convolved_attention import ConvolvedAttention, MeasuredHeads
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
+from convattn.heads.layout import WHOLE
 from convattn.heads.patch_grid import fix_grid
+from convattn.heads.products import prove
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
@@ -170,7 +176,7 @@ def replace_convolutional_heads(
             attention = ConvolvedAttention(matrices, measured, grid)
             new_layers[old] = _keep_modes(old, matrices.wrap(attention))
             if len(layer.grid) > 1:
-                fix_grid(network, layer)
+                fix_grid(network, layer, report.image_shape)
         records += _records(layer, reasons, box)
     if len(refused) == len(report.layers):
         listed = "\n".join(refused)
@@ -273,4 +279,39 @@ def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
         raise ArgumentError(
             f"report must be of this network, but {layer.name} has {matrices.heads} heads"
         )
+    known = attention_class(old)
+    if known is not None and known.foreign and layer.pattern in WHOLE:
+        _check_matrices(old, matrices, layer)
     return matrices
+
+
+@torch.no_grad()
+def _check_matrices(old: nn.Module, matrices: TokenAttention, layer: LayerReport) -> None:
+    """Raises UnsupportedModelError unless matrices that a user gave compute, on random tokens, what the layer does."""
+    tokens = layer.prefix + prod(layer.grid)
+    none = MeasuredHeads(
+        heads=(),
+        kernel=torch.zeros(0, *(1 for _ in layer.grid)),
+        first=(0,) * len(layer.grid),
+        prefix_shares=torch.zeros(0, layer.prefix),
+        prefix_maps=torch.zeros(0, layer.prefix, tokens),
+    )
+    given = matrices.wrap(ConvolvedAttention(matrices, none, layer.grid))
+    x = standard_normal((2, tokens, matrices.query.in_features)).to(matrices.query.weight)
+
+    def compute(attention: nn.Module, x: Tensor) -> Tensor:
+        y = attention(x)
+        return y[0] if isinstance(y, tuple) else y
+
+    try:
+        exact, lows = references(compute, copy.deepcopy(old).eval(), x)
+        proof = prove(exact, lows, compute(copy.deepcopy(given).eval(), x))
+    except Exception as error:  # a foreign module may fail in any way
+        raise UnsupportedModelError(
+            f"its `matrices` cannot be checked on tokens alone: {error!r}"
+        ) from error
+    if not proof.error <= proof.budget:
+        raise UnsupportedModelError(
+            f"its `matrices` compute something else than it does: {proof.error:.3g} off, and rounding explains"
+            f" {proof.budget:.3g}"
+        )
