@@ -4,11 +4,14 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from convattn.budget import references
 from convattn.convert.network_runs import copy_network, standard_normal
@@ -154,13 +157,14 @@ def replace_convolutional_heads(
     named = None if heads is None else check_heads(report, heads)
     other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
+    calls = _calls_on_random_images(network, report)
     new_layers: dict[nn.Module, nn.Module] = {}
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
         try:
-            matrices = _read_layer(old, layer)
+            matrices = _read_layer(old, layer, calls.get(layer.name))
         except UnsupportedModelError as error:
             refused.append(f"  {layer.name} ({type(old).__name__}): {error}")
             records += _records(layer, [str(error)] * len(layer.heads), ())
@@ -268,7 +272,7 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
     return [f"weights that the report was not measured with: {layers}"]
 
 
-def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
+def _read_layer(old: nn.Module, layer: LayerReport, call: "_Call | None") -> TokenAttention:
     """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     if is_own(old):
         raise UnsupportedModelError(
@@ -279,15 +283,50 @@ def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
         raise ArgumentError(
             f"report must be of this network, but {layer.name} has {matrices.heads} heads"
         )
-    known = attention_class(old)
-    if known is not None and known.foreign and layer.pattern in WHOLE:
-        _check_matrices(old, matrices, layer)
+    if call is not None and layer.pattern in WHOLE:
+        _check_matrices(old, matrices, layer, call)
     return matrices
 
 
+class _Call(NamedTuple):
+    """What a layer was called with, in one list, and the structure of that."""
+
+    parts: list[Any]
+    structure: TreeSpec
+
+
 @torch.no_grad()
-def _check_matrices(old: nn.Module, matrices: TokenAttention, layer: LayerReport) -> None:
-    """Raises UnsupportedModelError unless matrices that a user gave compute, on random tokens, what the layer does."""
+def _calls_on_random_images(network: nn.Module, report: HeadReport) -> dict[str, _Call]:
+    """Returns with what a network calls the layers for whose class a user gave matrices, if there are any."""
+    calls: dict[str, _Call] = {}
+    network = copy_network(network).eval()
+    for layer in report.layers:
+        attention = network.get_submodule(layer.name)
+        known = attention_class(attention)
+        if known is None or not known.foreign:
+            continue
+
+        def note(_: nn.Module, args: Any, kwargs: Any, name: str = layer.name) -> None:
+            calls[name] = _Call(*tree_flatten((args, kwargs)))
+
+        calls[layer.name] = _Call(*tree_flatten(((), {})))
+        attention.register_forward_pre_hook(note, with_kwargs=True)
+    if calls:
+        shape = (2, *report.image_shape)
+        like = next(network.parameters())
+        ids = torch.zeros(shape, dtype=torch.long, device=like.device)
+        for images in (standard_normal(shape).to(like), ids):
+            with suppress(Exception):  # of a network of images on ids, or the other way round
+                network(images)
+                break
+    return calls
+
+
+@torch.no_grad()
+def _check_matrices(
+    old: nn.Module, matrices: TokenAttention, layer: LayerReport, call: _Call
+) -> None:
+    """Raises UnsupportedModelError unless matrices that a user gave compute what the layer does in its network."""
     tokens = layer.prefix + prod(layer.grid)
     none = MeasuredHeads(
         heads=(),
@@ -297,21 +336,24 @@ def _check_matrices(old: nn.Module, matrices: TokenAttention, layer: LayerReport
         prefix_maps=torch.zeros(0, layer.prefix, tokens),
     )
     given = matrices.wrap(ConvolvedAttention(matrices, none, layer.grid))
-    x = standard_normal((2, tokens, matrices.query.in_features)).to(matrices.query.weight)
+    tensors = [part for part in call.parts if isinstance(part, Tensor)]
 
-    def compute(attention: nn.Module, x: Tensor) -> Tensor:
-        y = attention(x)
+    def compute(attention: nn.Module, *tensors: Tensor) -> Tensor:
+        left = iter(tensors)
+        parts = [next(left) if isinstance(part, Tensor) else part for part in call.parts]
+        args, kwargs = tree_unflatten(parts, call.structure)
+        y = attention(*args, **kwargs)
         return y[0] if isinstance(y, tuple) else y
 
     try:
-        exact, lows = references(compute, copy.deepcopy(old).eval(), x)
-        proof = prove(exact, lows, compute(copy.deepcopy(given).eval(), x))
+        exact, lows = references(compute, copy.deepcopy(old).eval(), *tensors)
+        proof = prove(exact, lows, compute(copy.deepcopy(given).eval(), *tensors))
     except Exception as error:  # a foreign module may fail in any way
         raise UnsupportedModelError(
-            f"its `matrices` cannot be checked on tokens alone: {error!r}"
+            f"its `matrices` cannot be checked on random images: {error!r}"
         ) from error
     if not proof.error <= proof.budget:
         raise UnsupportedModelError(
-            f"its `matrices` compute something else than it does: {proof.error:.3g} off, and rounding explains"
-            f" {proof.budget:.3g}"
+            f"its `matrices` compute something else than it does on random images: {proof.error:.3g} off, and rounding"
+            f" explains {proof.budget:.3g}"
         )
