@@ -141,7 +141,12 @@ REFUSED = {
     "no patch embedding": (
         read_tokens,
         seen(36, 36, around=[module(patch_embed=None)]),
-        "no module around it has patch_embed and num_prefix_tokens",
+        "no module around it has patch_embed",
+    ),
+    "other tokens before the patches": (
+        read_tokens,
+        seen(37, 37, around=[PATCHES], features=GRID),
+        "37 tokens are 2 more than 5 × 7 patches, but num_prefix_tokens of Module is 1; set it to 2 if they come first",
     ),
     "no embeddings": (
         read_tower,

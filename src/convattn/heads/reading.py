@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
@@ -214,8 +215,8 @@ class _Pass:
 
     def run(self, arguments: Arguments) -> None:
         """Runs the model; if it raises, ArgumentError says on what."""
-        values = (*arguments.positional, *arguments.named.values())
-        tensors = [x for x in values if isinstance(x, Tensor) and x.ndim]
+        leaves = tree_leaves((arguments.positional, arguments.named))
+        tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
         self._images = len(tensors[0]) if tensors else 0
         with ExitStack() as watching:
             inside = _read_without_a_call(self._model)
@@ -300,7 +301,7 @@ class _Pass:
             cls = type(call.module)
             self._raised = UnsupportedModelError(
                 f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of {sizes}, and its class is not"
-                f" known; {how_to_register(cls)}, or name the layers to read"
+                f" known; {how_to_register(cls)}"
             )
             raise self._raised
 

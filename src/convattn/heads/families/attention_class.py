@@ -86,7 +86,7 @@ def how_to_register(cls: type[nn.Module]) -> str:
     """Returns the words, with the line to type, by which a user says where the tokens of a class lie."""
     return (
         f"say where its tokens lie: convattn.heads.reading.register_attention({cls.__name__}, lambda call:"
-        " call.global_layout((rows, cols), prefix=tokens_before_them))"
+        " call.global_layout((rows, cols), prefix=tokens_before_them)), or name the layers to read"
     )
 
 
