@@ -2,7 +2,8 @@
 
 from convattn.functional.convolution import take_every
 from convattn.functional.fused import fused_attention
-from convattn.functional.plan import Cost, Path, Work, find_shifts
+from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.plan import find_shifts
 from convattn.functional.positions import (
     Channels,
     position_channels,
@@ -27,12 +28,12 @@ from convattn.functional.separable import separable_attention
 from convattn.functional.shift import WindowConvolution, window_convolution
 
 __all__ = [
+    "CallSizes",
     "Channels",
     "Cost",
     "HeadMaps",
     "Path",
     "WindowConvolution",
-    "Work",
     "add_bias",
     "attend",
     "attention_weights",

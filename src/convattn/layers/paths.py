@@ -10,10 +10,10 @@ from torch import Tensor
 
 from convattn.encodings import Encoding, Quadratic
 from convattn.functional import (
+    CallSizes,
     Cost,
     HeadMaps,
     Path,
-    Work,
     add_bias,
     attend,
     attention_weights,
@@ -22,7 +22,8 @@ from convattn.functional import (
     gated_weights,
     pad_keys,
 )
-from convattn.functional.plan import REQUESTED, can_be_read, explicit_flops
+from convattn.functional.path import REQUESTED
+from convattn.functional.plan import can_be_read, explicit_flops
 from convattn.functional.positions import (
     FORMS,
     Precision,
@@ -81,28 +82,28 @@ class ReferencePath(_LayerPath):
 
     def cost(self) -> Cost:
         """Counts weights and means of all images at once, and features for every query and key."""
-        work, content = self.work, self.content
-        weights = work.weights(by_axis=False)
+        sizes, content = self.sizes, self.content
+        weights = sizes.weights(by_axis=False)
         if content is None:
-            means = work.batch * work.heads * work.channels * work.queries
-            memory = weights * (8 + work.itemsize) + 2 * means * work.itemsize
-            return Cost(explicit_flops(work, "weights", by_axis=False), memory)
-        pixels = work.heads * (work.queries + work.keys) * content.key_width
-        numbers = work.batch * (3 * weights + pixels)
+            means = sizes.batch * sizes.heads * sizes.channels * sizes.queries
+            memory = weights * (8 + sizes.itemsize) + 2 * means * sizes.itemsize
+            return Cost(explicit_flops(sizes, "weights", by_axis=False), memory)
+        pixels = sizes.heads * (sizes.queries + sizes.keys) * content.key_width
+        numbers = sizes.batch * (3 * weights + pixels)
         if content.uses_position:
             numbers += weights * content.key_width
-        displacements = work.keys if content.uses_position else 0
-        flops = _content_flops(work, content.key_width, displacements)
-        return Cost(flops, numbers * max(4, work.itemsize))
+        displacements = sizes.keys if content.uses_position else 0
+        flops = _content_flops(sizes, content.key_width, displacements)
+        return Cost(flops, numbers * max(4, sizes.itemsize))
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Computes the weights, then the means."""
-        keys = pad_keys(x, self.work.geometry)
+        keys = pad_keys(x, self.sizes.geometry)
         weights = weights_by_definition(
-            self.encoding, self.work.axes, keys, self.content, self.share
+            self.encoding, self.sizes.axes, keys, self.content, self.share
         )
         y = attend(weights, keys, maps.whole(), maps.groups, self.dropout)
-        return add_bias(y.view(*y.shape[:2], *self.work.sizes), bias)
+        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
 
 
 @final
@@ -117,13 +118,13 @@ class ContentPath(_LayerPath):
 
     def cost(self) -> Cost:
         """Counts queries, their channels, keys, values and means of all images, and what the kernel does."""
-        work = self.work
+        sizes = self.sizes
         parts = self.precision.query * self.precision.key
-        width = self.content.key_width + parts * position_width(self.form, work.axes)
-        pixels = work.batch * work.heads * (3 * work.queries + 2 * work.keys)
+        width = self.content.key_width + parts * position_width(self.form, sizes.axes)
+        pixels = sizes.batch * sizes.heads * (3 * sizes.queries + 2 * sizes.keys)
         itemsize = self.precision.dtype.itemsize
-        memory = pixels * max(width, work.channels) * itemsize + piece_bytes(work.device)
-        flops = _content_flops(work, width, 0)
+        memory = pixels * max(width, sizes.channels) * itemsize + piece_bytes(sizes.device)
+        flops = _content_flops(sizes, width, 0)
         if self.position is not None:
             position = self.position.cost()
             flops, memory = flops + position.flops, memory + position.bytes
@@ -135,15 +136,15 @@ class ContentPath(_LayerPath):
         if self.form != "quadratic" or not can_be_read(self.content.query.weight):
             return self.leak
         assert isinstance(self.encoding, Quadratic)
-        work, alone = self.work, self.position is None
+        sizes, alone = self.sizes, self.position is None
         return self.leak + self.content.rounding(
-            self.encoding, work.axes, work.softmax_dtype, adds_score=alone
+            self.encoding, sizes.axes, sizes.softmax_dtype, adds_score=alone
         )
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Attends to content, and to positions if a gate keeps them apart."""
-        work, share = self.work, self.share
-        keys = pad_keys(x, work.geometry)
+        sizes, share = self.sizes, self.share
+        keys = pad_keys(x, sizes.geometry)
         # compiled in bfloat16, Inductor's loops over scaled matrices and over their copies do not fit together
         own, compiles = maps, torch.compiler.is_compiling()
         if share is not None and not compiles:
@@ -151,7 +152,7 @@ class ContentPath(_LayerPath):
         value = own.values(keys) if self.order == "values" else keys.flatten(2).mT[:, None]
         mixed = self.content.attend(
             keys,
-            work.axes,
+            sizes.axes,
             self.encoding,
             value,
             form=self.form,
@@ -168,20 +169,20 @@ class ContentPath(_LayerPath):
             y = combine_heads(mixed, own.whole(), maps.groups)
         else:
             y = own.combine(mixed)
-        y = add_bias(y.view(*y.shape[:2], *work.sizes), bias)
+        y = add_bias(y.view(*y.shape[:2], *sizes.grid), bias)
         if self.position is None or share is None:
             return y
         return y + self.position.attend(x, maps.weighted(share), None)
 
 
-def _content_flops(work: Work, width: int, displacements: int) -> int:
+def _content_flops(sizes: CallSizes, width: int, displacements: int) -> int:
     """Counts the operations of content attention with queries and keys of a width."""
-    linear = work.channels * (work.queries + work.keys)
-    products = work.batch * width * (linear + work.queries * work.keys)
-    position = work.batch * work.queries * displacements * width
-    softmax = 5 * work.batch * work.weights(by_axis=False)
-    means = work.mixing(work.channels, by_axis=False)
-    return 2 * work.heads * (products + position) + softmax + means + work.maps
+    linear = sizes.channels * (sizes.queries + sizes.keys)
+    products = sizes.batch * width * (linear + sizes.queries * sizes.keys)
+    position = sizes.batch * sizes.queries * displacements * width
+    softmax = 5 * sizes.batch * sizes.weights(by_axis=False)
+    means = sizes.mixing(sizes.channels, by_axis=False)
+    return 2 * sizes.heads * (products + position) + softmax + means + sizes.maps
 
 
 def content_path(impl: str, *, position: Path | None, **options: Any) -> ContentPath:
@@ -195,24 +196,24 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
     Returns:
         The path.
     """
-    work, encoding, content = options["work"], options["encoding"], options["content"]
+    sizes, encoding, content = options["sizes"], options["encoding"], options["content"]
     form = impl
     if impl != "quadratic":
-        form = position_form(encoding, work.axes, work.device)
-    dtype = work.product_dtype
-    precision = kernel_precision(form, work.axes, dtype, work.device, content.key_width)
-    order, inner = "weights", work.channels
-    if work.inner < work.channels:
-        order, inner = "values", work.inner
+        form = position_form(encoding, sizes.axes, sizes.device)
+    dtype = sizes.product_dtype
+    precision = kernel_precision(form, sizes.axes, dtype, sizes.device, content.key_width)
+    order, inner = "weights", sizes.channels
+    if sizes.inner < sizes.channels:
+        order, inner = "values", sizes.inner
     reason = REQUESTED
     if impl == "auto":
         reason = "the scores depend on the input"
     reason += f"; scores of displacements as {FORMS[form]}"
-    if precision.dtype != work.softmax_dtype:
+    if precision.dtype != sizes.softmax_dtype:
         name = str(precision.dtype).removeprefix("torch.")
         reason += f" in {name}, in {precision.query} parts"
         parts = precision.query * precision.key
-        width = content.key_width + parts * position_width(form, work.axes)
+        width = content.key_width + parts * position_width(form, sizes.axes)
         if max(width, inner) > FLASH_WIDTH:
             reason += f"; wider than the {FLASH_WIDTH} channels of torch's flash kernel"
     return ContentPath(

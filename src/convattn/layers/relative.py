@@ -21,15 +21,16 @@ from convattn.encodings import (
 )
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
+    CallSizes,
     HeadMaps,
     Path,
     WindowConvolution,
-    Work,
     pad_keys,
     position_share,
     window_convolution,
 )
-from convattn.functional.plan import REQUESTED, can_be_read, plan
+from convattn.functional.path import REQUESTED
+from convattn.functional.plan import can_be_read, choose_path
 from convattn.functional.torch_modes import (
     autocast_dtype,
     autocasts,
@@ -514,7 +515,7 @@ class RelativeAttention(ConvolutionLike, ABC):
         Returns:
             The path, with gradients to the encoding.
         """
-        work = Work(
+        sizes = CallSizes(
             batch=shape[0] if isinstance(shape[0], int) else 1,
             channels=shape[1],
             outputs=(maps.value if maps.output is None else maps.output).shape[1],
@@ -531,9 +532,9 @@ class RelativeAttention(ConvolutionLike, ABC):
         content = self._computed_content()
         dropout = self.dropout if self.training else 0.0
         if content is None and self.impl != "reference":
-            return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
+            return choose_path(sizes, self.encoding, self._fitting_path(self.impl), dropout)
         options: dict[str, Any] = {
-            "work": work,
+            "sizes": sizes,
             "encoding": self.encoding,
             "content": content,
             "share": self._share(),
@@ -543,7 +544,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             return ReferencePath(name="reference", reason=REQUESTED, **options)
         position = None
         if self.gate is not None:
-            position = plan(work, self.encoding, "auto", dropout)
+            position = choose_path(sizes, self.encoding, "auto", dropout)
         return content_path(self.impl, position=position, **options)
 
     def _share(self) -> Float[Tensor, " heads"] | None:
