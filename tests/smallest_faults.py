@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.functional import separable
-from convattn.functional.plan import SLOWNESS
 from convattn.testing.contracts import stir
 
 SIZES = [10 ** (-half / 2) for half in range(14, 3, -1)]  # 1e-7, 3.2e-7, …, 1e-2
@@ -103,7 +102,7 @@ class Planted:
         fault = Fault(self.path, self.what, self.case, self.place, self.wrong(size))
         with pytest.MonkeyPatch.context() as patch:
             if self.path == "values":
-                patch.setitem(SLOWNESS, "own channels", 0)
+                patch.setattr(separable, "OWN_CHANNELS", 0)
             if fault.in_tiles:
                 patch.setattr(separable, "SMALL_BYTES", -1)
             if size:
@@ -139,7 +138,7 @@ FAULTS = [
         ("reference", "W_h off", REFERENCE, "layers.paths", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
         ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_heads", argument_off(2)),
-        ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
+        ("dense", "weights off", DENSE, "functional.dense", "position_weights", result_off),
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
         ("content", "softmax leaks", MASKED, "functional.fused", "normal_weights_", leak),

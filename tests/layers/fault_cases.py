@@ -172,7 +172,7 @@ VALUES = [
         "dense",
         "weights in half precision",
         DENSE,
-        "functional.plan:position_weights",
+        "functional.dense:position_weights",
         of_result(halved),
     ),
     Fault(
@@ -368,7 +368,7 @@ AUTOCAST = [
         (
             "dense",
             {"impl": "dense"},
-            "functional.plan:position_weights",
+            "functional.dense:position_weights",
             of_argument(0, of_bfloat16),
         ),
         ("fourier", {"impl": "fourier"}, "functional.plan:_table", of_result(of_bfloat16)),

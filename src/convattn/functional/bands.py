@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from einops import einsum
@@ -10,7 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import attention_weights, combine_heads
+from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.reference import (
+    HeadMaps,
+    add_bias,
+    attention_weights,
+    combine_heads,
+    pad_keys,
+)
 from convattn.functional.torch_modes import product_dtype, without_autocast
 from convattn.grid import Axis
 
@@ -282,3 +290,57 @@ def _block_means(
     pattern = "heads block keys, batch channels blocks keys -> batch heads channels blocks block"
     means = einsum(matrix, windows, pattern).flatten(-2)
     return means[..., :queries]
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BandPath(Path):
+    """The keys that matter to a long sequence: convolutions and means of blocks."""
+
+    name: ClassVar[str] = "separable"
+
+    bands: Bands
+
+    def cost(self) -> Cost:
+        """Counts the bands, and keeps the memory of the largest."""
+        return band_cost(self.sizes, self.bands)
+
+    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+        """Attends along the only axis."""
+        sizes = self.sizes
+        assert sizes.line is not None
+        keys = pad_keys(x, sizes.geometry).flatten(2)
+        y = band_attention(self.bands, sizes.axes[sizes.line], keys, maps.whole(), maps.groups)
+        return add_bias(y.view(*y.shape[:2], *sizes.grid), bias)
+
+
+def band_cost(sizes: CallSizes, bands: Bands) -> Cost:
+    """Returns the cost of convolutions and means of the keys that matter, for images that are lines."""
+    flops = numbers = 0
+    for band in bands.parts:
+        operations, held = _cost_of_one_band(sizes, band)
+        flops += operations
+        numbers = max(numbers, held)
+    return Cost(flops, numbers * sizes.itemsize + 5 * bands.scores.nbytes // 4)
+
+
+def _cost_of_one_band(sizes: CallSizes, band: Band) -> tuple[int, int]:
+    """Returns the operations of a band, and how many numbers are in memory."""
+    assert sizes.line is not None
+    heads, step = len(band.heads), sizes.axes[sizes.line].queries.step
+    matrix = sizes.channels * sizes.outputs // sizes.groups
+    ends = (band.before, band.after)
+    inside = sizes.batch * (sizes.queries - sum(count for count, _ in ends))
+    if band.is_kernel(sizes.channels, matrix, step):
+        flops = 2 * inside * band.taps * matrix + 2 * heads * band.taps * matrix
+        numbers = inside * (step * sizes.channels + 2 * sizes.outputs)
+    else:
+        block = band.block(step)
+        seen = sizes.channels * (step * (block - 1) + band.taps)
+        flops = 2 * inside * heads * (seen + matrix)
+        numbers = inside * (seen // block + heads * 2 * sizes.channels + sizes.outputs)
+    for count, keys in ends:
+        means = 2 * sizes.batch * (keys * sizes.channels + matrix)
+        flops += heads * count * (5 * keys + means)
+        numbers += heads * count * (2 * keys + sizes.batch * sizes.channels)
+    return flops, numbers

@@ -8,7 +8,7 @@ Heads are assumed to see many pixels: those that see few take fewer operations.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -158,12 +158,11 @@ class CallSizes:
 class Path(ABC):
     """A way to compute a layer on images of one size, with everything that does not depend on the images."""
 
-    # "separable", "dense", "fourier" or "shift"; of a layer also "content" or "reference"
-    name: str
+    name: ClassVar[str]
+
     reason: str
     sizes: CallSizes  # the call that it was made for; the number of images may differ
-    # "weights" if pixels are mixed before W_h, "values" if after W_h, or after W_val
-    order: str = "weights"
+    values_first: bool = False  # whether pixels are mixed after W_h, or after W_val, not before
     leak: float = 0.0  # largest share of attention that is left out
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,6 @@ from convattn.functional import (
     pad_keys,
 )
 from convattn.functional.path import REQUESTED
-from convattn.functional.plan import can_be_read, explicit_flops
 from convattn.functional.positions import (
     FORMS,
     Precision,
@@ -31,7 +30,8 @@ from convattn.functional.positions import (
     position_form,
     position_width,
 )
-from convattn.functional.torch_modes import FLASH_WIDTH, without_autocast
+from convattn.functional.separable import explicit_flops
+from convattn.functional.torch_modes import FLASH_WIDTH, can_be_read, without_autocast
 from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis
 from convattn.layers.content_scores import ContentScores
@@ -78,7 +78,9 @@ class _LayerPath(Path):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReferencePath(_LayerPath):
-    """The definition, with all weights in memory: "reference"."""
+    """The definition, with all weights in memory."""
+
+    name: ClassVar[str] = "reference"
 
     def cost(self) -> Cost:
         """Counts weights and means of all images at once, and features for every query and key."""
@@ -87,7 +89,7 @@ class ReferencePath(_LayerPath):
         if content is None:
             means = sizes.batch * sizes.heads * sizes.channels * sizes.queries
             memory = weights * (8 + sizes.itemsize) + 2 * means * sizes.itemsize
-            return Cost(explicit_flops(sizes, "weights", by_axis=False), memory)
+            return Cost(explicit_flops(sizes, by_axis=False), memory)
         pixels = sizes.heads * (sizes.queries + sizes.keys) * content.key_width
         numbers = sizes.batch * (3 * weights + pixels)
         if content.uses_position:
@@ -110,6 +112,8 @@ class ReferencePath(_LayerPath):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ContentPath(_LayerPath):
     """Content scores by a fused kernel; with a gate, beside the attention of position on a path of its own."""
+
+    name: ClassVar[str] = "content"
 
     content: ContentScores
     form: str  # how scores of displacements reach the kernel: one of `FORMS`
@@ -149,7 +153,7 @@ class ContentPath(_LayerPath):
         own, compiles = maps, torch.compiler.is_compiling()
         if share is not None and not compiles:
             own = maps.weighted(1 - share)
-        value = own.values(keys) if self.order == "values" else keys.flatten(2).mT[:, None]
+        value = own.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
         mixed = self.content.attend(
             keys,
             sizes.axes,
@@ -165,10 +169,10 @@ class ContentPath(_LayerPath):
         mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        if self.order == "weights":
-            y = combine_heads(mixed, own.whole(), maps.groups)
-        else:
+        if self.values_first:
             y = own.combine(mixed)
+        else:
+            y = combine_heads(mixed, own.whole(), maps.groups)
         y = add_bias(y.view(*y.shape[:2], *sizes.grid), bias)
         if self.position is None or share is None:
             return y
@@ -202,9 +206,7 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
         form = position_form(encoding, sizes.axes, sizes.device)
     dtype = sizes.product_dtype
     precision = kernel_precision(form, sizes.axes, dtype, sizes.device, content.key_width)
-    order, inner = "weights", sizes.channels
-    if sizes.inner < sizes.channels:
-        order, inner = "values", sizes.inner
+    inner = min(sizes.inner, sizes.channels)
     reason = REQUESTED
     if impl == "auto":
         reason = "the scores depend on the input"
@@ -217,9 +219,8 @@ def content_path(impl: str, *, position: Path | None, **options: Any) -> Content
         if max(width, inner) > FLASH_WIDTH:
             reason += f"; wider than the {FLASH_WIDTH} channels of torch's flash kernel"
     return ContentPath(
-        name="content",
         reason=reason,
-        order=order,
+        values_first=inner < sizes.channels,
         leak=0.0 if position is None else position.leak,
         form=form,
         precision=precision,

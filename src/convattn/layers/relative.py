@@ -30,10 +30,11 @@ from convattn.functional import (
     window_convolution,
 )
 from convattn.functional.path import REQUESTED
-from convattn.functional.plan import can_be_read, choose_path
+from convattn.functional.plan import choose_path
 from convattn.functional.torch_modes import (
     autocast_dtype,
     autocasts,
+    can_be_read,
     fixed_sizes,
     is_accelerator,
 )
@@ -404,7 +405,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
         return Plan(
             path=path.name,
-            order=path.order,
+            order="values" if path.values_first else "weights",
             reason=path.reason,
             flops=cost.flops,
             bytes=cost.bytes,
@@ -541,7 +542,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             "dropout": dropout,
         }
         if self.impl == "reference":
-            return ReferencePath(name="reference", reason=REQUESTED, **options)
+            return ReferencePath(reason=REQUESTED, **options)
         position = None
         if self.gate is not None:
             position = choose_path(sizes, self.encoding, "auto", dropout)
