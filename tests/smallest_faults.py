@@ -134,8 +134,15 @@ class Planted:
 FAULTS = [
     Planted(path, what, case, f"{module}:{name}", wrong)
     for path, what, case, module, name, wrong in [
-        ("reference", "softmax leaks", REFERENCE, "layers.paths", "attention_weights", leak),
-        ("reference", "W_h off", REFERENCE, "layers.paths", "attend", argument_off(2)),
+        (
+            "reference",
+            "softmax leaks",
+            REFERENCE,
+            "functional.definition",
+            "attention_weights",
+            leak,
+        ),
+        ("reference", "W_h off", REFERENCE, "functional.definition", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
         ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_heads", argument_off(2)),
         ("dense", "weights off", DENSE, "functional.dense", "position_weights", result_off),
@@ -146,7 +153,7 @@ FAULTS = [
             "content",
             "position off",
             CONTENT,
-            "layers.content_scores",
+            "functional.content",
             "displacement_mask",
             lambda size: of_argument(2, each(off(size))),
         ),

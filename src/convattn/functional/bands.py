@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.reference import (
     HeadMaps,
     add_bias,
@@ -300,6 +300,11 @@ class BandPath(Path):
     name: ClassVar[str] = "separable"
 
     bands: Bands
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images or heads.dropped
 
     def cost(self) -> Cost:
         """Counts the bands, and keeps the memory of the largest."""

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, add_bias, pad_keys, position_weights
 from convattn.functional.separable import explicit_cost, explicit_means, values_come_first
 
@@ -37,6 +37,11 @@ class DensePath(Path):
             weights=position_weights(table, sizes.axes),
             dropout=dropout,
         )
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images
 
     def cost(self) -> Cost:
         """Counts the softmax, the means, and the matrices in the order of the path."""

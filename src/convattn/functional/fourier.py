@@ -18,7 +18,7 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.reference import (
     HeadMaps,
     add_bias,
@@ -408,6 +408,11 @@ class FourierPath(Path):
     name: ClassVar[str] = "fourier"
 
     filters: Filters
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images or heads.dropped
 
     def cost(self) -> Cost:
         """Counts transforms, then W_h."""

@@ -1,4 +1,4 @@
-"""What all ways of computing have: the sizes of a call, what it costs, and the base class of a path.
+"""What all ways of computing have: the sizes of a call, how its heads weigh keys, and the base class of a path.
 
 Costs follow from sizes alone: on a CPU operations, elsewhere the time of operations and of memory that is moved. A
 multiplication and an addition count as two operations; bytes are working memory beyond input, output and parameters.
@@ -7,13 +7,15 @@ Heads are assumed to see many pixels: those that see few take fewer operations.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional.reference import HeadMaps
 from convattn.functional.torch_modes import is_accelerator
 from convattn.functional.workspace import piece_bytes
@@ -153,12 +155,110 @@ class CallSizes:
         """Operations of all W_h at all queries."""
         return self.products(self.queries, self.channels, self.outputs)
 
+    def explicit_flops(self, *, by_axis: bool, values_first: bool = False) -> int:
+        """Counts the operations with explicit weights, along each axis or of all pairs of queries and keys.
+
+        Weighted means of all channels come before W_h, or each head's own channels come before weighted means of those.
+        """
+        softmax = 5 * self.weights(by_axis=by_axis)
+        if not values_first:
+            return softmax + self.mixing(self.channels, by_axis=by_axis) + self.maps
+        flops = softmax + self.products(self.keys, self.channels, self.inner)
+        flops += self.mixing(self.inner, by_axis=by_axis)
+        if self.factored:
+            flops += self.products(self.queries, self.inner, self.outputs)
+        return flops
+
+    def content_flops(self, width: int, displacements: int) -> int:
+        """Counts the operations of content attention with queries and keys of a width."""
+        linear = self.channels * (self.queries + self.keys)
+        products = self.batch * width * (linear + self.queries * self.keys)
+        position = self.batch * self.queries * displacements * width
+        softmax = 5 * self.batch * self.weights(by_axis=False)
+        means = self.mixing(self.channels, by_axis=False)
+        return 2 * self.heads * (products + position) + softmax + means + self.maps
+
+
+@runtime_checkable
+class ContentTerms(Protocol):
+    """The terms of a score that depend on the images; a layer holds their parameters."""
+
+    @property
+    def key_width(self) -> int:
+        """Width of queries and keys."""
+
+    @property
+    def uses_position(self) -> bool:
+        """Whether there is a content–position term q·Ŵr_δ."""
+
+    @property
+    def position(self) -> Float[Tensor, "heads width features"] | None:
+        """Ŵ, or None if features are used as they are."""
+
+    @property
+    def content_bias(self) -> Float[Tensor, "heads width"] | None:
+        """u, or None."""
+
+    def __call__(
+        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
+    ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
+        """Scores every query and key of every image in at least float32, without the encoding's own score."""
+
+    def project(
+        self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+    ) -> tuple[
+        Float[Tensor, "images heads queries_flat width"],
+        Float[Tensor, "images heads keys_flat width"],
+    ]:
+        """Returns queries and keys of every image."""
+
+    def features(
+        self, axes: Sequence[Axis], encoding: Encoding, like: Tensor, *, by_axis: bool
+    ) -> list[Float[Tensor, "heads_or_one _ width"]]:
+        """Returns Ŵr_δ of displacements along each axis or of all; nothing without a content–position term."""
+
+    def largest_queries(self) -> Float[Tensor, "heads width"]:
+        """Bounds the absolute values of queries of images of absolute value ≤ 1, in float64."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How heads weigh keys in a call."""
+
+    encoding: Encoding  # displacement → score per head
+    content: ContentTerms | None = None  # None if scores do not depend on the images
+    share: Float[Tensor, " heads"] | None = None  # share of position per head of a gated layer
+    dropout: float = 0.0  # probability of dropping a weight
+
+    @property
+    def of_images(self) -> str | None:
+        """What ways refuse that know positions alone; None if there is no such thing."""
+        return None if self.content is None else "its scores depend on the images"
+
+    @property
+    def of_positions(self) -> str | None:
+        """What ways refuse that compute content; None if there is no such thing."""
+        return "its scores do not depend on the images" if self.content is None else None
+
+    @property
+    def dropped(self) -> str | None:
+        """What ways refuse that have no single weights; None if there is no such thing."""
+        return "dropout drops single weights" if self.dropout else None
+
+    @property
+    def joint(self) -> str | None:
+        """What ways refuse that take one axis after the other; None if there is no such thing."""
+        if isinstance(self.encoding, AxisAdditiveEncoding):
+            return None
+        return f"the scores of {type(self.encoding).__name__} are not a sum over axes"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Path(ABC):
     """A way to compute a layer on images of one size, with everything that does not depend on the images."""
 
     name: ClassVar[str]
+    """By what it is asked for, and what a plan calls it."""
 
     reason: str
     sizes: CallSizes  # the call that it was made for; the number of images may differ
@@ -169,6 +269,11 @@ class Path(ABC):
     def bound(self) -> float:
         """Largest share of attention that is at a wrong key, or left out."""
         return self.leak
+
+    @classmethod
+    @abstractmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way, completing "because …"; None if they can."""
 
     @abstractmethod
     def cost(self) -> Cost:

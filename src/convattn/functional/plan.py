@@ -1,6 +1,8 @@
-"""How a call without content is computed: `choose_path` looks at sizes, mode, encoding and scores.
+"""How a call is computed: `choose_path` looks at sizes, mode, heads and scores, and names one path.
 
-    choose_path(sizes, encoding, impl, dropout) → path,  path.attend(x, maps, bias) → output
+    choose_path(sizes, heads, impl) → path,  path.attend(x, maps, bias) → output
+
+    content     scores that depend on the images: a fused kernel, or some queries at a time
 
     shift       every head looks at one pixel: a convolution
     separable   one softmax per axis; of long sequences only the keys that matter
@@ -19,14 +21,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Shift
-from convattn.errors import ArgumentError
+from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.errors import ArgumentError, UnknownNameError
 from convattn.functional.bands import BandPath, band_cost, find_bands
+from convattn.functional.content import ContentPath, SecondDegree, fastest_form
+from convattn.functional.definition import ReferencePath
 from convattn.functional.dense import DensePath
 from convattn.functional.fourier import FourierPath, fourier_filters, padded_pixels, transform_cost
-from convattn.functional.path import REQUESTED, CallSizes, Path
+from convattn.functional.path import REQUESTED, CallSizes, Heads, Path
 from convattn.functional.reference import join_axes, position_weights
-from convattn.functional.separable import SeparablePath, explicit_flops, values_come_first
+from convattn.functional.separable import SeparablePath, values_come_first
 from convattn.functional.shift import ShiftPath, find_shifts, fixed_shifts
 from convattn.functional.torch_modes import can_be_read, is_accelerator, without_autocast
 
@@ -48,55 +52,113 @@ _SURVEY = 40
 """Kernels by head with which transforms are prepared and their values read."""
 
 
-def choose_path(sizes: CallSizes, encoding: Encoding, impl: str, dropout: float) -> Path:
+AUTO = "auto"
+"""Asks for the way that `choose_path` chooses."""
+
+WAYS = {
+    way.name: way
+    for way in (
+        ContentPath,
+        DensePath,
+        FourierPath,
+        ReferencePath,
+        SecondDegree,
+        SeparablePath,
+        ShiftPath,
+    )
+}
+"""What may be asked for, by its name."""
+
+
+def require_way(impl: str, heads: Heads) -> None:
+    """Raises UnknownNameError if there is no such way of computing, ArgumentError if it refuses the heads."""
+    if impl == AUTO:
+        return
+    if impl not in WAYS:
+        raise UnknownNameError("impl", impl, [AUTO, *WAYS])
+    reason = WAYS[impl].refuses(heads)
+    if reason is not None:
+        others = [name for name, way in WAYS.items() if way.refuses(heads) is None]
+        names = " or ".join(map(repr, [AUTO, *others]))
+        raise ArgumentError(
+            f"impl={impl!r} cannot compute this layer, because {reason}: use {names}"
+        )
+
+
+def choose_path(sizes: CallSizes, heads: Heads, impl: str = AUTO) -> Path:
     """Chooses a path and computes what it needs from the encoding, to which gradients flow back.
 
     Args:
-        sizes: The call.
-        encoding: The encoding.
-        impl: The requested path, or "auto".
-        dropout: Probability of dropping a weight in this call.
+        sizes: The sizes of the call.
+        heads: How its heads weigh keys.
+        impl: The requested way, by its name, or "auto".
 
     Returns:
         The path.
 
     Raises:
-        ArgumentError: "shift" is requested of heads that are not hard.
+        ArgumentError: The way requested refuses the heads, or "shift" is requested of heads that are not hard.
     """
+    require_way(impl, heads)
+    way = WAYS.get(impl)
+    if way is ReferencePath:
+        return ReferencePath(reason=REQUESTED, sizes=sizes, heads=heads)
+    if heads.content is not None:
+        return _by_content(sizes, heads, way)
     # Without autocast anywhere, no context is entered: that takes longer than the test.
     off = torch._C._is_any_autocast_enabled()
     with without_autocast(sizes.device) if off else nullcontext():
-        if impl == "dense" or dropout:
-            reason = "dropout drops single weights, so each is computed"
-            if impl == "dense":
+        return _by_position(sizes, heads, way)
+
+
+def _by_content(sizes: CallSizes, heads: Heads, way: object) -> Path:
+    """Computes scores of images, beside those of positions alone if a gate keeps them apart."""
+    form = fastest_form(heads, sizes.axes, sizes.device)
+    if way is SecondDegree:
+        form = SecondDegree(heads, sizes.axes)
+    position = None
+    if heads.share is not None:
+        position = choose_path(sizes, Heads(heads.encoding, dropout=heads.dropout))
+    reason = REQUESTED
+    if way is None:
+        reason = "the scores depend on the input"
+    return ContentPath.of(sizes, form, reason, position)
+
+
+def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
+    """Computes scores of displacements alone."""
+    encoding = heads.encoding
+    if way is DensePath or heads.dropout:
+        reason = "dropout drops single weights, so each is computed"
+        if way is DensePath:
+            reason = REQUESTED
+        return DensePath.of(_table(encoding, sizes), sizes, reason, heads.dropout)
+    if way is FourierPath:
+        return _fourier(_table(encoding, sizes), sizes, REQUESTED)
+    if way is not SeparablePath and encoding.fixed_displacements is not None:
+        shifts = fixed_shifts(encoding.fixed_displacements, sizes.axes)
+        if way is ShiftPath or shifts.is_compact:
+            reason = "each head looks at one displacement: a convolution"
+            if way is ShiftPath:
                 reason = REQUESTED
-            return DensePath.of(_table(encoding, sizes), sizes, reason, dropout)
-        if impl == "fourier":
-            return _fourier(_table(encoding, sizes), sizes, REQUESTED)
-        if impl != "separable" and isinstance(encoding, Shift):
-            shifts = fixed_shifts(encoding.displacements, sizes.axes)
-            if impl == "shift" or shifts.is_compact:
-                reason = "each head looks at one displacement: a convolution"
-                if impl == "shift":
-                    reason = REQUESTED
-                return ShiftPath(reason=reason, sizes=sizes, shifts=shifts)
-        if isinstance(encoding, AxisAdditiveEncoding):
-            return _by_axis(encoding, sizes, impl)
-        return _by_pair(encoding, sizes)
+            return ShiftPath(reason=reason, sizes=sizes, shifts=shifts)
+    if isinstance(encoding, AxisAdditiveEncoding):
+        return _by_axis(encoding, sizes, way)
+    return _by_pair(encoding, sizes)
 
 
-def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, impl: str) -> Path:
+def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> Path:
     """Takes one softmax per axis, or a convolution if the heads turn out to be hard."""
     tables = encoding.axis_tables(sizes.axes, sizes.softmax_dtype, sizes.device)
-    if impl == "shift" or (impl == "auto" and sizes.reads_scores):
-        path = _hard(tables, sizes, impl)
+    if way is ShiftPath or (way is None and sizes.reads_scores):
+        path = _hard(tables, sizes, way)
         if path is not None:
             return path
     reason = "the scores are a sum over axes: one softmax per axis"
-    if impl == "separable":
+    if way is SeparablePath:
         reason = REQUESTED
     if sizes.long_line is not None and sizes.reads_scores:
-        path = _long(encoding, sizes, tables[sizes.long_line], reason, impl)
+        path = _long(encoding, sizes, tables[sizes.long_line], reason, way)
         if path is not None:
             return path
     weights = []
@@ -129,7 +191,7 @@ def _by_pair(encoding: Encoding, sizes: CallSizes) -> Path:
     """Computes scores that are no sum over axes: of few keys, by transforms, or of all pairs."""
     table = _table(encoding, sizes)
     if sizes.long_line is not None and sizes.reads_scores:
-        path = _long(encoding, sizes, table.flatten(1), "one axis", "auto")
+        path = _long(encoding, sizes, table.flatten(1), "one axis", None)
         if path is not None:
             return path
     if _transforms(sizes):
@@ -170,16 +232,16 @@ def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
 
 
 def _long(
-    encoding: Encoding, sizes: CallSizes, table: Tensor, reason: str, impl: str
+    encoding: Encoding, sizes: CallSizes, table: Tensor, reason: str, way: object
 ) -> Path | None:
     """Computes a long sequence without weights for every pair: in bands, or by transforms if heads are wide."""
     if not can_be_read(table):
         return None
     assert sizes.long_line is not None
     bands = find_bands(table, sizes.axes[sizes.long_line], sizes.dtype)
-    pairs = explicit_flops(sizes, by_axis=True)
+    pairs = sizes.explicit_flops(by_axis=True)
     banded = pairs if bands is None else band_cost(sizes, bands).flops
-    if impl == "auto" and sizes.softmax_dtype == torch.float32:
+    if way is None and sizes.softmax_dtype == torch.float32:
         transforms = transform_cost(sizes).flops + sizes.maps
         if transforms * _SLOW_LONG_TRANSFORMS < min(pairs, banded):
             table = _table(encoding, sizes)
@@ -190,13 +252,13 @@ def _long(
     return BandPath(reason=reason, sizes=sizes, leak=bands.leak, bands=bands)
 
 
-def _hard(tables: Sequence[Tensor], sizes: CallSizes, impl: str) -> Path | None:
+def _hard(tables: Sequence[Tensor], sizes: CallSizes, way: object) -> Path | None:
     """Returns the convolution that heads are if each looks at one pixel; None if they are soft."""
     most = torch.finfo(sizes.softmax_dtype).eps * _HARD
     readable = all(map(can_be_read, tables))
     shifts = find_shifts(tables, sizes.axes, most) if readable else None
     if shifts is None:
-        if impl != "shift" or sizes.device.type == "meta":  # which has shapes, and no numbers
+        if way is not ShiftPath or sizes.device.type == "meta":  # which has shapes, and no numbers
             return None
         reason = "a compiled graph, or torch.vmap over the parameters, cannot look at them"
         if readable:
@@ -204,7 +266,7 @@ def _hard(tables: Sequence[Tensor], sizes: CallSizes, impl: str) -> Path | None:
         raise ArgumentError(f"impl='shift' needs hard heads, but {reason}; use impl='auto'")
     learning = tuple(table for table in tables if table.requires_grad)
     reason = REQUESTED + sizes.waits
-    if impl != "shift":
+    if way is not ShiftPath:
         if (shifts.leak and learning) or not shifts.is_compact:
             return None
         rest = f" (all but {shifts.leak:.2g} of its attention)" if shifts.leak else ""

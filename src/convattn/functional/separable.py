@@ -24,7 +24,7 @@ from torch import Tensor
 
 from convattn.functional.all_heads import attention_of_all_heads
 from convattn.functional.large_products import attention_by_products
-from convattn.functional.path import CallSizes, Cost, Path
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.reference import (
     AXES,
     HeadMaps,
@@ -145,25 +145,10 @@ def values_first_attention(
     return maps.combine(by_image.transpose(0, 1))
 
 
-def explicit_flops(sizes: CallSizes, *, by_axis: bool, values_first: bool = False) -> int:
-    """Counts the operations with explicit weights, along each axis or of all pairs of queries and keys.
-
-    Weighted means of all channels come before W_h, or each head's own channels come before weighted means of those.
-    """
-    softmax = 5 * sizes.weights(by_axis=by_axis)
-    if not values_first:
-        return softmax + sizes.mixing(sizes.channels, by_axis=by_axis) + sizes.maps
-    flops = softmax + sizes.products(sizes.keys, sizes.channels, sizes.inner)
-    flops += sizes.mixing(sizes.inner, by_axis=by_axis)
-    if sizes.factored:
-        flops += sizes.products(sizes.queries, sizes.inner, sizes.outputs)
-    return flops
-
-
 def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:
     """Tells whether values before means are estimated to be faster than means before W_h."""
-    values = explicit_flops(sizes, by_axis=by_axis, values_first=True) * OWN_CHANNELS
-    return values < explicit_flops(sizes, by_axis=by_axis)
+    values = sizes.explicit_flops(by_axis=by_axis, values_first=True) * OWN_CHANNELS
+    return values < sizes.explicit_flops(by_axis=by_axis)
 
 
 def explicit_cost(sizes: CallSizes, *, by_axis: bool, values_first: bool) -> Cost:
@@ -175,7 +160,7 @@ def explicit_cost(sizes: CallSizes, *, by_axis: bool, values_first: bool) -> Cos
     else:
         mixed = sizes.batch * sizes.channels * sizes.queries * sizes.itemsize
         memory += 3 * min(1 << 21, mixed)
-    return Cost(explicit_flops(sizes, by_axis=by_axis, values_first=values_first), memory)
+    return Cost(sizes.explicit_flops(by_axis=by_axis, values_first=values_first), memory)
 
 
 def explicit_means(
@@ -199,6 +184,11 @@ class SeparablePath(Path):
 
     name: ClassVar[str] = "separable"
     weights: tuple[Float[Tensor, "heads _ _"], ...]  # in at least float32
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images or heads.dropped or heads.joint
 
     def cost(self) -> Cost:
         """Counts the softmax, the means, and the matrices in the order of the path."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve, convolve_transposed
-from convattn.functional.path import Cost, Path
+from convattn.functional.path import Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
 from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis, Geometry, Window
@@ -345,6 +345,11 @@ class ShiftPath(Path):
     shifts: Shifts
     # scores of heads that learn: their gradient is zero, not missing
     unmoved: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images or heads.dropped or heads.joint
 
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""

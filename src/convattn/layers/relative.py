@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 from convattn.encodings import (
     ENCODINGS,
     Encoding,
-    Quadratic,
     ScoreFunction,
     Shift,
     create_encoding,
@@ -29,8 +28,10 @@ from convattn.functional import (
     position_share,
     window_convolution,
 )
-from convattn.functional.path import REQUESTED
-from convattn.functional.plan import choose_path
+from convattn.functional.definition import weights_by_definition
+from convattn.functional.path import Heads
+from convattn.functional.plan import AUTO, WAYS, choose_path, require_way
+from convattn.functional.shift import ShiftPath
 from convattn.functional.torch_modes import (
     autocast_dtype,
     autocasts,
@@ -40,24 +41,14 @@ from convattn.functional.torch_modes import (
 )
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
-from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
 from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
-
-PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
-"""Values of a layer's argument `impl`: the ways to compute it."""
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
 
 _GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
 """λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
-
-_CONTENT_PATHS = ("content", "quadratic")
-"""Paths on which scores depend on the images."""
-
-_CONVOLUTION_PATHS = ("auto", "shift")
-"""Paths on which hard heads run as a convolution."""
 
 
 @dataclass(frozen=True)
@@ -365,7 +356,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     @impl.setter
     def impl(self, path: str) -> None:
-        self._impl = self._fitting_path(path)
+        require_way(path, Heads(self.encoding, self.content, dropout=self.dropout))
+        self._impl = path
 
     def plan(
         self,
@@ -435,14 +427,14 @@ class RelativeAttention(ConvolutionLike, ABC):
             require_images(spatial, self.in_channels, self.dims, self.like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
-            weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
+            weights = weights_by_definition(self._heads(self.content), axes, keys)
         else:
             axes = self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1))
             if self.content is not None:
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-            weights = weights_by_definition(self.encoding, axes, self.like)
+            weights = weights_by_definition(self._heads(None), axes, self.like)
         sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *sizes)
 
@@ -469,7 +461,9 @@ class RelativeAttention(ConvolutionLike, ABC):
         """Tells whether content scores change the result in the present mode, or have a gradient."""
         if self.content is None:
             return False
-        if self.gate is None or self.gate_kind != "tanh" or self._impl in _CONTENT_PATHS:
+        way = WAYS.get(self._impl)
+        asked = way is not None and way.refuses(Heads(self.encoding)) is not None
+        if self.gate is None or self.gate_kind != "tanh" or asked:
             return True
         if not can_be_read(self.gate):
             return True
@@ -484,7 +478,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             return None
         if encoding.displacements != window.displacements:
             return None
-        if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
+        if self._impl not in (AUTO, ShiftPath.name) or (self.dropout and self.training):
             return None
         return window if self._computed_content() is None else None
 
@@ -530,52 +524,19 @@ class RelativeAttention(ConvolutionLike, ABC):
             product_dtype=autocast_dtype(dtype, device),
             device=device,
         )
-        content = self._computed_content()
         dropout = self.dropout if self.training else 0.0
-        if content is None and self.impl != "reference":
-            return choose_path(sizes, self.encoding, self._fitting_path(self.impl), dropout)
-        options: dict[str, Any] = {
-            "sizes": sizes,
-            "encoding": self.encoding,
-            "content": content,
-            "share": self._share(),
-            "dropout": dropout,
-        }
-        if self.impl == "reference":
-            return ReferencePath(reason=REQUESTED, **options)
-        position = None
-        if self.gate is not None:
-            position = choose_path(sizes, self.encoding, "auto", dropout)
-        return content_path(self.impl, position=position, **options)
+        return choose_path(sizes, self._heads(self._computed_content(), dropout), self._impl)
+
+    def _heads(self, content: ContentScores | None, dropout: float = 0.0) -> Heads:
+        """Says how the heads weigh keys; a gate has no part in it without content."""
+        share = None if content is None else self._share()
+        return Heads(self.encoding, content, share, dropout)
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
         if self.gate is None or self.gate_kind is None:
             return None
         return position_share(self.gate, self.gate_kind)
-
-    def _fitting_path(self, impl: str) -> str:
-        """Returns `impl` if that path can compute the layer; raises UnknownNameError or ArgumentError otherwise."""
-        if impl not in PATHS:
-            raise UnknownNameError("impl", impl, PATHS)
-        content, dropout = self.content is not None, self.dropout
-        quadratic = isinstance(self.encoding, Quadratic)
-        expected = None
-        if content and impl not in ("auto", *_CONTENT_PATHS, "reference"):
-            expected = '"auto", "content", "quadratic" or "reference" with content'
-        elif not content and impl in _CONTENT_PATHS:
-            others = ", ".join(path for path in PATHS if path not in _CONTENT_PATHS)
-            expected = f"one of {others} without content"
-        elif impl == "quadratic" and not quadratic:
-            expected = '"auto", "content" or "reference" unless the encoding is a Quadratic'
-        elif dropout and impl in ("fourier", "separable", "shift"):
-            expected = '"auto", "dense" or "reference" with dropout'
-        elif impl in ("separable", "shift") and not self.encoding.axis_additive:
-            others = '"auto", "dense", "fourier" or "reference"'
-            expected = f"{others} unless the encoding is axis-additive"
-        if expected is not None:
-            raise ArgumentError(must_be("impl", expected, impl))
-        return impl
 
     def _factors(self) -> HeadMaps:
         return self.values.factors()
