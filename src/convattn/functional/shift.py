@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve, convolve_transposed
-from convattn.functional.path import Cost, Heads, Path
+from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
 from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis, Geometry, Window
@@ -353,9 +353,7 @@ class ShiftPath(Path):
 
     def cost(self) -> Cost:
         """Counts the kernel that holds all heads."""
-        sizes = self.sizes
-        kernel = math.prod(self.shifts.window[1]) * sizes.channels * sizes.outputs // sizes.groups
-        return Cost(2 * sizes.batch * sizes.queries * kernel, kernel * sizes.itemsize)
+        return _kernel_cost(self.sizes, self.shifts.window[1])
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Convolves."""
@@ -370,3 +368,32 @@ class ShiftPath(Path):
             bias,
             unmoved=self.unmoved,
         )
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowPath(Path):
+    """The convolution of a layer whose heads are the taps of its window."""
+
+    name: ClassVar[str] = ShiftPath.name
+    window: WindowConvolution
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return ShiftPath.refuses(heads)
+
+    def cost(self) -> Cost:
+        """Counts the kernel."""
+        return _kernel_cost(self.sizes, self.window.taps)
+
+    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+        """Convolves."""
+        kernel = self.window.kernel(maps.whole())
+        return self.window.convolve(x, kernel, maps.groups, bias)
+
+
+def _kernel_cost(sizes: CallSizes, taps: Sequence[int]) -> Cost:
+    """Counts a convolution."""
+    kernel = math.prod(taps) * sizes.channels * sizes.outputs // sizes.groups
+    return Cost(2 * sizes.batch * sizes.queries * kernel, kernel * sizes.itemsize)

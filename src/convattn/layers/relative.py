@@ -15,7 +15,6 @@ from convattn.encodings import (
     ENCODINGS,
     Encoding,
     ScoreFunction,
-    Shift,
     create_encoding,
 )
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
@@ -473,10 +472,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def window_convolution(self) -> WindowConvolution | None:
         """Returns the convolution that equals the layer in the present mode; None unless heads are window taps."""
-        window, encoding = self._window, self.encoding
-        if window is None or type(encoding) is not Shift:
-            return None
-        if encoding.displacements != window.displacements:
+        window = self._window
+        if window is None or self.encoding.fixed_displacements != window.displacements:
             return None
         if self._impl not in (AUTO, ShiftPath.name) or (self.dropout and self.training):
             return None
@@ -544,8 +541,9 @@ class RelativeAttention(ConvolutionLike, ABC):
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
         values, prefix = self.values, others[0]
         kernel = state_dict.get(prefix + "weight")
-        fixed = isinstance(self.encoding, Shift) and not _is_window(self.encoding, self.geometry)
-        apart = fixed or self.geometry.spreads
+        fixed = self.encoding.fixed_displacements is not None
+        elsewhere = fixed and not _is_window(self.encoding, self.geometry)
+        apart = elsewhere or self.geometry.spreads
         if kernel is not None and isinstance(values, MergedValues) and not apart:
             maps = kernel.flatten(2).movedim(-1, 0)
             if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
@@ -714,11 +712,11 @@ def _heads_on_taps(
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    if not isinstance(encoding, Shift):
-        return False
+    displacements = encoding.fixed_displacements
     # counted first: the window that a damaged file names may have more taps than there is memory
-    taps = math.prod(geometry.kernel_size)
-    return len(encoding.displacements) == taps and encoding.displacements == geometry.taps()
+    if displacements is None or len(displacements) != math.prod(geometry.kernel_size):
+        return False
+    return displacements == geometry.taps()
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}
