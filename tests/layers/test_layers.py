@@ -5,7 +5,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
-from convattn.functional import all_heads, separable, tiles
+from convattn.functional import all_heads, separable, tiles, workspace
 from convattn.layers import (
     Content,
     FrozenAttention,
@@ -224,7 +224,7 @@ class TestInBfloat16(CaseContract):
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
         compute_together(monkeypatch)
-        monkeypatch.setattr(all_heads, "_CACHE", 1)
+        monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
         monkeypatch.setattr(all_heads, "_ALIGNED", 1)
 
 

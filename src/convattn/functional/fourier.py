@@ -37,7 +37,7 @@ from convattn.functional.torch_modes import (
 from convattn.functional.workspace import chunks, piece_bytes
 from convattn.grid import Axis
 
-_CACHE = 5 << 19
+_CHANNEL_BYTES = 5 << 19
 """Bytes of transformed channels computed at a time on a CPU, so that they stay in the cache."""
 
 
@@ -143,7 +143,7 @@ def _parts(blocks: Tensor, heads: int, lengths: torch.Size) -> Iterator[_Part]:
     """Cuts a call into images, groups with all their channels or channels of one group, and heads."""
     batch, groups, channels = blocks.shape[:3]
     one, together = 8 * lengths.numel(), 1
-    room, images = _CACHE, 1
+    room, images = _CHANNEL_BYTES, 1
     if is_accelerator(blocks.device):
         # real and transformed numbers of every head
         room, together = piece_bytes(blocks.device), heads
@@ -437,5 +437,5 @@ def transform_cost(sizes: CallSizes) -> Cost:
     pairs = sizes.batch * (sizes.channels + 1) // 2
     one = 5 * size * max(1, round(log2(size)))
     flops = one * pairs * (sizes.heads + 1) + 6 * size * pairs * sizes.heads
-    memory = 16 * size * sizes.heads + 3 * _CACHE + sizes.heads * sizes.queries * 8
+    memory = 16 * size * sizes.heads + 3 * _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
     return Cost(flops, memory)
