@@ -115,6 +115,11 @@ class Encoding(nn.Module, ABC):
     centre_argument: ClassVar[str | None] = None
     """Argument of the constructor that says where heads look, (heads, dims) in pixels; None if there is none."""
 
+    @property
+    def fixed_displacements(self) -> tuple[tuple[int, ...], ...] | None:
+        """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
+        return None
+
     if TYPE_CHECKING:
         # A layer's encoding may be of any class: its own attributes, as a sharpness, are found when it runs.
         def __getattr__(self, name: str) -> Any: ...

@@ -67,6 +67,11 @@ class Shift(AxisAdditiveEncoding):
         """Δ_h in pixels, for each head; to change them, make another encoding."""
         return self._shifts
 
+    @property
+    def fixed_displacements(self) -> tuple[tuple[int, ...], ...]:
+        """The displacements."""
+        return self._shifts
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses a sharpness or centres, which would have no effect."""
         if name in ("sharpness", "centres"):

@@ -123,6 +123,15 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     )
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Tells whether a computation may depend on the values of a tensor."""
+    # Not on the device "meta", while compiling, or under `torch.vmap`, where each member of the batch has other values.
+    if tensor.is_meta or torch.compiler.is_compiling():
+        return False
+    # vmap hides the axis it maps over
+    return torch.func.debug_unwrap(tensor, recurse=True).ndim == tensor.ndim
+
+
 def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns the spatial sizes of images, which exports and traces fix here because scores depend on them.
 
