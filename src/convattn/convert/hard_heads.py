@@ -124,10 +124,10 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
 
     The leak must stay below the rounding of `dtype`, that of the weights.
     """
-    fixed = encoding.fixed_displacements()
-    if fixed is None or not fixed[1] <= torch.finfo(dtype).eps * _HARD:
+    hard = encoding.hard_displacements()
+    if hard is None or not hard[1] <= torch.finfo(dtype).eps * _HARD:
         return None
-    return HardHeads(*fixed, any_size=True)
+    return HardHeads(*hard, any_size=True)
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------

@@ -45,6 +45,9 @@ from convattn.structure import dtype_name
 _BATCH = 64
 """Images that run at once."""
 
+FEW = 4
+"""Images on which single layers are compared."""
+
 _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
 )
@@ -180,7 +183,8 @@ def compare_networks(
     # layers are compared where outputs show little
     honest = [*of_source, *of_convolutions, high or plain, convolved or plain]
     returns_nothing = not any(x.numel() for x in plain)
-    by_layers = returns_nothing or any(shapes_of(run) != shapes_of(plain) for run in honest)
+    shapes = shapes_of(plain)
+    by_layers = returns_nothing or any(shapes_of(run) != shapes for run in honest)
     by_layers = by_layers or vary(high or plain, of_source, steps)
     reference = torch.float64
     if high is None or convolved is None or by_layers:
@@ -191,12 +195,13 @@ def compare_networks(
     layers = None
     if by_layers:
         why = _NOTHING if returns_nothing else _VARIES
-        compared = f"so its layers were compared, in {dtype_name(reference)}"
-        notes.append(f"the network as a whole: {why}, {compared}")
-        of_source = [run for run in of_source if shapes_of(run) == shapes_of(plain)]
-        of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes_of(plain)]
-        few = arguments.batches(4)[0]
-        *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
+        compared = f"its layers were compared, in {dtype_name(reference)}"
+        notes.append(f"the network as a whole: {why}, so {compared}")
+        of_source = [run for run in of_source if shapes_of(run) == shapes]
+        of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes]
+        *_, layers = compare_layers(
+            source, rounded, arguments, lambda images, _: layer_outputs(other, images)[0]
+        )
 
     outputs, allowances = compare_outputs(
         result, high, convolved, of_source, of_convolutions, steps, notes
@@ -289,8 +294,8 @@ def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> l
 def compare_layers(
     source: nn.Module,
     rounded: Sequence[nn.Module],
-    images: Arguments,
-    values_of: Callable[[Sequence[str]], Mapping[str, Tensor]],
+    arguments: Arguments,
+    values_of: Callable[[Arguments, Sequence[str]], Mapping[str, Tensor]],
 ) -> tuple[int, str | None, Difference]:
     """Returns how many layers could be matched by their names, and the first that is outside its tolerance.
 
@@ -300,12 +305,13 @@ def compare_layers(
     Args:
         source: The network that is right.
         rounded: Copies of it that compute with other roundings.
-        images: What they run on.
-        values_of: Returns outputs of the other network's layers, by names of the source's.
+        arguments: What they run on; of a batch of images the first ones.
+        values_of: Returns outputs of the other network's layers on images, by names of the source's.
     """
+    images = arguments.batches(FEW)[0]
     exact = copy.deepcopy(source).double()
     high, takers = layer_outputs(exact, images, torch.float64)
-    values = values_of(list(high))
+    values = values_of(images, list(high))
     roundings = {}
     for name, x in high.items():
         value = values.get(name)

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
-from convattn.functional import combine_heads, pad_keys
+from convattn.functional import pad_keys
 from convattn.grid import Geometry
 from convattn.layers import (
     NormalisedConv,
@@ -207,7 +207,8 @@ def tap_by_tap(
     """Computes a convolution in its own dtype as a sum over taps."""
     y = torch.zeros((), dtype=x.dtype)
     for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
-        y = y + combine_heads(pixels[:, None], weight[None], taps.groups)
+        mixed = functional.conv1d(pixels.flatten(2), weight[..., None], groups=taps.groups)
+        y = y + mixed.unflatten(2, pixels.shape[2:])
     return _with_bias(taps, y)
 
 

@@ -297,12 +297,14 @@ class Encoding(nn.Module, ABC):
             highest: Largest along each axis.
         """
 
-    def fixed_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
-        """Returns one displacement per head and a bound on its attention elsewhere, on images of any size.
+    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+        """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
 
-        Where a displacement leads beyond the keys, the nearest key counts. None, the default, if there are none.
+        It holds on images of any size; where a displacement leads beyond the keys, the nearest key counts. None if
+        heads have no such pixel.
         """
-        return None
+        fixed = self.fixed_displacements
+        return None if fixed is None else (fixed, 0.0)
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments, besides sizes, that rebuild the module, as JSON types; parameters are not included."""

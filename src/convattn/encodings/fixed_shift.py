@@ -81,10 +81,6 @@ class Shift(AxisAdditiveEncoding):
             )
         super().__setattr__(name, value)
 
-    def fixed_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """Returns the displacements, and 0."""
-        return self.displacements, 0.0
-
     @property
     def feature_width(self) -> int:
         """D_p = n + 1."""
@@ -141,6 +137,7 @@ def _whole_shifts(
     lengths = set(map(len, shifts))
     if len(shifts) != num_heads or lengths != {dims}:
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", displacements))
-    if not all(map(is_whole, chain(*shifts))):
+    kinds = {type(number): number for number in chain(*shifts)}
+    if not all(map(is_whole, kinds.values())):
         raise ArgumentError(must_be("displacements", "integers", displacements))
     return tuple(tuple(map(int, shift)) for shift in shifts)

@@ -182,7 +182,7 @@ class Quadratic(AxisAdditiveEncoding):
             roots[head] = root_of_sharpness(alpha, dtype)
         write_parameter(self, "root_sharpness", roots)
 
-    def fixed_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
         """Returns the pixels nearest to the centres, and a bound on the attention elsewhere; None if they are too far.
 
         A head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
