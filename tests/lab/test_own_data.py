@@ -144,8 +144,11 @@ def test_tensors_make_a_data_set():
     for pixels, classes, message in wrong:
         with pytest.raises(ArgumentError, match=message):
             dataset_from_tensors(pixels, classes)
-    with pytest.raises(DataError, match="all pixels of a channel of the training images are the"):
-        dataset_from_tensors(torch.zeros_like(images), labels)
+    images[:, 1] = 0.7
+    with pytest.raises(
+        DataError, match=r"training images must vary .* of channel 1, from 0, are the"
+    ):
+        dataset_from_tensors(images, labels)
 
 
 def test_every_command_takes_a_folder_and_the_run_says_how_its_pictures_are_prepared(place, capsys):

@@ -283,10 +283,12 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     elif isinstance(images, tuple):
         arguments = Arguments(images, {}, "the images given")
     elif isinstance(images, Tensor | list):
-        words = "the images given"
-        if isinstance(images, list) or images.ndim:
-            words = f"the {counted(len(images), 'image')} given"
-        arguments = Arguments((images,), {}, words)
+        count = 1
+        if isinstance(images, list):
+            count = len(images)
+        elif images.ndim:
+            count = images.size(0)  # nested tensors have no len
+        arguments = Arguments((images,), {}, f"the {counted(count, 'image')} given")
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
         raise ArgumentError(must_be_a("images", expectation, images))
