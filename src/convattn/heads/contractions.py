@@ -117,7 +117,7 @@ def read_contraction(
         rows = "...q" if tensors[0].ndim > 1 else ""
         columns = "d" if tensors[1].ndim > 1 else ""
         lead = "..." if columns else ""
-        return _read_equation(f"{rows}k,{lead}k{columns}->{rows or lead}{columns}", tensors)
+        return _read_equation(f"{rows}k,{lead}k{columns}->{rows or lead}{columns}", tensors[:2])
     return None
 
 
@@ -132,11 +132,11 @@ def _read_equation(equation: str, operands: Sequence[Tensor]) -> Contraction | N
     terms, arrow, result = equation.replace(" ", "").partition("->")
     spare = "".join(letter for letter in ascii_letters if letter not in terms)
     names = []
+    if terms.count(",") != 1 or len(operands) != 2:
+        return None
     for term, operand in zip(terms.split(","), operands, strict=True):
         hidden = operand.ndim - len(term.replace("...", ""))
         names.append(term.replace("...", spare[len(spare) - hidden :]))
-    if len(names) != 2:
-        return None
     for name, operand in zip(names, operands, strict=True):
         if not len(name) == len(set(name)) == operand.ndim:
             return None
