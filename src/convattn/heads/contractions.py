@@ -9,37 +9,32 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from convattn.heads.products import Product
+
 _MATRICES = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul)
 _BATCHES = (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.mv, Tensor.mv)
 _PRODUCTS = (*_MATRICES, *_BATCHES)
 
 
-class Arranged(NamedTuple):
-    """The parts of a product of weights and values, with as many leading axes each."""
-
-    weights: Tensor  # (*lead, queries, keys)
-    values: Tensor  # (*lead, keys, channels)
-    out: Tensor  # (*lead, queries, channels)
-    allowed: Tensor | None  # Which pairs no mask excludes, as the weights; None if not known
-
-
 class Contraction(NamedTuple):
     """An einsum of two tensors."""
 
-    operands: tuple[Tensor, Tensor]
-    names: tuple[str, str]  # A letter for each axis of an operand
+    operands: Sequence[Tensor]
+    names: Sequence[str]  # A letter for each axis of an operand
     result: str  # A letter for each axis of what comes out
 
     def keys(self, place: int, axis: int | None) -> str:
-        """Returns the letter of an axis of an operand, or of the one that is summed; empty if several or none are."""
+        """Returns the letter of an axis of an operand; of None, that of the only axis which is summed, or nothing."""
         if axis is not None:
             return self.names[place][axis]
         left, right = self.names
         summed = [name for name in left if name in right and name not in self.result]
         return summed[0] if len(summed) == 1 else ""
 
-    def arranged(self, place: int, keys: str, out: Tensor, allowed: Tensor | None) -> Arranged:
-        """Sorts the axes, if the operand at `place` is weights whose keys have a letter.
+    def product(
+        self, place: int, keys: str, out: Tensor, allowed: Tensor | None, *, by_hand: bool
+    ) -> Product:
+        """Describes what comes out as a product of the weights at `place`, whose keys have a letter, and values.
 
         Axes of the weights that the values lack are those of the queries, and of heads that share their values. Axes of
         the values that the weights lack are channels, or, before all others, images that share their weights.
@@ -48,57 +43,66 @@ class Contraction(NamedTuple):
         for operand, names in zip(self.operands, self.names, strict=True):
             for name, size in zip(names, operand.shape, strict=True):
                 sizes[name] = max(size, sizes.get(name, 1))
-        weights, values = (self._present(part, sizes) for part in (place, 1 - place))
+        own: list[
+            list[str]
+        ] = []  # Letters of axes that are not stretched to the other operand's size
+        for operand, names in zip(self.operands, self.names, strict=True):
+            pairs = zip(names, operand.shape, strict=True)
+            own.append([name for name, size in pairs if size == sizes[name]])
+        weights = own[place]
+        values = own[1 - place]
         alone = [name for name in weights if name not in values]
         square = [name for name in alone if sizes[name] == sizes[keys]]
         queries = (square or alone or [""])[-1]
-        shared = [name for name in values if name in weights]
-        first = values[: values.index(shared[0])]
-        channels = [name for name in values if name not in weights and name not in first]
-        if first and not channels:
-            channels.append(first.pop())
-        lead = first + [name for name in weights if name not in (queries, keys)]
-        for images in [name for name in self.result if name in lead][:1]:
-            lead.remove(images)
-            lead.insert(0, images)
+        start = min(values.index(name) for name in weights if name in values)
+        lead = values[:start]
+        channels = [name for name in values[start:] if name not in weights]
+        if lead and not channels:
+            channels.append(lead.pop())
+        lead += [name for name in weights if name not in (queries, keys)]
+        images = next((name for name in self.result if name in lead), "")
+        lead.sort(key=lambda name: name != images)
         groups: list[str] = []
         for name in lead:  # heads that share values belong to the axis beside them
             if len(groups) > 1 and (name in alone or groups[-1][-1] in alone):
                 groups[-1] += name
             else:
                 groups.append(name)
-        of_weights = [*groups, queries, keys]
-        names = self.names[place]
-        return Arranged(
-            weights=_arrange(self.operands[place], names, of_weights, sizes),
-            values=_arrange(
-                self.operands[1 - place],
-                self.names[1 - place],
-                [*groups, keys, "".join(channels)],
-                sizes,
+
+        def arranged(tensor: Tensor, names: str, *last: str) -> Tensor:
+            order = "".join([*groups, *last])
+            left_out = [axis for axis, name in enumerate(names) if name not in order]
+            held = [name for name in names if name in order]
+            ordered = [name for name in order if name in held]
+            tensor = tensor.squeeze(left_out)
+            tensor = tensor.permute([held.index(name) for name in ordered])
+            for axis, name in enumerate(order):
+                if name not in held:
+                    tensor = tensor.unsqueeze(axis)
+            tensor = tensor.expand([sizes[name] for name in order])
+            joined = [prod(sizes[name] for name in group) for group in (*groups, *last)]
+            return tensor.reshape(joined)
+
+        in_order = arranged(self.operands[place], self.names[place], queries, keys)
+        wide = torch.promote_types(in_order.dtype, torch.float32)
+        channel = "".join(channels)
+        mask = None
+        if allowed is not None:
+            mask = arranged(allowed, self.names[place], queries, keys)
+        return Product(
+            out=arranged(out, self.result, queries, channel),
+            inputs=(
+                in_order,
+                arranged(self.operands[1 - place], self.names[1 - place], keys, channel),
             ),
-            out=_arrange(out, self.result, [*groups, queries, "".join(channels)], sizes),
-            allowed=None if allowed is None else _arrange(allowed, names, of_weights, sizes),
+            compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
+            weights=lambda: in_order.detach().to(wide, copy=True),
+            shape=tuple(in_order.shape),
+            mask=mask,
+            causal=False,
+            rounding=torch.finfo(in_order.dtype).eps,
+            by_hand=by_hand,
         )
-
-    def _present(self, part: int, sizes: dict[str, int]) -> list[str]:
-        """Lists the axes of an operand that are not stretched to the other's size."""
-        pairs = zip(self.names[part], self.operands[part].shape, strict=True)
-        return [name for name, size in pairs if size == sizes[name]]
-
-
-def _arrange(tensor: Tensor, names: str, groups: Sequence[str], sizes: dict[str, int]) -> Tensor:
-    """Permutes axes, drops those of size 1 or adds those that groups lack or have, and joins those of a group."""
-    order = "".join(groups)
-    tensor = tensor.squeeze([axis for axis, name in enumerate(names) if name not in order])
-    names = "".join(name for name in names if name in order)
-    held = [name for name in order if name in names]
-    tensor = tensor.permute([names.index(name) for name in held])
-    for place, name in enumerate(order):
-        if name not in held:
-            tensor = tensor.unsqueeze(place)
-    tensor = tensor.expand([sizes[name] for name in order])
-    return tensor.reshape([prod(sizes[name] for name in group) for group in groups])
 
 
 def read_contraction(
@@ -113,7 +117,7 @@ def read_contraction(
         rows = "...q" if tensors[0].ndim > 1 else ""
         columns = "d" if tensors[1].ndim > 1 else ""
         lead = "..." if columns else ""
-        return _read_equation(f"{rows}k,{lead}k{columns}->{rows or lead}{columns}", tensors)
+        return _read_equation(f"{rows}k,{lead}k{columns}->{rows or lead}{columns}", tensors[:2])
     return None
 
 
@@ -124,18 +128,20 @@ def read_sum(factors: Sequence[Tensor], axis: int) -> Contraction | None:
 
 
 def _read_equation(equation: str, operands: Sequence[Tensor]) -> Contraction | None:
-    """Reads an einsum, perhaps with an ellipsis; None if it has more operands than two, or takes a diagonal."""
+    """Reads an einsum, perhaps with an ellipsis; None if it has not two operands, or takes a diagonal."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     spare = "".join(letter for letter in ascii_letters if letter not in terms)
     names = []
+    if terms.count(",") != 1 or len(operands) != 2:
+        return None
     for term, operand in zip(terms.split(","), operands, strict=True):
         hidden = operand.ndim - len(term.replace("...", ""))
         names.append(term.replace("...", spare[len(spare) - hidden :]))
-    if len(names) != 2 or any(len(set(name)) < len(name) for name in names):
-        return None
+    for name, operand in zip(names, operands, strict=True):
+        if not len(name) == len(set(name)) == operand.ndim:
+            return None
     if not arrow:
         once = [letter for letter in sorted(terms) if terms.count(letter) == 1]
         result = "..." + "".join(letter for letter in once if letter.isalpha())
-    left, right = names
-    ellipsis = "".join(letter for letter in spare if letter in left + right)
-    return Contraction((operands[0], operands[1]), (left, right), result.replace("...", ellipsis))
+    ellipsis = "".join(letter for letter in spare if letter in "".join(names))
+    return Contraction(operands, names, result.replace("...", ellipsis))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from convattn.heads.contractions import Contraction, read_contraction, read_sum
-from convattn.heads.products import EXCLUDED, Product, fused_product, plain_product
+from convattn.heads.products import EXCLUDED, Product, fused_product
 
 
 def _without_override(function: Any) -> Any:
@@ -108,42 +108,42 @@ class Operations(TorchFunctionMode):
             self._contract(contraction, out)
             return
         results = [part for part in _tensors(out) if part.is_floating_point()]
-        masks: list[Tensor | None] = [None] * len(results)
+        masks = [trace.allowed if part.shape == source.shape else None for part in results]
         moves = all(_is_rearranged(part, source) for part in results)
-        if trace.allowed is not None and moves and len(tensors) == 1:
+        if results and moves and trace.allowed is not None and len(tensors) == 1:
             with suppress(RuntimeError):  # of `view`, where the mask lies otherwise in memory
                 masks = [*_tensors(func(trace.allowed, *args[1:], **named))]
         factors: tuple[Tensor, ...] = ()
         if func in _TIMES and out.numel() > source.numel():
             factors = tuple(tensors)
-        for part, mask in zip(results, masks, strict=True):
-            stays = part.shape == source.shape and not _is_rearranged(part, source)
-            allowed = trace.allowed if stays else mask
-            if trace.axis is None and part.numel() == source.numel():
-                self._traces[part] = trace._replace(allowed=allowed)
-            elif trace.axis is not None:
-                moved = _axis_after(part, source, trace.axis, axis)
-                if moved is not None:
-                    self._traces[part] = _Trace(moved, allowed, factors)
+        for part, allowed in zip(results, masks, strict=True):
+            if trace.axis is None:
+                keys = None
+                kept = part.numel() == source.numel()
+            else:
+                keys = _axis_after(part, source, trace.axis, axis)
+                kept = keys is not None
+            if kept:
+                self._traces[part] = _Trace(keys, allowed, factors)
 
     def _contract(self, contraction: Contraction, out: Tensor) -> None:
         """Reports a product summed over keys; follows weights of which another axis is summed."""
         traces = [self._traces.get(operand) for operand in contraction.operands]
+        both = all(trace is not None and trace.axis is not None for trace in traces)
         for place, trace in enumerate(traces):
-            values = contraction.operands[1 - place]
-            other = traces[1 - place]
-            both = other is not None and other.axis is not None
             if trace is None:
                 continue
             keys = contraction.keys(place, trace.axis)
-            if keys in contraction.result:
+            values = contraction.operands[1 - place]
+            if keys and keys in contraction.result:
                 axis = contraction.result.index(keys) - len(contraction.result)
                 self._traces[out] = _Trace(axis, None)
-            elif keys and not both and not isinstance(values, nn.Parameter):
+            elif both or not keys or isinstance(values, nn.Parameter):
+                continue
+            elif keys in contraction.names[1 - place]:
                 by_hand = trace.axis is None
-                self._report(
-                    plain_product(contraction, place, keys, out, trace.allowed, by_hand=by_hand)
-                )
+                product = contraction.product(place, keys, out, trace.allowed, by_hand=by_hand)
+                self._report(product)
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:

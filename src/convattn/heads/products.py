@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.budget import rounding_budget, roundings
-from convattn.heads.contractions import Contraction
 
 EXCLUDED = -9e3
 """Scores and masks up to this exclude a pair: models add −∞, the lowest number, −1e9 or −1e4."""
@@ -176,28 +175,3 @@ def weights_of(
             scores += mask[part]
         torch.softmax(scores, -1, out=weights[part])
     return weights if mask is None else weights.nan_to_num_(0.0)
-
-
-def plain_product(
-    contraction: Contraction,
-    weights: int,
-    keys: str,
-    out: Tensor,
-    allowed: Tensor | None,
-    *,
-    by_hand: bool,
-) -> Product:
-    """Describes a product of which one operand is `weights`; `allowed` says which pairs are left, if known."""
-    parts = contraction.arranged(weights, keys, out, allowed)
-    wide = torch.promote_types(parts.weights.dtype, torch.float32)
-    return Product(
-        out=parts.out,
-        inputs=(parts.weights, parts.values),
-        compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
-        weights=lambda: parts.weights.detach().to(wide, copy=True),
-        shape=tuple(parts.weights.shape),
-        mask=parts.allowed,
-        causal=False,
-        rounding=torch.finfo(parts.weights.dtype).eps,
-        by_hand=by_hand,
-    )

@@ -38,6 +38,7 @@ from convattn.heads.families.attention_class import (
     repeat_heads,
     split_linear,
 )
+from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import (
     OUTSIDE,
     WHOLE,
@@ -67,6 +68,7 @@ __all__ = [
     "repeat_heads",
     "split_linear",
     "watch",
+    "window_layout",
 ]
 
 
