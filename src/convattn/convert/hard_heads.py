@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, Window
@@ -130,8 +130,8 @@ def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones. The leak must stay
     below the rounding of `dtype`, that of the weights.
     """
-    if isinstance(encoding, Shift):
-        return HardHeads(encoding.displacements, 0.0, any_size=True)
+    if encoding.fixed_displacements is not None:
+        return HardHeads(encoding.fixed_displacements, 0.0, any_size=True)
     if not isinstance(encoding, Quadratic):
         return None
     centres = encoding.centres.detach().double().cpu()
