@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
-from convattn.functional.reference import HeadMaps
+from convattn.functional.reference import HeadMaps, add_bias, pad_keys
 from convattn.functional.torch_modes import is_accelerator
 from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis, Geometry
@@ -266,9 +266,9 @@ class Path(ABC):
         return self.leak
 
     @classmethod
-    @abstractmethod
     def refuses(cls, heads: Heads) -> str | None:
         """Returns why heads cannot be computed in this way, completing "because …"; None if they can."""
+        return heads.of_images or heads.dropped
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -291,3 +291,19 @@ class Path(ABC):
         Returns:
             Output channels at each query.
         """
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeyPath(Path):
+    """A path that computes from padded images."""
+
+    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+        """Pads the images, attends and adds the bias."""
+        y = self.outputs(pad_keys(x, self.sizes.geometry), maps)
+        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
+
+    @abstractmethod
+    def outputs(
+        self, keys: Float[Tensor, "batch channels *keys"], maps: HeadMaps
+    ) -> Float[Tensor, "batch outputs *queries"]:
+        """Computes the layer without its bias; queries may be flattened."""
