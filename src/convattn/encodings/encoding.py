@@ -113,12 +113,13 @@ class Encoding(nn.Module, ABC):
     """Whether the score is a sum of one term per axis."""
 
     centre_argument: ClassVar[str | None] = None
-    """Argument of the constructor that says where heads look, (heads, dims) in pixels; None if there is none."""
+    """Argument of the constructor, and attribute, that says where heads look, (heads, dims) in pixels; or None."""
 
-    @property
-    def fixed_displacements(self) -> tuple[tuple[int, ...], ...] | None:
-        """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
-        return None
+    width_parameter: ClassVar[str | None] = None
+    """Parameter that says how widely heads look; None if there is none. It and the centres have no weight decay."""
+
+    fixed_displacements: tuple[tuple[int, ...], ...] | None = None
+    """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
 
     if TYPE_CHECKING:
         # A layer's encoding may be of any class: its own attributes, as a sharpness, are found when it runs.
@@ -305,6 +306,21 @@ class Encoding(nn.Module, ABC):
         """
         fixed = self.fixed_displacements
         return None if fixed is None else (fixed, 0.0)
+
+    @property
+    def head_centres(self) -> Float[Tensor, "heads dims"] | None:
+        """Where heads look, in pixels; None if they have no centres."""
+        if self.centre_argument is None:
+            return None
+        centres = getattr(self, self.centre_argument)
+        return (
+            centres if isinstance(centres, Tensor) else torch.tensor(centres, dtype=torch.float32)
+        )
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"] | None:
+        """S of each head in 1/pixel, where SᵀS is the inverse of its attention's covariance; None if there is none."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments, besides sizes, that rebuild the module, as JSON types; parameters are not included."""

@@ -60,17 +60,13 @@ class Shift(AxisAdditiveEncoding):
             taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
-        self._shifts = _whole_shifts(displacements, self.num_heads, self.dims)
+        self.fixed_displacements = _whole_shifts(displacements, self.num_heads, self.dims)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
         """Δ_h in pixels, for each head; to change them, make another encoding."""
-        return self._shifts
-
-    @property
-    def fixed_displacements(self) -> tuple[tuple[int, ...], ...]:
-        """The displacements."""
-        return self._shifts
+        assert self.fixed_displacements is not None
+        return self.fixed_displacements
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses a sharpness or centres, which would have no effect."""

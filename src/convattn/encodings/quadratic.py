@@ -68,6 +68,11 @@ def quadratic_axis_features(
     return features
 
 
+def round_shapes(roots: Float[Tensor, " heads"], dims: int) -> Float[Tensor, "heads dims dims"]:
+    """Returns a number per head times the identity."""
+    return roots[:, None, None] * torch.eye(dims, dtype=roots.dtype, device=roots.device)
+
+
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
     is_number = isinstance(sharpness, int | float) and not isinstance(sharpness, bool)
@@ -139,6 +144,7 @@ class Quadratic(AxisAdditiveEncoding):
     """
 
     centre_argument = "centres"
+    width_parameter = "root_sharpness"
 
     def __init__(
         self,
@@ -201,6 +207,11 @@ class Quadratic(AxisAdditiveEncoding):
         far = nearest_of_far / -torch.expm1(-3 * alpha)
         displacements = tuple(tuple(map(int, head)) for head in nearest.tolist())
         return displacements, (near + far).sum(1).max().item()
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"]:
+        """√(2α) times the identity."""
+        return round_shapes(self.root_sharpness, self.dims)
 
     @property
     def feature_width(self) -> int:

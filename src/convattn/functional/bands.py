@@ -11,14 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Heads, Path
+from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.quotient import weighted_sums
 from convattn.functional.reference import (
     HeadMaps,
-    add_bias,
     attention_weights,
     combine_heads,
-    pad_keys,
 )
 from convattn.functional.torch_modes import product_dtype, without_autocast
 from convattn.grid import Axis
@@ -273,29 +271,22 @@ def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BandPath(Path):
+class BandPath(KeyPath):
     """The keys that matter to a long sequence: convolutions of all channels or of each."""
 
     name: ClassVar[str] = "separable"
 
     bands: Bands
 
-    @classmethod
-    def refuses(cls, heads: Heads) -> str | None:
-        """Returns why heads cannot be computed in this way; None if they can."""
-        return heads.of_images or heads.dropped
-
     def cost(self) -> Cost:
         """Counts the bands, and keeps the memory of the largest."""
         return band_cost(self.sizes, self.bands)
 
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Attends along the only axis."""
-        sizes = self.sizes
-        assert sizes.line is not None
-        keys = pad_keys(x, sizes.geometry).flatten(2)
-        y = band_attention(self.bands, sizes.axes[sizes.line], keys, maps.whole(), maps.groups)
-        return add_bias(y.view(*y.shape[:2], *sizes.grid), bias)
+        assert self.sizes.line is not None
+        axis = self.sizes.axes[self.sizes.line]
+        return band_attention(self.bands, axis, keys.flatten(2), maps.whole(), maps.groups)
 
 
 def band_cost(sizes: CallSizes, bands: Bands) -> Cost:

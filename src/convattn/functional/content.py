@@ -105,31 +105,17 @@ class PositionForm(ABC):
         """Chooses the parts in a dtype of fewer than 32 bits."""
         return Precision(dtype)
 
-    @abstractmethod
-    def join(
+    def channels(self, query: Float[Tensor, "images heads queries width"]) -> Channels | None:  # noqa: ARG002
+        """Returns channels whose product is the score, for scaled queries without u; None where a mask adds it."""
+        return None
+
+    def mask(
         self,
-        query: Float[Tensor, "images heads queries width"],
-        key: Float[Tensor, "images heads keys width"],
-        unbiased: Float[Tensor, "images heads queries width"],
-        bias: Float[Tensor, "heads width"] | None,
-        factor: float,
-        precision: Precision,
-    ) -> tuple[
-        Float[Tensor, "images heads queries _"], Float[Tensor, "images heads keys _"], Mask | None
-    ]:
-        """Adds scores of displacements.
-
-        Args:
-            query: Queries as the kernel takes them.
-            key: Keys.
-            unbiased: Queries without u, scaled, in at least float32.
-            bias: u, scaled, or None.
-            factor: Number by which the kernel multiplies products.
-            precision: Dtype of queries and keys.
-
-        Returns:
-            Queries and keys, perhaps wider, and a mask or None.
-        """
+        query: Float[Tensor, "images heads queries width"],  # noqa: ARG002
+        bias: Float[Tensor, "heads width"] | None,  # noqa: ARG002
+    ) -> Mask | None:
+        """Returns a mask of scores, for scaled queries without u and for u, scaled; None where channels add it."""
+        return None
 
     def _scores(self, like: Tensor, *, by_axis: bool) -> list[Float[Tensor, "heads _"]]:
         """Returns the encoding's own scores, along each axis or of all displacements; none if a gate keeps them."""
@@ -146,34 +132,8 @@ class PositionForm(ABC):
         return self.content.features(self.axes, self.heads.encoding, like, by_axis=by_axis)
 
 
-class _AppendedChannels(PositionForm):
-    """Channels of queries and keys whose product is the score."""
-
-    @abstractmethod
-    def _channels(self, query: Float[Tensor, "images heads queries width"]) -> Channels:
-        """Returns the channels for queries without their bias."""
-
-    def join(
-        self,
-        query: Tensor,
-        key: Tensor,
-        unbiased: Tensor,
-        bias: Tensor | None,  # noqa: ARG002
-        factor: float,
-        precision: Precision,
-    ) -> tuple[Tensor, Tensor, Mask | None]:
-        """Appends channels."""
-        if self.is_empty:
-            return query, key, None
-        channels = self._channels(unbiased)
-        channels = Channels(channels.query / factor, channels.key)
-        if precision.dtype != unbiased.dtype:
-            channels = in_parts(channels, precision.dtype, precision.query, precision.key)
-        return *channels.append(query, key), None
-
-
 @final
-class OneHot(_AppendedChannels):
+class OneHot(PositionForm):
     """A channel for each key along each axis, in two parts if these leave queries narrow enough for the flash kernel.
 
     In one part scores of positions are rounded as other numbers of that dtype are.
@@ -191,7 +151,8 @@ class OneHot(_AppendedChannels):
         too_wide = content + 2 * channels > FLASH_WIDTH >= content + channels
         return Precision(dtype, 1 if too_wide else 2)
 
-    def _channels(self, query: Tensor) -> Channels:
+    def channels(self, query: Tensor) -> Channels:
+        """Returns the scores of every key along each axis."""
         scores, features = self._scores(query, by_axis=True), self._features(query, by_axis=True)
         own = query.new_zeros(())
         if scores:
@@ -202,7 +163,7 @@ class OneHot(_AppendedChannels):
 
 
 @final
-class SecondDegree(_AppendedChannels):
+class SecondDegree(PositionForm):
     """Quadratic scores in n + 1 channels, which are off by what the plan states as its bound.
 
     In 16 bits numbers are in three parts and their keys in two, as exact as float32 for up to 256 keys along an axis;
@@ -248,7 +209,8 @@ class SecondDegree(_AppendedChannels):
             return Precision(dtype, 3, 2)
         return Precision(torch.promote_types(dtype, torch.float32))
 
-    def _channels(self, query: Tensor) -> Channels:
+    def channels(self, query: Tensor) -> Channels:
+        """Returns the terms of second degree, of first, and the keys' own."""
         self._quadratic.require_axes(self.axes)
         square = linear = query.new_zeros(())
         if self.adds_score:
@@ -268,26 +230,20 @@ class Masked(PositionForm):
     """A mask of some queries at a time."""
 
     words = "a mask of some queries at a time"
-    width = 0
 
-    def join(
-        self,
-        query: Tensor,
-        key: Tensor,
-        unbiased: Tensor,
-        bias: Tensor | None,
-        factor: float,  # noqa: ARG002
-        precision: Precision,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor, Mask | None]:
-        """Leaves queries and keys as they are."""
-        if self.is_empty:
-            return query, key, None
+    @property
+    def width(self) -> int:
+        """No channels."""
+        return 0
+
+    def mask(self, query: Tensor, bias: Tensor | None) -> Mask:
+        """Returns a sum over axes where that is the score, except on a GPU."""
         by_axis = self.heads.joint is None and not is_accelerator(query.device)
-        scores = self._scores(unbiased, by_axis=by_axis)
-        features = self._features(unbiased, by_axis=by_axis)
+        scores = self._scores(query, by_axis=by_axis)
+        features = self._features(query, by_axis=by_axis)
         if bias is not None and features:
             scores = _for_biased(bias, scores, features)
-        return query, key, displacement_mask(self.axes, scores, features)
+        return displacement_mask(self.axes, scores, features)
 
 
 def _for_biased(
@@ -417,8 +373,14 @@ class ContentPath(Path):
             if content.content_bias is not None:
                 bias = scale * content.content_bias.to(wide)
                 query = query + (bias / factor)[:, None]
-            query, key, mask = self.form.join(
-                query.to(narrow), key.to(narrow), unbiased, bias, factor, self.precision
-            )
+            query, key, mask = query.to(narrow), key.to(narrow), None
+            if not self.form.is_empty:
+                mask, channels = self.form.mask(unbiased, bias), self.form.channels(unbiased)
+                if channels is not None:
+                    channels = Channels(channels.query / factor, channels.key)
+                    if narrow != wide:
+                        parts = self.precision.query, self.precision.key
+                        channels = in_parts(channels, narrow, *parts)
+                    query, key = channels.append(query, key)
             dropout = self.form.heads.dropout
             return fused_attention(query, key, value.to(narrow), mask, dropout, scale=factor)

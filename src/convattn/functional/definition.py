@@ -8,15 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.functional.path import Cost, Heads, Path
+from convattn.functional.path import Cost, Heads, KeyPath
 from convattn.functional.reference import (
     HeadMaps,
-    add_bias,
     attend,
     attention_weights,
     displacement_scores,
     gated_weights,
-    pad_keys,
 )
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
@@ -48,7 +46,7 @@ def weights_by_definition(
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ReferencePath(Path):
+class ReferencePath(KeyPath):
     """The definition, with all weights in memory."""
 
     name: ClassVar[str] = "reference"
@@ -76,9 +74,7 @@ class ReferencePath(Path):
         flops = sizes.content_flops(content.key_width, displacements)
         return Cost(flops, numbers * max(4, sizes.itemsize))
 
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Computes the weights, then the means."""
-        keys = pad_keys(x, self.sizes.geometry)
         weights = weights_by_definition(self.heads, self.sizes.axes, keys)
-        y = attend(weights, keys, maps.whole(), maps.groups, self.heads.dropout)
-        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
+        return attend(weights, keys, maps.whole(), maps.groups, self.heads.dropout)

@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Heads, Path
-from convattn.functional.reference import HeadMaps, add_bias, pad_keys, position_weights
+from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
+from convattn.functional.reference import HeadMaps, position_weights
 from convattn.functional.separable import explicit_cost, explicit_means, values_come_first
 
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DensePath(Path):
+class DensePath(KeyPath):
     """Explicit weights of all pairs of queries and keys."""
 
     name: ClassVar[str] = "dense"
@@ -47,11 +47,9 @@ class DensePath(Path):
         """Counts the softmax, the means, and the matrices in the order of the path."""
         return explicit_cost(self.sizes, by_axis=False, values_first=self.values_first)
 
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Takes weighted means of all pixels, before or after the matrices."""
-        keys = pad_keys(x, self.sizes.geometry).flatten(2)
         weights = self.weights
         if self.dropout:
             weights = functional.dropout(weights, self.dropout)
-        y = explicit_means([weights], keys, maps, values_first=self.values_first)
-        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
+        return explicit_means([weights], keys.flatten(2), maps, values_first=self.values_first)

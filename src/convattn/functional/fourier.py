@@ -18,14 +18,12 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Heads, Path
+from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.reference import (
     HeadMaps,
-    add_bias,
     attention_weights,
     combine_heads,
     displacement_places,
-    pad_keys,
 )
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
@@ -402,28 +400,21 @@ def _length(axis: Axis, part: slice) -> int:
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FourierPath(Path):
+class FourierPath(KeyPath):
     """Fast Fourier transforms."""
 
     name: ClassVar[str] = "fourier"
 
     filters: Filters
 
-    @classmethod
-    def refuses(cls, heads: Heads) -> str | None:
-        """Returns why heads cannot be computed in this way; None if they can."""
-        return heads.of_images or heads.dropped
-
     def cost(self) -> Cost:
         """Counts transforms, then W_h."""
         flops, memory = transform_cost(self.sizes)
         return Cost(flops + self.sizes.maps, memory)
 
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Filters the images."""
-        keys = pad_keys(x, self.sizes.geometry)
-        y = fourier_attention(self.filters, self.sizes.axes, keys, maps.whole(), maps.groups)
-        return add_bias(y, bias)
+        return fourier_attention(self.filters, self.sizes.axes, keys, maps.whole(), maps.groups)
 
 
 def padded_pixels(sizes: CallSizes) -> int:

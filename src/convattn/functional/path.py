@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
-from convattn.functional.reference import HeadMaps
+from convattn.functional.reference import HeadMaps, add_bias, pad_keys
 from convattn.functional.torch_modes import is_accelerator
 from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis, Geometry
@@ -183,26 +183,18 @@ class CallSizes:
 class ContentTerms(Protocol):
     """The terms of a score that depend on the images; a layer holds their parameters."""
 
-    @property
-    def key_width(self) -> int:
-        """Width of queries and keys."""
-
-    @property
-    def uses_position(self) -> bool:
-        """Whether there is a content–position term q·Ŵr_δ."""
-
-    @property
-    def position(self) -> Float[Tensor, "heads width features"] | None:
-        """Ŵ, or None if features are used as they are."""
-
-    @property
-    def content_bias(self) -> Float[Tensor, "heads width"] | None:
-        """u, or None."""
+    key_width: int  # width of queries and keys
+    uses_position: bool  # whether there is a content–position term q·Ŵr_δ
+    position: (
+        Tensor | None
+    )  # Ŵ, (heads, key_width, features), or None if features are used as they are
+    content_bias: Tensor | None  # u, (heads, key_width), or None
 
     def __call__(
         self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis], encoding: Encoding
     ) -> Float[Tensor, "images heads queries_flat keys_flat"]:
         """Scores every query and key of every image in at least float32, without the encoding's own score."""
+        ...
 
     def project(
         self, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
@@ -211,14 +203,17 @@ class ContentTerms(Protocol):
         Float[Tensor, "images heads keys_flat width"],
     ]:
         """Returns queries and keys of every image."""
+        ...
 
     def features(
         self, axes: Sequence[Axis], encoding: Encoding, like: Tensor, *, by_axis: bool
     ) -> list[Float[Tensor, "heads_or_one _ width"]]:
         """Returns Ŵr_δ of displacements along each axis or of all; nothing without a content–position term."""
+        ...
 
     def largest_queries(self) -> Float[Tensor, "heads width"]:
         """Bounds the absolute values of queries of images of absolute value ≤ 1, in float64."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -271,9 +266,9 @@ class Path(ABC):
         return self.leak
 
     @classmethod
-    @abstractmethod
     def refuses(cls, heads: Heads) -> str | None:
         """Returns why heads cannot be computed in this way, completing "because …"; None if they can."""
+        return heads.of_images or heads.dropped
 
     @abstractmethod
     def cost(self) -> Cost:
@@ -296,3 +291,19 @@ class Path(ABC):
         Returns:
             Output channels at each query.
         """
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KeyPath(Path):
+    """A path that computes from padded images."""
+
+    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+        """Pads the images, attends and adds the bias."""
+        y = self.outputs(pad_keys(x, self.sizes.geometry), maps)
+        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
+
+    @abstractmethod
+    def outputs(
+        self, keys: Float[Tensor, "batch channels *keys"], maps: HeadMaps
+    ) -> Float[Tensor, "batch outputs *queries"]:
+        """Computes the layer without its bias; queries may be flattened."""

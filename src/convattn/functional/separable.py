@@ -24,14 +24,12 @@ from torch import Tensor
 
 from convattn.functional.all_heads import attention_of_all_heads
 from convattn.functional.large_products import attention_by_products
-from convattn.functional.path import CallSizes, Cost, Heads, Path
+from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
 from convattn.functional.reference import (
     AXES,
     HeadMaps,
-    add_bias,
     attend_by_axis,
     join_axes,
-    pad_keys,
 )
 from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import (
@@ -179,7 +177,7 @@ def explicit_means(
 
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SeparablePath(Path):
+class SeparablePath(KeyPath):
     """One softmax along each axis; on a GPU their products may be one matrix of all pairs of queries and keys."""
 
     name: ClassVar[str] = "separable"
@@ -195,10 +193,8 @@ class SeparablePath(Path):
         by_axis = len(self.weights) == len(self.sizes.axes)
         return explicit_cost(self.sizes, by_axis=by_axis, values_first=self.values_first)
 
-    def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
         """Takes weighted means along each axis, before or after the matrices."""
-        keys = pad_keys(x, self.sizes.geometry)
         if len(self.weights) < keys.ndim - 2:
             keys = keys.flatten(2)
-        y = explicit_means(self.weights, keys, maps, values_first=self.values_first)
-        return add_bias(y.view(*y.shape[:2], *self.sizes.grid), bias)
+        return explicit_means(self.weights, keys, maps, values_first=self.values_first)

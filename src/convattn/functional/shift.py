@@ -378,11 +378,6 @@ class WindowPath(Path):
     name: ClassVar[str] = ShiftPath.name
     window: WindowConvolution
 
-    @classmethod
-    def refuses(cls, heads: Heads) -> str | None:
-        """Returns why heads cannot be computed in this way; None if they can."""
-        return ShiftPath.refuses(heads)
-
     def cost(self) -> Cost:
         """Counts the kernel."""
         return _kernel_cost(self.sizes, self.window.taps)

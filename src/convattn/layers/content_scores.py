@@ -80,11 +80,11 @@ class ContentScores(nn.Module):
             raise ArgumentError(must_be("content.key_width", expected, width))
         self.query = nn.Linear(in_channels, num_heads * width, bias=content.query_bias)
         self.key = nn.Linear(in_channels, num_heads * width, bias=content.key_bias)
-        self.position = None  # Ŵ, (heads, key_width, feature_width), or None
+        self.position: Tensor | None = None  # Ŵ, (heads, key_width, feature_width), or None
         if self.uses_position and content.project_position:
             scale = feature_width**-0.5
             self.position = nn.Parameter(torch.randn(num_heads, width, feature_width) * scale)
-        self.content_bias = None  # u, (heads, key_width), or None
+        self.content_bias: Tensor | None = None  # u, (heads, key_width), or None
         if content.content_bias:
             self.content_bias = nn.Parameter(torch.zeros(num_heads, width))
 
