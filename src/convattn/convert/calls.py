@@ -29,7 +29,7 @@ from convattn.convert.taps import (
     put_tensors,
 )
 from convattn.errors import ConversionError
-from convattn.layers.relative import ConvolutionLike
+from convattn.layers.relative import ConvolutionLike, lay_out_as
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
@@ -267,7 +267,7 @@ class _ByLayers(TorchFunctionMode):
         for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
             along = axis - len(held)
             y = y.narrow(along, 0, y.shape[along] - most + end)
-        return y
+        return lay_out_as(image, y)
 
 
 def _with_weight(layer: nn.Module, call: Call, weight: Tensor, image: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
+from convattn.layers.relative import lay_out_as
 from convattn.wording import counted
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -244,7 +245,7 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     if x.ndim < conv.weight.ndim:  # a single image
         return summed_otherwise(conv, x[None])[0]
     if prod(conv.kernel_size) <= _MANY_TAPS:
-        return tap_by_tap(read_taps(conv), x)
+        return lay_out_as(x, tap_by_tap(read_taps(conv), x))
     return conv(rounded_differently(x, seed=0))
 
 

@@ -776,12 +776,22 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images."""
-    last = _CHANNELS_LAST.get(x.ndim)
-    # of one channel, or one pixel, both layouts are contiguous, and strides tell which was meant
-    beside = (x.stride(1), x.stride(-1)) == (1, x.shape[1])
-    if last is None or not beside or not x.is_contiguous(memory_format=last):
-        return y.contiguous()
-    return y.contiguous(memory_format=last)
+    layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
+    y = y.contiguous(memory_format=layout)
+    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
+    return y.clone(memory_format=layout) if 1 in y.shape[1:] else y
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    """Tells whether torch takes channels of images for last: by strides, which parts of images have, too."""
+    channels, *spatial = zip(fixed_sizes(x.shape[1:]), x.stride()[1:], strict=True)
+    least = 0
+    for size, step in (channels, *reversed(spatial)):
+        if step < least:
+            return False
+        least = step * size
+    is_last = x.stride(1) not in (0, least) and x.stride(0) >= least
+    return is_last and x.ndim in _CHANNELS_LAST
 
 
 def require_images(
