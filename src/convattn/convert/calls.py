@@ -197,21 +197,29 @@ class AttendedCalls(nn.Module):
         """Returns the name of the module's class."""
         return full_name(type(self.module))
 
-    def holds_weight(self, call: Call) -> bool:
-        """Tells whether the weight of a call is a parameter of the module, as which a convolution's may come back."""
-        return call.weight in self.module._parameters
+    def computed(self) -> dict[nn.Module, Call]:
+        """Returns the layers whose weight is computed in each call, so that no convolution can hold it."""
+        pairs = zip(self.layers, self.calls, strict=True)
+        return {layer: call for layer, call in pairs if call.weight not in self.module._parameters}
 
     def without_layers(self) -> nn.Module | None:
-        """Returns the module with the weights of its convolutions that came back; None while others are left."""
+        """Returns the module with the weights of convolutions that came back; None while there are other layers.
+
+        Parameters that no layer uses any more do not learn.
+        """
         came_back = []
         for layer, call in zip(self.layers, self.calls, strict=True):
             is_same = type(layer) is call.module and tuple(layer.weight.shape) == call.shape
             came_back.append(is_same)
-            for name, tensor in ((call.weight, layer.weight), (call.bias, layer.bias)):
+            for name, key in ((call.weight, "weight"), (call.bias, "bias")):
                 own = self.module._parameters.get(name or "")
-                if is_same and own is not None:
-                    tensor.requires_grad_(own.requires_grad)
-                    self.module._parameters[name] = tensor  # type: ignore[index, assignment]
+                if own is None or isinstance(layer, RelativeAttention):
+                    continue
+                if is_same:
+                    layer.get_parameter(key).requires_grad_(own.requires_grad)
+                    self.module._parameters[name or ""] = layer.get_parameter(key)
+                else:
+                    own.requires_grad_(False)
         return self.module if all(came_back) else None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:

@@ -260,11 +260,10 @@ def network_to_conv(
         present = with_present_weights(model, arguments)
         names = [named[layer][0] for layer in selected]
         sizes = _largest_sizes(input_shapes(model, arguments.batches(1)[0], names))
-    wrapped: dict[nn.Module, tuple[AttendedCalls, Call]] = {}
+    computed: dict[nn.Module, Call] = {}
     for module in model.modules():
         if isinstance(module, AttendedCalls):
-            for one, call in zip(module.layers, module.calls, strict=True):
-                wrapped[one] = (module, call)
+            computed |= module.computed()
     converted: dict[RelativeAttention, _Converted] = {}
     for layer in selected:
         name = named[layer][0]
@@ -273,8 +272,8 @@ def network_to_conv(
             conv, own_certificate = _convert_layer(
                 own, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
             )
-            if layer in wrapped:
-                _require_call(conv, own, *wrapped[layer])
+            if layer in computed:
+                _require_call(conv, own, computed[layer])
             converted[layer] = (conv, own_certificate)
         except ConvAttnError as error:
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
@@ -341,21 +340,16 @@ def _convert_layer(
     return attention_to_conv(layer, spatial=sizes, **options)
 
 
-def _require_call(
-    conv: nn.Module, layer: RelativeAttention, wrapper: AttendedCalls, call: Call
-) -> None:
-    """Raises unless a convolution is one that a module can call as before."""
-    kind = call.module.__name__
-    if type(conv) is not call.module:
-        raise ConversionError(
-            f"the module around it calls a {kind}, but it is a {type(conv).__name__}"
-        )
-    if not wrapper.holds_weight(call):
+def _require_call(conv: nn.Module, layer: RelativeAttention, call: Call) -> None:
+    """Raises unless a convolution is that of a call, whose weight the module around it computes."""
+    is_same = isinstance(conv, AnyConvolution) and type(conv) is call.module
+    if is_same:
         maps = maps_of(conv.weight, call.module, conv.groups)
-        if not torch.equal(maps, layer.values.maps()):
-            raise ConversionError(
-                "its weight is computed in each call: only heads fixed on the taps come back"
-            )
+        is_same = torch.equal(maps, layer.values.maps())
+    if not is_same:
+        raise ConversionError(
+            "its weight is computed in each call: it comes back with heads fixed on the taps alone"
+        )
 
 
 def _put_convolutions(
