@@ -14,7 +14,7 @@ from inspect import signature
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrize
@@ -35,9 +35,9 @@ from convattn.convert.taps import (
     maps_of,
     put_tensors,
 )
-from convattn.errors import ConversionError
+from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import MergedValues, RelativeAttention
-from convattn.layers.relative import ConvolutionLike, lay_out_as
+from convattn.layers.relative import ConvolutionLike, lay_out_as, leaf_node
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
@@ -172,6 +172,8 @@ class AttendedCalls(nn.Module):
         Raises:
             ConversionError: It calls other convolutions than when it was converted.
         """
+        if any(isinstance(value, fx.Proxy) for value in (*positional, *named.values())):
+            return leaf_node(self, *positional, **named)
         running = _ByLayers(self)
         once = nullcontext()
         if any(call.weight for call in self.calls) and parametrize.is_parametrized(self.module):
@@ -192,6 +194,13 @@ class AttendedCalls(nn.Module):
             if name == "module" or name.startswith("__"):
                 raise
             return getattr(self.module, name)
+
+    def register_parameter(self, name: str, *_: Any) -> None:
+        """Raises ArgumentError: parameters are those of the module."""
+        raise ArgumentError(
+            f"AttendedCalls has no parameter {name!r}: write `layer.module`, whose parameters compute its weight, in"
+            " place of the layer"
+        )
 
     def extra_repr(self) -> str:
         """Returns the name of the module's class."""
