@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from convattn.convert import network_to_attention
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import Encoding
 from convattn.encodings.registry import import_modules, require_encoding
 from convattn.errors import (
     ArgumentError,
@@ -184,7 +184,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
-    Centres and shapes of quadratic encodings have no weight decay. The bias of a `SpeedNet`'s stem learns for
+    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for
     `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
     learns, "epochs".
     """
@@ -212,10 +212,12 @@ def _own_settings(
     own: dict[int, _Settings] = {}
     rate = recipe.norm_bias_rate
     for module in network.modules():
-        if isinstance(module, Quadratic | GeneralizedQuadratic):
-            shapes = module.root_sharpness if isinstance(module, Quadratic) else module.shape
-            own[id(module.centres)] = (recipe.centre_rate, 0.0, None)
-            own[id(shapes)] = (recipe.sharpness_rate, 0.0, None)
+        if isinstance(module, Encoding):
+            parameters = dict(module.named_parameters(recurse=False))
+            centres = parameters.get(module.centre_argument or "")
+            widths = parameters.get(module.width_parameter or "")
+            own[id(centres)] = (recipe.centre_rate, 0.0, None)
+            own[id(widths)] = (recipe.sharpness_rate, 0.0, None)
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
     if stem_epochs is not None:
