@@ -45,7 +45,7 @@ from convattn.heads.jackknife import GROUPS, held_out
 from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
-from convattn.heads.reading import watch
+from convattn.heads.reading import Watcher
 from convattn.heads.untrained import untrained
 from convattn.provenance import describe_versions
 from convattn.structure import network_digest
@@ -293,6 +293,7 @@ class Run:
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
+        watcher = Watcher(model, self._names)
         shapes: dict[str, tuple[int, ...]] = {}
         parameter = next(model.parameters(), None)
         device = None if parameter is None else parameter.device
@@ -305,7 +306,7 @@ class Run:
                 batch[name] = part.to(device)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
-            self._add(model, batch, members, held_out=start >= fitted)
+            self._add(watcher, batch, members, held_out=start >= fitted)
             if len(self._masked) > known:
                 advance(-start)
                 self.layers.clear()
@@ -329,7 +330,7 @@ class Run:
 
     def _add(
         self,
-        model: nn.Module,
+        watcher: Watcher,
         batch: Mapping[str, Tensor],
         members: Int64[Tensor, " images"],
         *,
@@ -337,6 +338,7 @@ class Run:
     ) -> None:
         """Runs the network on one batch and adds it to every layer."""
         calls: Counter[str] = Counter()
+        kind = type(watcher.model).__name__
 
         def add(call: AttentionCall) -> None:
             calls[call.name] += 1
@@ -346,20 +348,20 @@ class Run:
             self._add_call(name, call, members, held_out=held_out)
 
         try:
-            watch(model, batch.get(_ONLY, batch), add, layers=self._names)
+            watcher.run(batch.get(_ONLY, batch), add)
         except Exception as error:
             if not lacks_memory(error):
                 raise
             shapes = ", ".join(str(tuple(part.shape)) for part in batch.values())
             raise UnsupportedModelError(
-                f"there is not enough memory for the attention of {type(model).__name__} on a batch of shape"
+                f"there is not enough memory for the attention of {kind} on a batch of shape"
                 f" {shapes}: a layer's weights are heads × queries × keys numbers; choose other"
                 " layers, or smaller images"
             ) from error
         if not self.layers:
             reasons = [f"{name}: {NO_POSITION}" for name in self.passed_over] or ["no layer ran"]
             raise UnsupportedModelError(
-                f"no attention of {type(model).__name__} can be measured: {', '.join(reasons)}"
+                f"no attention of {kind} can be measured: {', '.join(reasons)}"
             )
 
     def _add_call(

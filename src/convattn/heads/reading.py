@@ -105,15 +105,48 @@ def watch(
         >>> watch(layer, torch.zeros(2, 3, 4, 6), lambda call: print(tuple(call.weights.shape)))
         (2, 1, 9, 24, 24)
     """
-    _require_watchable(model)
     if not callable(callback):
         raise ArgumentError(must_be_a("callback", "a function of an AttentionCall", callback))
-    names = layers_to_read(model, layers, without)
-    arguments = read_arguments(model, images)
-    with as_it_was(model):
-        _Pass(model, names, callback, strict=layers is None).run(arguments)
-    if not names and without is None:
-        attention_layers(model)  # which says why there are none
+    Watcher(model, layers, without).run(images, callback)
+
+
+class Watcher:
+    """Watches calls of a model, whose modules are looked up once."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: str | Sequence[str] | None = None,
+        without: str | Sequence[str] | None = None,
+    ) -> None:
+        """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
+        _require_watchable(model)
+        self.model = model
+        self.names = layers_to_read(model, layers, without)
+        self.strict = layers is None  # Whether attention in modules that are not known is refused
+        self.modules: dict[nn.Module, str] = {}  # Those that are called, with their names
+        self.convolutions: set[nn.Module] = set()  # Of which some cuts the images into a grid
+        inside: set[nn.Module] = (
+            set()
+        )  # Parts of own layers and encodings, which are read without a call
+        for module, names in names_by_module(model).items():
+            if module in inside:
+                continue
+            own = is_own(module)
+            if own or isinstance(module, Encoding):
+                inside.update(module.modules())
+            if not isinstance(module, Encoding):
+                self.modules[module] = names[0]
+            if isinstance(module, nn.Conv2d) or (own and module.dims == 2):
+                self.convolutions.add(module)
+
+    def run(self, images: Any, callback: Callable[[AttentionCall], None]) -> None:
+        """Runs the model once, as `watch` does."""
+        arguments = read_arguments(self.model, images)
+        with as_it_was(self.model):
+            _Pass(self, callback).run(arguments)
+        if not self.names:
+            attention_layers(self.model)  # which says why none can be read
 
 
 def _require_watchable(model: nn.Module) -> None:
@@ -190,19 +223,12 @@ _Seen: TypeAlias = tuple[Product, Tensor, Proof]
 class _Pass:
     """Watches one call of a model. Hooks are set before it and removed after it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        names: Mapping[nn.Module, str],
-        callback: Callable[[AttentionCall], None],
-        *,
-        strict: bool,
-    ) -> None:
-        """Prepares to read the layers that have `names`; `strict` refuses attention in modules that are not known."""
-        self._model = model
-        self._names = names
+    def __init__(self, watcher: Watcher, callback: Callable[[AttentionCall], None]) -> None:
+        """Prepares to read the layers of a watcher."""
+        self._watcher = watcher
+        self._model = watcher.model
+        self._names = watcher.names
         self._callback = callback
-        self._strict = strict
         self._images = 0
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
@@ -221,11 +247,8 @@ class _Pass:
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
         self._images = len(tensors[0]) if tensors else 0
         with ExitStack() as watching:
-            inside = _read_without_a_call(self._model)
-            for module, names in names_by_module(self._model).items():
-                if module in inside:
-                    continue
-                enter = self._entering(names[0])
+            for module, name in self._watcher.modules.items():
+                enter = self._entering(name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
                 watching.callback(before.remove)
                 after = module.register_forward_hook(self._leave)
@@ -264,8 +287,7 @@ class _Pass:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        may_be_convolution = is_own(module) and module.dims == 2
-        if isinstance(module, nn.Conv2d) or may_be_convolution:
+        if module in self._watcher.convolutions:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
             self._grids.pop(call.name, None)
@@ -296,7 +318,7 @@ class _Pass:
                 return
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
-        if self._strict:
+        if self._watcher.strict:
             with_parts = [call for call in running if list(call.module.children())]
             call = [*with_parts, running[0]][0]
             sizes = " × ".join(map(str, product.shape))
@@ -383,17 +405,6 @@ class _Pass:
             return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
         return max(sources, key=shared_parents, default="")
-
-
-def _read_without_a_call(model: nn.Module) -> set[nn.Module]:
-    """Returns the modules inside layers of this library, and inside encodings: they are read, and not called."""
-    inside: set[nn.Module] = set()
-    for module in model.modules():
-        if is_own(module):
-            inside.update(part for part in module.modules() if part is not module)
-        elif isinstance(module, Encoding):
-            inside.update(module.modules())
-    return inside
 
 
 def _sizes(
