@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
-from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
+from convattn.convert.network_runs import keep_random_state, read_arguments
 from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -110,45 +110,6 @@ def watch(
     Watcher(model, layers, without).run(images, callback)
 
 
-class Watcher:
-    """Watches calls of a model, whose modules are looked up once."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: str | Sequence[str] | None = None,
-        without: str | Sequence[str] | None = None,
-    ) -> None:
-        """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
-        _require_watchable(model)
-        self.model = model
-        self.names = layers_to_read(model, layers, without)
-        self.strict = layers is None  # Whether attention in modules that are not known is refused
-        self.modules: dict[nn.Module, str] = {}  # Those that are called, with their names
-        self.convolutions: set[nn.Module] = set()  # Of which some cuts the images into a grid
-        inside: set[nn.Module] = (
-            set()
-        )  # Parts of own layers and encodings, which are read without a call
-        for module, names in names_by_module(model).items():
-            if module in inside:
-                continue
-            own = is_own(module)
-            if own or isinstance(module, Encoding):
-                inside.update(module.modules())
-            if not isinstance(module, Encoding):
-                self.modules[module] = names[0]
-            if isinstance(module, nn.Conv2d) or (own and module.dims == 2):
-                self.convolutions.add(module)
-
-    def run(self, images: Any, callback: Callable[[AttentionCall], None]) -> None:
-        """Runs the model once, as `watch` does."""
-        arguments = read_arguments(self.model, images)
-        with as_it_was(self.model):
-            _Pass(self, callback).run(arguments)
-        if not self.names:
-            attention_layers(self.model)  # which says why none can be read
-
-
 def _require_watchable(model: nn.Module) -> None:
     """Raises an error if a model cannot run, or its operations cannot be seen."""
     require_network("model", model)
@@ -220,34 +181,55 @@ _Seen: TypeAlias = tuple[Product, Tensor, Proof]
 """A product that a module computed, with its weights and their proof."""
 
 
-class _Pass:
-    """Watches one call of a model. Hooks are set before it and removed after it."""
+class Watcher:
+    """Watches calls of a model, whose modules are looked up once. Hooks are set before a call and removed after it."""
 
-    def __init__(self, watcher: Watcher, callback: Callable[[AttentionCall], None]) -> None:
-        """Prepares to read the layers of a watcher."""
-        self._watcher = watcher
-        self._model = watcher.model
-        self._names = watcher.names
-        self._callback = callback
-        self._images = 0
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: str | Sequence[str] | None = None,
+        without: str | Sequence[str] | None = None,
+    ) -> None:
+        """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
+        _require_watchable(model)
+        self.model = model
+        self._names = layers_to_read(model, layers, without)
+        self._strict = layers is None  # Whether attention in modules that are not known is refused
+        self._called: dict[nn.Module, str] = {}
+        self._convolutions: set[nn.Module] = set()  # Of which some cuts the images into a grid
+        inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
+        for module, names in names_by_module(model).items():
+            if module in inside:
+                continue
+            own = is_own(module)
+            if own or isinstance(module, Encoding):
+                inside.update(module.modules())
+            if not isinstance(module, Encoding):
+                self._called[module] = names[0]
+            if isinstance(module, nn.Conv2d) or (own and module.dims == 2):
+                self._convolutions.add(module)
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         self._features: dict[nn.Module, tuple[int, ...]] = {}
         self._grids: dict[str, tuple[int, ...]] = {}  # Of the convolutions that ran, latest last
         self._operations = Operations(self._note)
-        self._raised: BaseException | None = None
 
-    def __deepcopy__(self, _: object) -> "_Pass":
+    def __deepcopy__(self, _: object) -> "Watcher":
         """Stays itself where a layer is copied with its hooks, or the whole network would be copied with each layer."""
         return self
 
-    def run(self, arguments: Arguments) -> None:
-        """Runs the model; if it raises, ArgumentError says on what."""
+    def run(self, images: Any, callback: Callable[[AttentionCall], None]) -> None:
+        """Runs the model once, as `watch` does; if it raises, ArgumentError says on what."""
+        arguments = read_arguments(self.model, images)
         leaves = tree_leaves((arguments.positional, arguments.named))
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
         self._images = len(tensors[0]) if tensors else 0
-        with ExitStack() as watching:
-            for module, name in self._watcher.modules.items():
+        self._callback = callback
+        self._raised: BaseException | None = None
+        for of_last_run in (self._stack, self._features, self._grids):
+            of_last_run.clear()
+        with as_it_was(self.model), ExitStack() as watching:
+            for module, name in self._called.items():
                 enter = self._entering(name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
                 watching.callback(before.remove)
@@ -255,19 +237,21 @@ class _Pass:
                 watching.callback(after.remove)
             watching.enter_context(self._operations)
             try:
-                self._model(*arguments.positional, **arguments.named)
+                self.model(*arguments.positional, **arguments.named)
             except Exception as error:
                 if error is self._raised:
                     raise
                 words = sorts(tensors)
-                parts = _parts_by_input(self._model)
+                parts = _parts_by_input(self.model)
                 if len(tensors) == 1 and parts:
-                    kind = type(self._model).__name__
+                    kind = type(self.model).__name__
                     raise ArgumentError(
                         f"images must fit the network, but {kind} takes several inputs at once and was given one,"
                         f" {words}; pass the part of it that takes them: {' or '.join(parts)}"
                     ) from error
                 raise ArgumentError(must_fit(words, error)) from error
+        if not self._names:
+            attention_layers(self.model)  # which says why none can be read
 
     def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -287,7 +271,7 @@ class _Pass:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        if module in self._watcher.convolutions:
+        if module in self._convolutions:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
             self._grids.pop(call.name, None)
@@ -296,7 +280,7 @@ class _Pass:
             return
         self._operations.paused = True
         try:
-            with torch._C.DisableTorchFunction(), _without_modes(self._model):
+            with torch._C.DisableTorchFunction(), _without_modes(self.model):
                 y = out[0] if isinstance(out, tuple) else out
                 self._callback(self._read(call, products, y))
         except BaseException as error:
@@ -311,14 +295,14 @@ class _Pass:
         for call, products in reversed(self._stack):
             if call.module in self._names:
                 # Now, because the module may change its tensors in place afterwards.
-                with _without_modes(self._model):
+                with _without_modes(self.model):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
                 products.append((product, weights, product.proof(weights, first)))
                 return
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
-        if self._watcher.strict:
+        if self._strict:
             with_parts = [call for call in running if list(call.module.children())]
             call = [*with_parts, running[0]][0]
             sizes = " × ".join(map(str, product.shape))
