@@ -11,9 +11,18 @@ from torch.nn import functional
 
 from convattn.heads.products import Product
 
-_MATRICES = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul)
-_BATCHES = (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.mv, Tensor.mv)
-_PRODUCTS = (*_MATRICES, *_BATCHES)
+_PRODUCTS = {
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.linalg.matmul,
+    torch.bmm,
+    Tensor.bmm,
+    torch.mm,
+    Tensor.mm,
+    torch.mv,
+    Tensor.mv,
+}
 
 
 class Contraction(NamedTuple):
