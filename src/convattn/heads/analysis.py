@@ -115,14 +115,14 @@ def analyze(
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
     require_network("model", model)
-    images = _require(images, kernel_size, controls)
-    image_shape = tuple(next(iter(_image(images, 0).values())).shape)
+    samples = _require(images, kernel_size, controls)
+    image_shape = tuple(next(iter(_image(samples, 0).values())).shape)
     refused = [layer for layer in survey(model) if layer.refused is not None]
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in refused]
-    counts = {MEASURED: len(images)}
-    counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
+    counts = {MEASURED: len(samples)}
+    counts |= {name: control_count(len(samples)) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -130,7 +130,7 @@ def analyze(
             grid = None
             if name == SHUFFLED:
                 grid = runs[MEASURED].grid
-                several = isinstance(images[0], Mapping)
+                several = isinstance(samples[0], Mapping)
                 if several or not can_shuffle(image_shape, grid):
                     what = "one of several inputs" if several else image_shape
                     notes.append(f"{SHUFFLED}: {what} is not cut into a grid of {grid}")
@@ -142,17 +142,17 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            image = partial(_image, images, grid=grid)
+            image = partial(_image, samples, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     modules = model.named_modules(remove_duplicate=False)
     built = {name for name, part in modules if is_own(part) and part.content is None}
     return HeadReport(
         model=type(model).__name__,
-        images=len(images),
+        images=len(samples),
         control_images=max((run.count for run in runs.values()), default=0),
         image_shape=image_shape,
-        groups=min(GROUPS, len(images)),
+        groups=min(GROUPS, len(samples)),
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
@@ -225,7 +225,7 @@ def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Map
             raise ArgumentError(must_be(name, "dense", part.layout))
         if part.is_meta:
             raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return inputs if grid is None else {_ONLY: shuffled(image, grid, number)}
+    return inputs if grid is None else {_ONLY: shuffled(inputs[_ONLY], grid, number)}
 
 
 _SECONDS = 10.0
