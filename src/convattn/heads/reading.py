@@ -402,9 +402,10 @@ def _sizes(
     keys = layout.keys.shape[1]
     heads = prod(shape[:-2]) // max(images * groups, 1)
     lead = (images, heads, groups) if heads_first else (images, groups, heads)
-    cuts = set(accumulate(shape[:-2], mul))
-    cuts_of_lead = set(accumulate(lead, mul))
-    if (queries, keys) != shape[-2:] or not cuts <= cuts_of_lead:
+    *cuts, count = [*accumulate(shape[:-2], mul)] or [1]
+    *cuts_of_lead, expected = accumulate(lead, mul)
+    fits = count == expected and set(cuts) <= set(cuts_of_lead)
+    if (queries, keys) != shape[-2:] or not fits:
         raise UnsupportedModelError(
             f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"
