@@ -26,7 +26,7 @@ from convattn.errors import (
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
-from convattn.wording import ITSELF
+from convattn.wording import ITSELF, counted
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -284,7 +284,12 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     elif isinstance(images, tuple):
         arguments = Arguments(images, {}, "the images given")
     elif isinstance(images, Tensor | list):
-        arguments = Arguments((images,), {}, "the images given")
+        count = 1
+        if isinstance(images, list):
+            count = len(images)
+        elif images.ndim:
+            count = images.size(0)  # nested tensors have no len
+        arguments = Arguments((images,), {}, f"the {counted(count, 'image')} given")
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
         raise ArgumentError(must_be_a("images", expectation, images))
@@ -455,12 +460,13 @@ def run_in_float64(
     network: nn.Module,
     batches: Sequence[Arguments],
     notes: list[str],
+    places: Mapping[str, Any],
     change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
-) -> Run | None:
-    """Runs a copy in float64, after it was changed, or notes why it does not run so."""
+) -> list[Tensor] | None:
+    """Returns the numbers of a copy in float64, in the order of places, or notes why it does not run so."""
     try:
         copied = change(copy_network(network).eval().double())
-        return run_batches(copied, batches, torch.float64)
+        return run_batches(copied, batches, torch.float64).ordered(places)
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None

@@ -298,6 +298,15 @@ class Encoding(nn.Module, ABC):
             highest: Largest along each axis.
         """
 
+    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+        """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
+
+        It holds on images of any size; where a displacement leads beyond the keys, the nearest key counts. None if
+        heads have no such pixel.
+        """
+        fixed = self.fixed_displacements
+        return None if fixed is None else (fixed, 0.0)
+
     @property
     def head_centres(self) -> Float[Tensor, "heads dims"] | None:
         """Where heads look, in pixels; None if they have no centres."""

@@ -133,6 +133,7 @@ def _whole_shifts(
     lengths = set(map(len, shifts))
     if len(shifts) != num_heads or lengths != {dims}:
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", displacements))
-    if not all(map(is_whole, chain(*shifts))):
+    kinds = {type(number): number for number in chain(*shifts)}
+    if not all(map(is_whole, kinds.values())):
         raise ArgumentError(must_be("displacements", "integers", displacements))
     return tuple(tuple(map(int, shift)) for shift in shifts)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -52,13 +53,19 @@ _CERTIFIED = 4  # test images on which a conversion is certified
 _WHITENED = 5000  # training images whose patches are whitened
 
 
-def require_for_run(recipe: Recipe, *, has_data: bool = False, has_folder: bool = True) -> None:
-    """Finds out before a run begins whether everything that it needs is there.
+def require_for_run(
+    recipe: Recipe,
+    *,
+    has_data: bool = False,
+    has_folder: bool = True,
+    further: Sequence[str] = (),
+) -> None:
+    """Finds out before a run begins whether everything that it needs is there, `further` modules included.
 
     Imports the modules that the recipe names. Raises UnknownNameError if its encoding is still unknown, and one
     MissingDependencyError for all packages.
     """
-    modules = ["accelerate"]
+    modules = ["accelerate", *further]
     if has_folder:
         modules += ["huggingface_hub", "pyarrow", "tomli_w"]
     if not has_data and recipe.data.name == "digits":
