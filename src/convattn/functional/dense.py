@@ -47,7 +47,7 @@ class PiecewisePath(KeyPath):
     """The same where all weights would take much memory: of some queries at a time, and again for the gradient."""
 
     name: ClassVar[str] = DensePath.name
-    tables: tuple[Float[Tensor, "heads _"], ...]  # scores along each axis, or of all displacements
+    table: Float[Tensor, "heads displacements"]  # scores
     dropout: float = 0.0  # probability of dropping a weight
 
     def cost(self) -> Cost:
@@ -66,7 +66,7 @@ class PiecewisePath(KeyPath):
         value = rearrange(values, pattern)
         nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
         query, key = nothing[:, :, : self.sizes.queries], nothing[:, :, : self.sizes.keys]
-        mask = displacement_mask(self.sizes.axes, self.tables, ())
+        mask = displacement_mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
         by_image = rearrange(means, pattern, batch=len(keys))

@@ -139,9 +139,9 @@ def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
         reason = "dropout drops single weights, so each is computed"
         if way is DensePath:
             reason = REQUESTED
-        return _dense(encoding, sizes, reason, heads.dropout)
+        return _dense(_table(encoding, sizes), sizes, reason, heads.dropout)
     if way is FourierPath:
-        return _fourier(encoding, sizes, REQUESTED)
+        return _fourier(_table(encoding, sizes), sizes, REQUESTED)
     displacements = encoding.fixed_displacements
     if way is not SeparablePath and displacements is not None:
         reason = "each head looks at one displacement: a convolution"
@@ -207,8 +207,8 @@ def _by_pair(encoding: Encoding, sizes: CallSizes) -> Path:
             return path
     if _transforms(sizes):
         reason = "the scores are not a sum over axes, and the image is large enough for transforms"
-        return _fourier(encoding, sizes, reason)
-    return _dense(encoding, sizes, "the scores are not a sum over axes, and the image is small")
+        return _fourier(table, sizes, reason)
+    return _dense(table, sizes, "the scores are not a sum over axes, and the image is small")
 
 
 def _transforms(sizes: CallSizes) -> bool:
@@ -226,33 +226,28 @@ def _table(encoding: Encoding, sizes: CallSizes) -> Float[Tensor, "heads *displa
     return encoding.table(sizes.axes, sizes.softmax_dtype, sizes.device)
 
 
-def _dense(encoding: Encoding, sizes: CallSizes, reason: str, dropout: float = 0.0) -> Path:
+def _dense(table: Tensor, sizes: CallSizes, reason: str, dropout: float = 0.0) -> Path:
     """Computes explicit weights of all pairs, of some queries at a time if they are many."""
     first = values_come_first(sizes, by_axis=False)
     options: dict[str, Any] = {"sizes": sizes, "values_first": first, "dropout": dropout}
     if sizes.keeps_weights:
-        weights = position_weights(_table(encoding, sizes), sizes.axes)
+        weights = position_weights(table, sizes.axes)
         return DensePath(reason=reason, weights=weights, **options)
-    if isinstance(encoding, AxisAdditiveEncoding):
-        tables = encoding.axis_tables(sizes.axes, sizes.softmax_dtype, sizes.device)
-    else:
-        tables = [_table(encoding, sizes).flatten(1)]
     reason += ", some queries at a time"
-    return PiecewisePath(reason=reason, tables=tuple(tables), **options)
+    return PiecewisePath(reason=reason, table=table.flatten(1), **options)
 
 
-def _fourier(encoding: Encoding, sizes: CallSizes, reason: str) -> Path:
+def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
-    table = _table(encoding, sizes)
     if not can_be_read(table):
         reason = "a compiled graph cannot read the values that transforms depend on"
-        return _dense(encoding, sizes, reason)
+        return _dense(table, sizes, reason)
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
     weak = filters.weak_share
     if weak > _WEAK:
         lost = f"transforms would lose digits at {weak:.0%} of the queries"
-        return _dense(encoding, sizes, f"{lost}, so all are computed exactly")
+        return _dense(table, sizes, f"{lost}, so all are computed exactly")
     if weak:
         reason += f"; the {weak:.1%} of the queries that would lose digits are computed exactly"
     return FourierPath(reason=reason, sizes=sizes, filters=filters)
@@ -271,7 +266,8 @@ def _long(
     if way is None and sizes.softmax_dtype == torch.float32:
         transforms = transform_cost(sizes).flops + sizes.maps
         if transforms * _SLOW_LONG_TRANSFORMS < min(pairs, banded):
-            return _fourier(encoding, sizes, "the sequence is long and heads are wide")
+            table = _table(encoding, sizes)
+            return _fourier(table, sizes, "the sequence is long and heads are wide")
     if bands is None or banded >= pairs:
         return None
     reason = f"{reason}, in bands of up to {bands.widest} displacements{sizes.waits}"
