@@ -248,6 +248,10 @@ def normal_weights(
         >>> normal_weights(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
         [[0.0, 1.0], [0.5, 0.5]]
     """
+    if is_accelerator(
+        scores.device
+    ):  # where each operation costs a start, and subnormal numbers cost nothing
+        return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
     lowered = scores.sub_(highest) if in_place else scores - highest
