@@ -167,7 +167,7 @@ class Operations(TorchFunctionMode):
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:
-    return out.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return torch._C._is_alias_of(out, source)
 
 
 def _is_rearranged(out: Tensor, source: Tensor) -> bool:

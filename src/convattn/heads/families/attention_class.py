@@ -82,6 +82,14 @@ class CallContext:
         return global_layout(grid, prefix)
 
 
+PREFIX_TOKENS = {
+    **dict.fromkeys(("cls_token", "class_token", "cls_embed", "class_embedding"), "class"),
+    **dict.fromkeys(("dist_token", "distillation_token"), "distillation"),
+    **dict.fromkeys(("reg_token", "register_tokens"), "register"),
+}
+"""Kinds of tokens that stand before the patches, in their order, by the names of the parameters that hold them."""
+
+
 def how_to_register(cls: type[nn.Module]) -> str:
     """Returns the words, with the line to type, by which a user says where the tokens of a class lie."""
     return (

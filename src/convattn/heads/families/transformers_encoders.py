@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.heads.families.attention_class import (
+    PREFIX_TOKENS,
     AttentionClass,
     CallContext,
     MapViews,
@@ -21,14 +22,12 @@ from convattn.heads.families.attention_class import (
 )
 from convattn.heads.layout import Layout
 
-_PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-
 
 def read_tower(call: CallContext) -> Layout:
     """Reads patches of an image where the embeddings hold a convolution, and else a sequence of tokens."""
     embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
     if any(part in call.features for part in embeddings.modules()):
-        prefix = sum(_count_tokens(embeddings, name) for name in _PREFIX)
+        prefix = sum(_count_tokens(embeddings, name) for name in PREFIX_TOKENS)
         return call.global_layout(call.grid_of(embeddings), prefix)
     return read_sequence(call)
 
