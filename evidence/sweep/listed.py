@@ -67,6 +67,8 @@ def _build(row: Mapping[str, Any]) -> Built:
 
 def _made(option: Any) -> Any:
     """Builds what an option describes."""
+    if isinstance(option, Mapping) and "tuple" in option:
+        return tuple(option["tuple"])
     if not isinstance(option, Mapping) or "network" not in option:
         return option
     place, _, name = option["network"].partition(":")

@@ -20,7 +20,7 @@ from evidence.sweep.subjects import Built
 STEPS = 2
 """Steps of stochastic gradient descent, without momentum."""
 
-MOVED = 0.01
+MOVED = 0.001
 """Length of the source's first step, as a share of the length of all its parameters."""
 
 
