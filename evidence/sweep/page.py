@@ -1,6 +1,7 @@
 """The sweep's tables, made of its record alone: a line of JSON for each start of the sweep, and one for each family."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,14 @@ def families(lines: Sequence[Line]) -> list[Line]:
 def swept() -> list[Line]:
     """Lists the families of the record."""
     return families(read(RECORD))
+
+
+def by_package(networks: Sequence[Line]) -> dict[str, list[Line]]:
+    """Sorts networks by the first word of their names, which is the package that they are from."""
+    groups: dict[str, list[Line]] = {}
+    for line in networks:
+        groups.setdefault(re.split(r"\W", line["family"])[0], []).append(line)
+    return groups
 
 
 def paths(networks: Sequence[Line]) -> list[Line]:
@@ -149,7 +158,10 @@ def sections(networks: Sequence[Line]) -> dict[str, list[str]]:
     for line in networks:
         name = line.get("model", "–")
         if line["outcome"] not in ("passed", "no convolution"):
-            reasons = [line.get("reason"), *(path.get("reason") for path in paths([line]))]
+            reasons = [line.get("reason")]
+            for path in paths([line]):
+                if path["outcome"] != "passed":
+                    reasons += [path.get("reason"), *path.get("not_covered", [])[-1:]]
             reason = next(filter(None, reasons), "see the record")
             words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
             listed["Not passed"].append(f"{words}. {' '.join(reason.split())}")
