@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._dynamo  # imported by the first conversion in any case, over a second that is not to be measured
+import torch._dynamo  # noqa: F401 - by the first conversion in any case, and not to be measured
 from torch import nn
 
 from convattn import ConvAttnError, network_to_attention, network_to_conv
