@@ -137,7 +137,7 @@ def train_beside(built: Built, attention: nn.Module, back: nn.Module) -> dict[st
     sums = Sums(reference.terms, losses).floor(torch.float32).max().item()
     rounding = rounding_budget(losses, [low.losses[compared].float() for low in lows])
     of_losses = _row("losses", learned.losses[compared], losses, max(sums, rounding))
-    worst = max(rows, key=itemgetter("share"))
+    worst = max(rows, key=itemgetter("share"), default=of_losses)
     return {
         "outcome": "passed" if max(worst["share"], of_losses["share"]) <= 1 else "failed",
         "reference": "float32" if reference is source else "float64",
@@ -158,12 +158,11 @@ def _row(name: str, x: Tensor, exact: Tensor, rounding: float) -> dict[str, Any]
     """Says how far numbers are from the reference, and how far rounding explains."""
     error = _apart(x, exact)
     share = error / rounding if rounding else math.inf
-    return {
-        "name": name,
-        "measured_error": error,
-        "rounding": rounding,
-        "share": share if error else 0.0,
-    }
+    if not error:
+        share = 0.0
+    elif math.isnan(share):
+        share = math.inf
+    return {"name": name, "measured_error": error, "rounding": rounding, "share": share}
 
 
 def _apart(x: Tensor, other: Tensor) -> float:
