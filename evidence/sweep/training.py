@@ -85,8 +85,12 @@ def _loss(network: nn.Module, arguments: Arguments, seed: int) -> tuple[Tensor, 
 
 
 def _values(network: nn.Module) -> dict[str, Tensor]:
-    """Copies the parameters of a network, by name."""
-    return {name: x.detach().clone() for name, x in network.named_parameters()}
+    """Copies the parameters of a network, by name; a complex number becomes two real ones."""
+    values = {}
+    for name, x in network.named_parameters():
+        copied = x.detach().clone()
+        values[name] = torch.view_as_real(copied) if copied.is_complex() else copied
+    return values
 
 
 def train_beside(built: Built, attention: nn.Module, back: nn.Module) -> dict[str, Any]:
