@@ -48,7 +48,7 @@ def listed(name: str, file: Path, ways: Sequence[str] = WAYS, code: Path | None 
         if code is not None:
             folder = code / row.get("folder", "")
             sys.path.insert(0, str(folder))
-            remark = f"code at revision {find_revision(folder)}"
+            remark = f"code at revision {find_revision(folder) or 'unknown'}"
         return Subject(family, partial(_build, row), remark)
 
     packages = {re.split(r"\W", row["network"])[0] for row in rows.values()}
