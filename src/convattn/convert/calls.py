@@ -26,7 +26,7 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
-    put_tensors,
+    convolution,
 )
 from convattn.errors import ConversionError
 from convattn.layers.relative import ConvolutionLike
@@ -71,13 +71,7 @@ class Call:
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
         """Makes the module, on the tensors of the call."""
-        groups = self.options["groups"]
-        inputs, outputs = self.shape[1] * groups, self.shape[0]
-        if self.module in TRANSPOSED_CONVOLUTIONS.values():
-            inputs, outputs = self.shape[0], self.shape[1] * groups
-        taps: Any = self.shape[2:]
-        conv = self.module(inputs, outputs, taps, bias=False, device="meta", **self.options)
-        return put_tensors(conv, weight, bias)
+        return convolution(self.module, weight, bias, **self.options)
 
 
 def _read(
