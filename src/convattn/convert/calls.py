@@ -14,22 +14,30 @@ from inspect import signature
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from convattn.convert.network_runs import SEED, Arguments, parts_of_attention, run_copy
+from convattn.convert.network_runs import (
+    SEED,
+    Arguments,
+    copy_network,
+    parts_of_attention,
+    run_copy,
+)
 from convattn.convert.taps import (
     CONVOLUTIONS,
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
     convolution,
+    maps_of,
 )
-from convattn.errors import ConversionError
-from convattn.layers.relative import ConvolutionLike
+from convattn.errors import ArgumentError, ConversionError
+from convattn.layers import MergedValues, RelativeAttention
+from convattn.layers.relative import ConvolutionLike, lay_out_as, leaf_node
 from convattn.structure import full_name
 
 _FUNCTIONS: dict[Callable[..., Tensor], type[AnyConvolution]] = {
@@ -140,6 +148,9 @@ class AttendedCalls(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.calls = tuple(calls)
         self.training = module.training
+        for layer, call in zip(layers, calls, strict=True):
+            if isinstance(layer, RelativeAttention):
+                _share(module, layer, call)
 
     @_AsModule
     def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
@@ -155,9 +166,11 @@ class AttendedCalls(nn.Module):
         Raises:
             ConversionError: It calls other convolutions than when it was converted.
         """
+        if any(isinstance(value, fx.Proxy) for value in (*positional, *named.values())):
+            return leaf_node(self, *positional, **named)
         running = _ByLayers(self)
         once = nullcontext()
-        if parametrize.is_parametrized(self.module):
+        if any(call.weight for call in self.calls) and parametrize.is_parametrized(self.module):
             once = parametrize.cached()  # so that a computed weight is one tensor
         with running, once:
             output = self.module(*positional, **named)
@@ -176,21 +189,66 @@ class AttendedCalls(nn.Module):
                 raise
             return getattr(self.module, name)
 
+    def register_parameter(self, name: str, *_: Any) -> None:
+        """Raises ArgumentError: parameters are those of the module."""
+        raise ArgumentError(
+            f"AttendedCalls has no parameter {name!r}: write `layer.module`, whose parameters compute its weight, in"
+            " place of the layer"
+        )
+
     def extra_repr(self) -> str:
         """Returns the name of the module's class."""
         return full_name(type(self.module))
 
+    def computed(self) -> dict[nn.Module, Call]:
+        """Returns the layers whose weight is computed in each call, so that no convolution can hold it."""
+        pairs = zip(self.layers, self.calls, strict=True)
+        return {layer: call for layer, call in pairs if call.weight not in self.module._parameters}
+
     def without_layers(self) -> nn.Module | None:
-        """Returns the module with the layers' weights where they are its own parameters; None where one is not."""
+        """Returns the module with the weights of convolutions that came back; None while there are other layers.
+
+        Parameters that no layer uses any more do not learn.
+        """
+        came_back = []
         for layer, call in zip(self.layers, self.calls, strict=True):
             is_same = type(layer) is call.module and tuple(layer.weight.shape) == call.shape
-            if not is_same or call.weight is None or (call.has_bias and call.bias is None):
-                return None
-        for layer, call in zip(self.layers, self.calls, strict=True):
-            for name, tensor in ((call.weight, layer.weight), (call.bias, layer.bias)):
-                if name in self.module._parameters:
-                    self.module._parameters[name] = tensor  # type: ignore[index, assignment]
-        return self.module
+            came_back.append(is_same)
+            for name, key in ((call.weight, "weight"), (call.bias, "bias")):
+                own = self.module._parameters.get(name or "")
+                if own is None or isinstance(layer, RelativeAttention):
+                    continue
+                if is_same:
+                    layer.get_parameter(key).requires_grad_(own.requires_grad)
+                    self.module._parameters[name or ""] = layer.get_parameter(key)
+                else:
+                    own.requires_grad_(False)
+        return self.module if all(came_back) else None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
+        prefix = others[0]
+        inside = f"{prefix}module."
+        if not any(
+            key.startswith(inside) for key in state_dict
+        ):  # of the network before its conversion
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
+            own = {parameter: name for name, parameter in self.module.named_parameters()}
+            for name, parameter in self.layers.named_parameters():
+                key = inside + own.get(parameter, "")
+                if key in state_dict:
+                    state_dict[f"{prefix}layers.{name}"] = state_dict[key]
+        super()._load_from_state_dict(state_dict, *others, **named)
+
+
+def _share(module: nn.Module, layer: RelativeAttention, call: Call) -> None:
+    """Lets a layer hold the module's own parameters, which it trains; what the module computes comes with each call."""
+    is_plain = call.module in CONVOLUTIONS.values()
+    weight = module._parameters.get(call.weight or "")
+    assert isinstance(layer.values, MergedValues)
+    layer.values.kernel_size = call.shape[2:] if is_plain else None
+    layer.values.weight = weight if is_plain else None  # type: ignore[assignment]
+    layer.bias = module._parameters.get(call.bias or "")
 
 
 def attended(
@@ -202,6 +260,41 @@ def attended(
         calls, own = zip(*pairs, strict=True)
         wrapped[module] = AttendedCalls(module, own, calls)
     return wrapped
+
+
+def with_present_weights(model: nn.Module, arguments: Arguments) -> nn.Module:
+    """Copies a network, in which each layer in the place of a call holds what the call is given on the images.
+
+    A network without such layers is returned itself.
+    """
+    names = []
+    for name, module in model.named_modules():
+        inside = module.layers.named_children() if isinstance(module, AttendedCalls) else ()
+        for number, layer in inside:
+            if isinstance(layer, RelativeAttention):
+                names.append(f"{name}.layers.{number}".removeprefix("."))
+    if not names:
+        return model
+    copied = copy_network(model)
+
+    def hold(name: str, layer: Any, *_: Any) -> None:
+        own: Any = copied.get_submodule(name)
+        for now, held in ((layer.values, own.values), (layer, own)):
+            for key, tensor in now._parameters.items():
+                if tensor is not None and not _is_equal(held._parameters[key], tensor):
+                    held._parameters[key] = nn.Parameter(tensor.detach().clone())
+
+    def watch(network: nn.Module) -> nn.Module:
+        for name in names:
+            network.get_submodule(name).register_forward_pre_hook(partial(hold, name))
+        return network
+
+    run_copy(model, [arguments.batches(1)[0]], watch)
+    return copied
+
+
+def _is_equal(held: Tensor | None, tensor: Tensor) -> bool:
+    return held is not None and torch.equal(held, tensor)
 
 
 class Place(NamedTuple):
@@ -238,7 +331,7 @@ class _ByLayers(TorchFunctionMode):
     ) -> Any:
         if func not in _FUNCTIONS:
             return func(*args, **(kwargs or {}))
-        call, image, weight, _ = _read(func, args, kwargs or {})
+        call, image, weight, bias = _read(func, args, kwargs or {})
         module = self._owner.module
         calls = self._owner.calls
         names = [one.weight for one in calls]
@@ -250,32 +343,30 @@ class _ByLayers(TorchFunctionMode):
             raise ConversionError(
                 f"{self._owner.extra_repr()} calls another convolution than when it was converted: {call}"
             )
-        layer = self._owner.layers[place]
-        own = calls[place].weight
-        if own is None or own in {**module._parameters, **module._buffers}:
-            y = layer(image)
-        else:  # pruned, parametrised or sharded since it was converted
-            y = _with_weight(layer, calls[place], weight, image)
+        y = _attend(self._owner.layers[place], call, image, weight, bias)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
         for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
             along = axis - len(held)
             y = y.narrow(along, 0, y.shape[along] - most + end)
-        return y
+        return lay_out_as(image, y)
 
 
-def _with_weight(layer: nn.Module, call: Call, weight: Tensor, image: Tensor) -> Tensor:
-    """Runs a layer with another weight in place of its own; raises ConversionError if it holds its own otherwise."""
-    name = "values.weight"
-    may_fit = call.module in CONVOLUTIONS.values()
-    if isinstance(layer, AnyConvolution):
-        name, may_fit = "weight", True
-    held = dict(layer.named_parameters()).get(name, torch.empty(0))
-    if not may_fit or held.shape != weight.shape:
-        raise ConversionError(
-            f"the weight of a {call.module.__name__} is computed since it was converted; convert the network again"
-        )
-    return functional_call(layer, {name: weight}, (image,))
+def _attend(
+    layer: nn.Module, call: Call, image: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Runs a layer in place of a call, on the weight and the bias of the call."""
+    given = {"weight": weight, "bias": bias}
+    if isinstance(layer, RelativeAttention):
+        values = layer.values
+        if values.kernel_size is None:
+            weight = maps_of(weight, call.module, call.options["groups"])
+        given = {"values.weight": weight, "bias": bias}
+    elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:
+        given = {}
+    held = dict(layer.named_parameters())
+    changed = {name: tensor for name, tensor in given.items() if held.get(name) is not tensor}
+    return functional_call(layer, changed, (image,)) if changed else layer(image)
 
 
 # --- Seen while a network runs ----------------------------------------------------------------------------------------
@@ -333,7 +424,8 @@ class Recorder(TorchFunctionMode):
         self._stack.append((name, module))
         self.runs.setdefault(name, []).append([])
         is_sized = len(positional) > 1 or named.get("output_size")
-        if is_sized and type(module) in TRANSPOSED_CONVOLUTIONS.values():
+        kind = parametrize.type_before_parametrizations(module)
+        if is_sized and kind in TRANSPOSED_CONVOLUTIONS.values():
             self.sized.add(name)
 
     def _end(self, module: nn.Module, *_: Any) -> None:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize, prune
 
 from convattn.convert.calls import Call, Recorder, SeenCall, record_calls
 from convattn.convert.certificate import LeftAlone
-from convattn.convert.network_runs import Arguments, copy_network
+from convattn.convert.network_runs import Arguments
 from convattn.convert.surgery import matches, names_by_module, patterns
 from convattn.convert.taps import (
     ATTENDS_ALREADY,
@@ -69,9 +68,6 @@ class NetworkConvolution:
 
     names: tuple[str, ...]  # Names of the module in the network, the first one first
     conv: Any  # A convolution of torch; it may share memory with the module
-    # The module's own parameter, if it is the kernel; None if the kernel is computed
-    weight: nn.Parameter | None = None
-    bias_is_own: bool = True  # Whether the bias is the module's parameter itself, or missing
     notes: tuple[str, ...] = ()  # What changes by the conversion
     call: Call | None = None  # The call, if the module calls it as a function
     number: int = 0  # Which of the module's calls it is, from 0
@@ -236,7 +232,7 @@ def _read(
         if reason is not None:
             raise UnsupportedModelError(reason)
         convolutions = _read_calls(module, names, recorders[0].runs[names[0]][0], is_sized)
-    hooks = tuple(_hook_notes(module))
+    hooks = tuple(_hook_notes(module, is_kept=plain is None))
     return [replace(one, notes=(*one.notes, *hooks)) for one in convolutions]
 
 
@@ -287,9 +283,7 @@ def _read_calls(
         notes = ()
         if call.weight is None:
             conv.weight.requires_grad_(any(part.requires_grad for part in module.parameters()))
-            notes = (
-                "its weight is computed; the present value was converted, and learns by itself",
-            )
+            notes = ("its weight is computed in each call, as before",)
         conv.train(module.training)
         reason = why_unsupported(conv)
         if reason is not None:
@@ -298,8 +292,6 @@ def _read_calls(
             NetworkConvolution(
                 names=tuple(names),
                 conv=conv,
-                weight=module._parameters.get(call.weight or ""),
-                bias_is_own=not call.has_bias or call.bias is not None,
                 notes=notes,
                 call=call,
                 number=number,
@@ -315,79 +307,37 @@ def _ending_anywhere(call: Call) -> Call:
     return replace(call, options={**call.options, "output_padding": longest})
 
 
-def _hook_notes(module: nn.Module) -> list[str]:
-    """Says what happens to a module's hooks."""
-    own = parametrize.is_parametrized(module)
-    others = bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
-    for hook in module._forward_pre_hooks.values():
-        if is_own_hook(hook):
-            own = True
-        else:
-            others = True
+def _hook_notes(module: nn.Module, *, is_kept: bool) -> list[str]:
+    """Says what happens to a module's hooks; all stay on a module that is itself kept."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    hooks += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
     notes = []
-    if others:
+    if not all(map(is_own_hook, hooks)):
         notes.append("its hooks were kept and are called with the attention layer")
-    on_state = any(hooks for name, hooks in vars(module).items() if "state_dict" in name)
-    if on_state and not own:
+    if not is_kept and any(hooks for name, hooks in vars(module).items() if "state_dict" in name):
         notes.append("its hooks on loading and saving were not kept")
     return notes
 
 
 def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution | None:
-    """Reads a convolution of torch, with any parametrisation; None if it may compute something else."""
-    kind = parametrize.type_before_parametrizations(module)
+    """Reads a convolution of torch; None if it may compute something else, or if its weight is computed."""
+    kind = type(module)
     base: Any = next(known for known in SUPPORTED_CONVOLUTIONS if issubclass(kind, known))
     used = {*dir(base(1, 1, 1, device="meta")), "__getattribute__"}
     for part in kind.__mro__:
         if part not in base.__mro__ and used & vars(part).keys() - _HARMLESS:
             return None
-    computed, working = _with_computed(module)
-    expected = {"weight", "bias", "parametrizations"}
-    for name in {*working._parameters, *working._buffers, *working._modules} - expected:
-        if not name.startswith(tuple(f"{tensor}_" for tensor in computed)):
-            return None
-    missing = {"weight", "bias"} - {*computed, *working._parameters}
-    if missing or replaced_methods(module):
+    held = {*module._parameters, *module._buffers, *module._modules}
+    if held != {"weight", "bias"} or replaced_methods(module):
         return None
-    conv = _build_plain(base, working)
+    conv = _build_plain(base, module)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
-    if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(working, padded):
+    if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(module, padded):
         return None
     reason = why_unsupported(conv)
     if reason is not None:
         raise UnsupportedModelError(reason)
-    notes = [
-        f"its {tensor} is computed by {how}; its present value was converted"
-        for tensor, how in computed.items()
-    ]
-    return NetworkConvolution(
-        names=tuple(names),
-        conv=conv,
-        weight=module._parameters["weight"] if "weight" not in computed else None,
-        bias_is_own="bias" not in computed,
-        notes=tuple(notes),
-    )
-
-
-def _with_computed(module: nn.Module) -> tuple[dict[str, str], nn.Module]:
-    """Returns which tensors are computed and by what, and a module that holds their values; itself if none are."""
-    own: list[Any] = [hook for hook in module._forward_pre_hooks.values() if is_own_hook(hook)]
-    if not own and not parametrize.is_parametrized(module):
-        return {}, module
-    computed: dict[str, str] = {}
-    with torch.enable_grad():  # else a computed weight would come back as one that does not learn
-        working = copy_network(module).eval()  # a spectral norm in training would take another step
-        if parametrize.is_parametrized(working):
-            for name, steps in working.parametrizations.items():  # type: ignore[union-attr, operator]
-                kinds = [type(step).__name__.removeprefix("_") for step in steps]
-                computed[name] = " and ".join(kinds)
-        for hook in own:
-            hook(working, ())
-            if isinstance(hook, prune.BasePruningMethod):
-                computed[hook._tensor_name] = "pruning"
-            else:
-                computed[hook.name] = type(hook).__name__
-    return computed, working
+    return NetworkConvolution(names=tuple(names), conv=conv)
 
 
 def _require_plain(**tensors: Tensor | None) -> None:
@@ -400,16 +350,15 @@ def _require_plain(**tensors: Tensor | None) -> None:
             raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
 
 
-def _build_plain(base: type[nn.Module], working: nn.Module) -> AnyConvolution:
+def _build_plain(base: type[nn.Module], module: nn.Module) -> AnyConvolution:
     """Builds the plain convolution around the tensors of another."""
-    options = {name: getattr(working, name) for name in (*OPTIONS, "padding_mode")}
+    options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
     if not options["in_channels"] or not options["out_channels"]:
         raise UnsupportedModelError("it has no channels")
     if base in TRANSPOSED_CONVOLUTIONS.values():
-        options["output_padding"] = working.output_padding
+        options["output_padding"] = module.output_padding
     conv: Any = base(**options, bias=False, device="meta")
-    with torch.enable_grad():
-        weight: Any = working.weight
-        bias: Any = working.bias
+    weight: Any = module.weight
+    bias: Any = module.bias
     _require_plain(weight=weight, bias=bias)
-    return put_tensors(conv, weight, bias).train(working.training)
+    return put_tensors(conv, weight, bias).train(module.training)

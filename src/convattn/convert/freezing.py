@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from convattn.convert.calls import with_present_weights
 from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
 from convattn.convert.surgery import first_change, graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
@@ -60,7 +61,7 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
     shapes = input_shapes(model, arguments, _freezable(model))
     if not shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
-    copied = copy_network(model).eval()
+    copied = copy_network(with_present_weights(model, arguments)).eval()
     places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
     for name in shapes:

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from convattn.convert.calls import AttendedCalls, Call, attended, original_place
+from convattn.convert.calls import (
+    AttendedCalls,
+    Call,
+    attended,
+    original_place,
+    with_present_weights,
+)
 from convattn.convert.certificate import (
     CLOSE,
     Certificate,
@@ -33,7 +39,7 @@ from convattn.convert.network_runs import (
     watch_paths,
 )
 from convattn.convert.surgery import graft, names_by_module, require_network
-from convattn.convert.taps import AnyConvolution
+from convattn.convert.taps import CONVOLUTIONS, AnyConvolution, maps_of
 from convattn.convert.to_attention import conv_to_attention
 from convattn.convert.to_conv import attention_to_conv, require_options
 from convattn.errors import (
@@ -151,23 +157,20 @@ def with_attention(
     weights: dict[Any, nn.Parameter] = {}
     certificates = []
     for convolution in convolutions:
-        old = result.get_submodule(convolution.name)
+        old: Any = result.get_submodule(convolution.name)
         layer, certificate = conv_to_attention(convolution.conv, **options)
-        call = convolution.call
-        bias = old._parameters.get("bias" if call is None else call.bias or "")
-        if convolution.bias_is_own:
-            layer.bias = bias
-        if convolution.weight is not None and isinstance(layer.values, MergedValues):
-            key = (convolution.weight, convolution.layout)
-            own = layer.values.weight
-            if call is not None and own.shape == convolution.weight.shape:
-                own = old.get_parameter(call.weight or "")
-            layer.values.weight = weights.setdefault(key, own)
         layer.train(old.training)
-        if call is None:
-            replaced[old] = layer
+        if convolution.call is not None:
+            calling.setdefault(old, []).append((convolution.call, layer))
         else:
-            calling.setdefault(old, []).append((call, layer))
+            layer.bias = old.bias
+            if isinstance(layer.values, MergedValues):
+                is_kernel = (
+                    layer.values.kernel_size is not None and type(old) in CONVOLUTIONS.values()
+                )
+                own = old.weight if is_kernel else layer.values.weight
+                layer.values.weight = weights.setdefault((old.weight, convolution.layout), own)
+            replaced[old] = layer
         certificates.append(certificate)
     return graft(result, {**replaced, **attended(calling)}), certificates
 
@@ -252,16 +255,26 @@ def network_to_conv(
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
+    present = model
     if arguments is not None:
+        present = with_present_weights(model, arguments)
         names = [named[layer][0] for layer in selected]
         sizes = _largest_sizes(input_shapes(model, arguments.batches(1)[0], names))
+    computed: dict[nn.Module, Call] = {}
+    for module in model.modules():
+        if isinstance(module, AttendedCalls):
+            computed |= module.computed()
     converted: dict[RelativeAttention, _Converted] = {}
     for layer in selected:
         name = named[layer][0]
         try:
-            converted[layer] = _convert_layer(
-                layer, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
+            own: Any = present.get_submodule(name)
+            conv, own_certificate = _convert_layer(
+                own, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
             )
+            if layer in computed:
+                _require_call(conv, own, computed[layer])
+            converted[layer] = (conv, own_certificate)
         except ConvAttnError as error:
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
@@ -325,6 +338,18 @@ def _convert_layer(
         if certificate.any_size:
             return conv, certificate
     return attention_to_conv(layer, spatial=sizes, **options)
+
+
+def _require_call(conv: nn.Module, layer: RelativeAttention, call: Call) -> None:
+    """Raises unless a convolution is that of a call, whose weight the module around it computes."""
+    is_same = isinstance(conv, AnyConvolution) and type(conv) is call.module
+    if is_same:
+        maps = maps_of(conv.weight, call.module, conv.groups)
+        is_same = torch.equal(maps, layer.values.maps())
+    if not is_same:
+        raise ConversionError(
+            "its weight is computed in each call: it comes back with heads fixed on the taps alone"
+        )
 
 
 def _put_convolutions(

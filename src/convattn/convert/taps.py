@@ -24,6 +24,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
+from convattn.layers.relative import lay_out_as
 from convattn.wording import counted
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -91,13 +92,11 @@ def read_taps(conv: nn.Module) -> Taps:
     if reason is not None:
         raise UnsupportedModelError(f"cannot convert {type(conv).__name__}: {reason}")
     dims = SUPPORTED_CONVOLUTIONS[type(conv)]
-    weight: Tensor = conv.weight.detach().flatten(2)  # type: ignore[union-attr, operator]
     options = {
         "kernel_size": conv.kernel_size,
         "dilation": conv.dilation,
         "padding_mode": conv.padding_mode,
     }
-    groups: int = conv.groups  # type: ignore[assignment]
     if isinstance(conv, TransposedConvolution):
         padding = []  # with which a plain convolution of the dilated input equals the transposed one
         sizes = zip(conv.kernel_size, conv.dilation, conv.padding, conv.output_padding, strict=True)
@@ -105,12 +104,22 @@ def read_taps(conv: nn.Module) -> Taps:
             before = step * (taps - 1) - int(pixels)
             padding.append((before, before + extra))
         geometry = Geometry.parse(dims, padding=padding, input_dilation=conv.stride, **options)  # type: ignore[arg-type]
-        maps = rearrange(weight.flip(-1), "(groups i) o taps -> taps (groups o) i", groups=groups)
     else:
         geometry = Geometry.parse(dims, padding=conv.padding, stride=conv.stride, **options)  # type: ignore[arg-type]
-        maps = rearrange(weight, "o i taps -> taps o i")
+    groups: int = conv.groups  # type: ignore[assignment]
+    maps = maps_of(conv.weight.detach(), type(conv), groups)  # type: ignore[union-attr, operator, arg-type]
     bias = None if conv.bias is None else conv.bias.detach().clone()  # type: ignore[union-attr, operator]
     return Taps(geometry, geometry.taps(), maps.clone(), bias, conv.in_channels, groups)  # type: ignore[arg-type]
+
+
+def maps_of(
+    weight: Tensor, kind: type[AnyConvolution], groups: int
+) -> Float[Tensor, "taps outputs channels"]:
+    """Arranges the weight of a kind of convolution as a matrix for each tap."""
+    if kind in TRANSPOSED_CONVOLUTIONS.values():
+        flipped = weight.flatten(2).flip(-1)
+        return rearrange(flipped, "(groups i) o taps -> taps (groups o) i", groups=groups)
+    return rearrange(weight.flatten(2), "o i taps -> taps o i")
 
 
 def why_unsupported(conv: nn.Module) -> str | None:
@@ -256,7 +265,7 @@ def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:
     if x.ndim < conv.weight.ndim:  # a single image
         return summed_otherwise(conv, x[None])[0]
     if prod(conv.kernel_size) <= _MANY_TAPS:
-        return tap_by_tap(read_taps(conv), x)
+        return lay_out_as(x, tap_by_tap(read_taps(conv), x))
     return conv(rounded_differently(x, seed=0))
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import torch
 from einops import reduce
 from torch import nn
+from torch._prims_common import suggest_memory_format
 
 from convattn.convert.certificate import Certificate
 from convattn.convert.layer_check import Promise, attention_leak, attention_rounding, certify_layer
@@ -65,6 +66,7 @@ def conv_to_attention(
         ):  # centres anew, because the layer's dtype may be too narrow for them
             layer.encoding = _encoding(taps, sharpness)
     _let_learn(layer, conv)
+    layer.to(memory_format=suggest_memory_format(conv.weight))
     layer.train(conv.training)
     return layer, certify_attention(conv, taps, layer, attention_leak(layer))
 

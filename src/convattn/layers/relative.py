@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, fx, nn
 
@@ -108,17 +109,28 @@ class ConvolutionLike(nn.Module, ABC):
             ArgumentError: The dtype of x is not that of the weights, or `torch.fx` traces the layer alone.
         """
         if isinstance(input, fx.Proxy):
-            return self._node(input)
+            return leaf_node(self, input)
         x = self.batch_of(input)
         return self._run(x) if x is input else self._run(x)[0]
 
-    def _node(self, x: fx.Proxy) -> Any:
-        """Calls the layer in a graph of `torch.fx`, where it stays whole, as torch's own layers do."""
-        tracer: Any = x.tracer
-        name = tracer.path_of_module(self)
-        if not name:
-            raise ArgumentError("torch.fx cannot trace a layer alone: trace nn.Sequential(layer)")
-        return tracer.create_proxy("call_module", name, (x,), {})
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Adds a parameter, as torch does when one is assigned; a weight becomes that of `values`.
+
+        Raises:
+            ArgumentError: It is a weight that `values` do not hold in this form, or one that computes the weight.
+        """
+        values = self._modules.get("values")
+        if not name.startswith("weight") or values is None:
+            super().register_parameter(name, param)
+            return
+        held = values._parameters.get("weight")
+        if name != "weight" or param is None or held is None or held.shape != param.shape:
+            raise ArgumentError(
+                f"{type(self).__name__} has no parameter {name!r}: its weight is that of `layer.values`, so prune or"
+                " normalise `layer.values`, as by prune.l1_unstructured(layer.values, 'weight', 0.5), and fuse before"
+                " you convert"
+            )
+        values.register_parameter(name, param)
 
     def batch_of(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.ConvNd calls it
         """Returns the images of a call with these arguments; a single image becomes a batch of one."""
@@ -179,7 +191,10 @@ class ConvolutionLike(nn.Module, ABC):
         """
         before, after = zip(*self.geometry.padding, strict=True)
         if self.geometry.spreads or before != after or not self._is_convolution():
-            raise AttributeError("padding")
+            raise AttributeError(
+                "this layer has no `padding`, because it is no convolution that a program could fuse: read"
+                " layer.geometry.padding, or make it one by network_to_conv"
+            )
         return before
 
     def _is_convolution(self) -> bool:
@@ -543,9 +558,12 @@ class RelativeAttention(ConvolutionLike, ABC):
         kernel = state_dict.get(prefix + "weight")
         fixed = self.encoding.fixed_displacements is not None
         elsewhere = fixed and not _is_window(self.encoding, self.geometry)
-        apart = elsewhere or self.geometry.spreads
-        if kernel is not None and isinstance(values, MergedValues) and not apart:
+        if kernel is not None and isinstance(values, MergedValues) and not elsewhere:
             maps = kernel.flatten(2).movedim(-1, 0)
+            if self.geometry.spreads:  # a transposed convolution's
+                maps = rearrange(
+                    maps.flip(0), "taps (groups i) o -> taps (groups o) i", groups=self.groups
+                )
             if kernel.shape[2:] == self.kernel_size and maps.shape == values.maps().shape:
                 state_dict[prefix + "values.weight"] = values.held(maps).contiguous()
                 del state_dict[prefix + "weight"]
@@ -626,6 +644,16 @@ class RelativeAttention3d(RelativeAttention):
     """
 
     dims = 3
+
+
+def leaf_node(module: nn.Module, *positional: Any, **named: Any) -> Any:
+    """Calls a module in a graph of `torch.fx`, where it stays whole, as torch's own layers do."""
+    every = (*positional, *named.values())
+    tracer: Any = next(value.tracer for value in every if isinstance(value, fx.Proxy))
+    name = tracer.path_of_module(module)
+    if not name:
+        raise ArgumentError("torch.fx cannot trace a layer alone: trace nn.Sequential(layer)")
+    return tracer.create_proxy("call_module", name, positional, named)
 
 
 def layer_sizes(
@@ -737,12 +765,22 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images."""
-    last = _CHANNELS_LAST.get(x.ndim)
-    # of one channel, or one pixel, both layouts are contiguous, and strides tell which was meant
-    beside = (x.stride(1), x.stride(-1)) == (1, x.shape[1])
-    if last is None or not beside or not x.is_contiguous(memory_format=last):
-        return y.contiguous()
-    return y.contiguous(memory_format=last)
+    layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
+    y = y.contiguous(memory_format=layout)
+    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
+    return y.clone(memory_format=layout) if 1 in y.shape[1:] else y
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    """Tells whether torch takes channels of images for last: by strides, which parts of images have, too."""
+    channels, *spatial = zip(fixed_sizes(x.shape[1:]), x.stride()[1:], strict=True)
+    least = 0
+    for size, step in (channels, *reversed(spatial)):
+        if step < least:
+            return False
+        least = step * size
+    is_last = x.stride(1) not in (0, least) and x.stride(0) >= least
+    return is_last and x.ndim in _CHANNELS_LAST
 
 
 def require_images(

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from convattn.errors import UnsupportedModelError
 from convattn.functional import HeadMaps
 
 
@@ -49,7 +50,11 @@ class MergedValues(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
     def forward(self) -> Float[Tensor, "..."]:
-        """Returns the matrices as they are held."""
+        """Returns the matrices as they are held; UnsupportedModelError if a module computes them in each call."""
+        if self.weight is None:
+            raise UnsupportedModelError(
+                "the weight of this layer is computed in each call of the module around it, and exists in it alone"
+            )
         return self.weight
 
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:

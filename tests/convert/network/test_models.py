@@ -12,8 +12,8 @@ from tests.convert.network.network_cases import (
 from torch import nn
 
 from convattn import load_network, network_to_attention, network_to_conv, save_network
-from convattn.convert import conv_to_attention
 from convattn.convert.calls import AttendedCalls
+from convattn.convert.network import with_attention
 from convattn.errors import UnsupportedModelError
 from evidence.sweep.randomise import randomise
 from evidence.sweep.subjects import Built
@@ -22,17 +22,17 @@ timm = pytest.importorskip("timm")
 torchvision = pytest.importorskip("torchvision")
 transformers = pytest.importorskip("transformers")
 
-FROZEN = "its weight is computed; the present value was converted, and learns by itself"
+COMPUTED = "its weight is computed in each call, as before"
 TIMM = {
     "test_resnet": set(),
     "test_convnext": set(),
     "test_byobnet": set(),
     "test_coatnet": set(),
-    "test_nfnet": {FROZEN},
+    "test_nfnet": {COMPUTED},
     "mixnet_s": set(),  # kernels of several sizes side by side
     "tf_mobilenetv3_small_minimal_100": set(),  # pads by the size of the image
     "edgenext_xx_small": set(),  # asks a convolution for the dtype of its weight
-    "vit_tiny_r_s16_p8_224": {FROZEN},  # asks for nothing, standardises and pads
+    "vit_tiny_r_s16_p8_224": {COMPUTED},  # asks for nothing, standardises and pads
 }
 SIZES = {"test_coatnet": 160, "vit_tiny_r_s16_p8_224": 224}
 """Networks that take images of one size only; the others are run on smaller ones than their own."""
@@ -77,14 +77,13 @@ def test_timm(name, notes):
 
 
 def test_a_network_with_a_wrong_weight_fails_its_certificate(monkeypatch):
-    def convert(conv, **options):
-        layer, certificate = conv_to_attention(conv, **options)
-        if conv.in_channels == 3:
-            with torch.no_grad():
-                layer.values.weight[2, 1, 1, 1] *= 1.01
-        return layer, certificate
+    def convert(*arguments, **options):
+        made, certificates = with_attention(*arguments, **options)
+        with torch.no_grad():
+            made.conv1[0].values.weight[2, 1, 1, 1] *= 1.01
+        return made, certificates
 
-    monkeypatch.setattr("convattn.convert.network.conv_to_attention", convert)
+    monkeypatch.setattr("convattn.convert.network.with_attention", convert)
     built = Built(timm.create_model("test_resnet", num_classes=11), (images(1, 3, 64, 64),))
     randomise(built)
     certificate = network_to_attention(built.network, images=built.arguments)[1]
@@ -113,7 +112,7 @@ def test_every_subclass_of_timm(kind, stride, sizes):
     assert certificate.reference == "float64"
     assert isinstance(made[0], AttendedCalls)
     assert bool(certificate.layers[0].notes) == kind.startswith(("Std", "Scaled"))
-    assert made[0].layers[0].weight.shape == made[0].weight.shape == (6, 4, 3, 3)
+    assert made[0].weight.shape == (6, 4, 3, 3)
 
 
 def encodec():

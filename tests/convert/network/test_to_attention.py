@@ -141,35 +141,32 @@ def test_hooks_are_kept_and_called_with_the_layer():
     assert seen == ["RelativeAttention2d", "backward"]
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("wrap", "how"),
+    "wrap",
     [
-        (parametrizations.spectral_norm, "SpectralNorm"),
-        (parametrizations.weight_norm, "WeightNorm"),
-        (partial(prune.random_unstructured, name="weight", amount=0.5), "pruning"),
-        (nn.utils.spectral_norm, "SpectralNorm"),
-        (nn.utils.weight_norm, "WeightNorm"),
+        parametrizations.spectral_norm,
+        parametrizations.weight_norm,
+        partial(prune.random_unstructured, name="weight", amount=0.5),
+        nn.utils.spectral_norm,
+        nn.utils.weight_norm,
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-def test_a_computed_weight_is_converted_as_it_is(wrap, how, training):
+def test_a_computed_weight_is_computed_as_before(wrap):
+    """A new spectral norm takes steps in training: there the weight of before would be far too large."""
     torch.manual_seed(0)
-    network = nn.Sequential(wrap(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Conv2d(4, 5, 1)).train(training)
+    network = nn.Sequential(wrap(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Conv2d(4, 5, 1))
     before = fingerprint(network)
     x = images(2, 3, 7, 9)
     made, certificate = network_to_attention(network, images=x)
     assert_unchanged(network, before)
     assert certificate.passed
-    assert certificate.layers[0].notes == (
-        f"its weight is computed by {how}; its present value was converted",
-    )
-    assert certificate.layers[1].notes == ()
-    assert type(made[0]) is RelativeAttention2d
-    assert made[0].training is training
-    assert made[0].values.weight.requires_grad
-    assert not made[0]._forward_pre_hooks
-    assert made(x).requires_grad
+    notes = [layer.notes for layer in certificate.layers]
+    assert notes == [("its weight is computed in each call, as before",), ()]
+    for _ in range(3):
+        assert torch.equal(made(x), network(x))
+    made(x).sum().backward()
+    assert [name for name, one in made.named_parameters() if one.grad is None] == []
 
 
 def test_a_subclass_that_overrides_nothing_is_converted():

@@ -91,9 +91,7 @@ def test_a_parametrisation_that_is_not_torchs_own_is_converted_by_what_it_comput
     made, certificate = network_to_attention(network, images=x)
     assert certificate.passed
     assert torch.equal(made[0].weight, network[0].weight)
-    assert certificate.layers[0].notes == (
-        "its weight is computed by Symmetric; its present value was converted",
-    )
+    assert certificate.layers[0].notes == ("its weight is computed in each call, as before",)
 
 
 def statically_quantised(network, x):
