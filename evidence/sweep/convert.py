@@ -32,9 +32,6 @@ PARTS = {
 }
 """What the functions of a conversion do: find what to convert, make and certify layers, or compare whole networks."""
 
-STARTS = {"back": "auto", "step": "back"}
-"""What must have been made before a way is gone."""
-
 _SEED = 0
 
 
@@ -63,7 +60,7 @@ def convert_family(place: str, family: str, code: str | None = None) -> dict[str
     paths: dict[str, dict[str, Any]] = {}
     made: dict[str, nn.Module] = {}
     for way in own_home.ways:
-        if way in STARTS and STARTS[way] not in made:
+        if way in ("back", "step") and "auto" not in made:
             continue  # it was refused
         with _processor_seconds() as seconds:
             path = _convert(built, way, made)
@@ -86,7 +83,7 @@ def _convert(built: Built, way: str, networks: dict[str, nn.Module]) -> dict[str
     images = built.arguments
     try:
         if way == "step":
-            return train_beside(built, networks["auto"], networks["back"])
+            return train_beside(built, networks["auto"])
         if way == "back":
             made, certificate = network_to_conv(networks["auto"], images=images)
         else:
