@@ -5,8 +5,10 @@ A row is `{"network": "module:Class", "options": {…}, "arguments": […], "fol
 - `network` is built with the options. An option that is such an object itself is built first; without its own options
   it is what the name stands for, as a class.
 - `arguments` are a list, or an object of named ones. A list of sizes is a standard normal tensor,
-  `{"below": 10, "sizes": [1, 7]}` are random whole numbers from 0 to 9, and all else is given as it is.
+  `{"uniform": [1, 3, 64, 64]}` is one in [0, 1), `{"below": 10, "sizes": [1, 7]}` are random whole numbers from 0 to
+  9, and all else is given as it is.
 - `folder` is the repository, in the folder of code, from which the network is imported; by default it is that folder.
+- `model` and `remark` are what the record calls it and says of it.
 """
 
 import json
@@ -44,12 +46,12 @@ def listed(name: str, file: Path, ways: Sequence[str] = WAYS, code: Path | None 
 
     def subject(family: str) -> Subject:
         row = rows[family]
-        remark = ""
+        remark = row.get("remark", "")
         if code is not None:
             folder = code / row.get("folder", "")
             sys.path.insert(0, str(folder))
             remark = f"code at revision {find_revision(folder) or 'unknown'}"
-        return Subject(family, partial(_build, row), remark)
+        return Subject(row.get("model", family), partial(_build, row), remark)
 
     packages = {re.split(r"\W", row["network"])[0] for row in rows.values()}
     return Home(name, tuple(sorted(packages)), partial(list, rows), subject, tuple(ways))
@@ -84,6 +86,8 @@ def _drawn(item: Any, generator: torch.Generator) -> Any:
     """Draws an argument of a network."""
     if isinstance(item, list):
         return torch.randn(item, generator=generator)
+    if isinstance(item, Mapping) and "uniform" in item:
+        return torch.rand(item["uniform"], generator=generator)
     if isinstance(item, Mapping):
         return torch.randint(item["below"], item["sizes"], generator=generator)
     return item
