@@ -122,15 +122,15 @@ def top1(ways: Sequence[Line]) -> tuple[int, int]:
 def table(networks: Sequence[Line]) -> str:
     """Tabulates networks, one row each."""
     heads = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
-    heads += ["error ÷ budget, separable", "planned", "back", "budget ÷ largest"]
-    heads += ["s, separable", "planned", "back", "left alone", "outcome"]
+    heads += ["error ÷ budget, separable", "planned", "back", "trained", "budget ÷ largest"]
+    heads += ["s, separable", "planned", "back", "trained", "left alone", "outcome"]
     return markdown_table(heads, map(_row, networks))
 
 
 def _row(line: Line) -> list[str]:
     """Words one network; what was not measured is a dash."""
     paths = line.get("paths", {})
-    ways = [paths.get(way, {}) for way in ("separable", "auto", "back")]
+    ways = [paths.get(way, {}) for way in ("separable", "auto", "back", "step")]
     cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
     cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
     one = next((path for path in paths.values() if "layers" in path), None)
