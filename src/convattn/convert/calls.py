@@ -24,8 +24,8 @@ from convattn.convert.network_runs import (
     SEED,
     Arguments,
     copy_network,
-    parts_of_attention,
     run_copy,
+    unwatched_modules,
 )
 from convattn.convert.taps import (
     CONVOLUTIONS,
@@ -352,9 +352,9 @@ class _ByLayers(TorchFunctionMode):
         y = _attend(self._owner.layers[place], call, image, weight, bias)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
-        for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
-            along = axis - len(held)
-            y = y.narrow(along, 0, y.shape[along] - most + end)
+        for axis, (most, end) in enumerate(zip(held, wanted, strict=True), -len(held)):
+            if end < most:
+                y = y.narrow(axis, 0, y.shape[axis] - most + end)
         return lay_out_as(image, y)
 
 
@@ -418,7 +418,7 @@ class Recorder(TorchFunctionMode):
 
     def watch(self, network: nn.Module) -> nn.Module:
         """Sets hooks in a network, and returns it."""
-        inner = parts_of_attention(network)
+        inner = unwatched_modules(network)
         for name, module in network.named_modules():
             if module not in inner:
                 begin = partial(self._begin, name)

@@ -28,7 +28,7 @@ from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
 from convattn.structure import full_name, is_own_hook, replaced_methods
-from convattn.wording import ITSELF, counted, first_few
+from convattn.wording import counted
 
 _REFUSED: dict[str, str] = {
     "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
@@ -94,10 +94,13 @@ def find_convolutions(
     """
     every = names_by_module(model)
     refusals = {}
-    for module in every:
+    scripted: tuple[str, ...] = ()
+    for module, names in every.items():
         reason = why_refused(module)
-        if reason is not None:
+        if reason is not None and not names[0].startswith(scripted):
             refusals[module] = reason
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted += (f"{names[0]}.",)
     refused_names = {module: every[module] for module in refusals}
     selected, _ = select_modules(refused_names, None, include, exclude)
     recorders = [] if selected else record_calls(model, arguments)
@@ -118,14 +121,13 @@ def find_convolutions(
             convolutions += _read(module, every, recorders)
         except UnsupportedModelError as error:
             ran = any(name in recorder.runs for recorder in recorders)
-            if module in refusals or (isinstance(module, _ConvNd) and ran):
-                refused.append(f"  {name or ITSELF} ({kind}): {error}")
-            else:
-                left.append(LeftAlone(name, kind, str(error)))
+            is_refused = module in refusals or (isinstance(module, _ConvNd) and ran)
+            (refused if is_refused else left).append(LeftAlone(name, kind, str(error)))
     if refused:
+        lines = [f"\n  {line}" for line in LeftAlone.in_words(refused)]
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
-            " `exclude`, or replace them:\n" + "\n".join(first_few(refused))
+            f" `exclude`, or replace them:{''.join(lines)}"
         )
     left += _other_operations(model, recorders, left)
     if not convolutions:

@@ -50,6 +50,7 @@ from convattn.errors import (
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
+from convattn.wording import some
 
 _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 """A convolution, and the certificate of its conversion."""
@@ -195,7 +196,7 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
         place = places.get(name, nn.Module())
         if len(after.intersection(place.parameters())) < len(shared):
             lost.append(name)
-    return [f"it no longer shares weights with {', '.join(lost)}"] if lost else []
+    return [f"it no longer shares weights with {some(lost)}"] if lost else []
 
 
 def network_to_conv(

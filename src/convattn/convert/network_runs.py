@@ -517,10 +517,12 @@ def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def parts_of_attention(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules inside attention layers, which are read, and not called."""
+def unwatched_modules(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules that take no hooks: scripted ones, and those of attention layers, which these read."""
     inner = set[nn.Module]()
     for module in network.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            inner.add(module)
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
     return inner
@@ -554,7 +556,7 @@ def layer_outputs(
         makers.setdefault(id(first), []).append(name)
         alive.append(first)
 
-    inner = parts_of_attention(network)
+    inner = unwatched_modules(network)
     hooks = []
     for name, part in network.named_modules():
         if name and part not in inner:
