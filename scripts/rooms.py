@@ -20,10 +20,10 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 ROOT = "root files"
 BUDGETS = {
     ROOT: 11_900,
-    "encodings": 7_800,
+    "encodings": 8_200,
     "functional": 30_500,
     "layers": 10_300,
-    "convert": 34_500,
+    "convert": 34_100,
     "models": 3_000,
     "networks": 11_500,
     "heads": 38_000,

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 
 from convattn.convert import attention_to_conv, conv_to_attention
 from convattn.functional import separable
-from convattn.functional.plan import SLOWNESS
 from convattn.testing.contracts import stir
 
 SIZES = [10 ** (-half / 2) for half in range(14, 3, -1)]  # 1e-7, 3.2e-7, …, 1e-2
@@ -103,7 +102,7 @@ class Planted:
         fault = Fault(self.path, self.what, self.case, self.place, self.wrong(size))
         with pytest.MonkeyPatch.context() as patch:
             if self.path == "values":
-                patch.setitem(SLOWNESS, "own channels", 0)
+                patch.setattr(separable, "OWN_CHANNELS", 0)
             if fault.in_tiles:
                 patch.setattr(separable, "SMALL_BYTES", -1)
             if size:
@@ -135,11 +134,18 @@ class Planted:
 FAULTS = [
     Planted(path, what, case, f"{module}:{name}", wrong)
     for path, what, case, module, name, wrong in [
-        ("reference", "softmax leaks", REFERENCE, "layers.paths", "attention_weights", leak),
-        ("reference", "W_h off", REFERENCE, "layers.paths", "attend", argument_off(2)),
+        (
+            "reference",
+            "softmax leaks",
+            REFERENCE,
+            "functional.definition",
+            "attention_weights",
+            leak,
+        ),
+        ("reference", "W_h off", REFERENCE, "functional.definition", "attend", argument_off(2)),
         ("separable", "softmax leaks", SEPARABLE, "functional.plan", "position_weights", leak),
         ("separable", "W_h off", SEPARABLE, "functional.tiles", "add_heads", argument_off(2)),
-        ("dense", "weights off", DENSE, "functional.plan", "position_weights", result_off),
+        ("dense", "weights off", DENSE, "functional.dense", "position_weights", result_off),
         ("dense", "row off", DENSE, "functional.tiles", "_Product.forward", border_row_off),
         ("fourier", "kernels off", FOURIER, "functional.fourier", "_place", result_off),
         ("content", "softmax leaks", MASKED, "functional.fused", "normal_weights_", leak),
@@ -147,7 +153,7 @@ FAULTS = [
             "content",
             "position off",
             CONTENT,
-            "layers.content_scores",
+            "functional.content",
             "displacement_mask",
             lambda size: of_argument(2, each(off(size))),
         ),

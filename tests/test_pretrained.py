@@ -16,7 +16,7 @@ from convattn import load_network
 from convattn.data import CIFAR10_MEAN, CIFAR10_STD, load_samples, normalise
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads import read_heads
-from convattn.lab.head_trace import quadratic_encodings
+from convattn.lab.head_trace import shaped_encodings
 from convattn.networks.pretrained import PretrainedCard
 from convattn.sealed import read_sealed
 from convattn.structure import full_name
@@ -108,7 +108,7 @@ def test_network_does_what_its_card_says(folder):
 @every_folder
 def test_heads_of_the_folder_are_those_of_the_network(folder):
     network = load_network(folder)
-    encodings = quadratic_encodings(network)
+    encodings = shaped_encodings(network)
     assert (folder / "heads.parquet").is_file() is bool(encodings)
     if not encodings:
         return

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from convattn.budget import budget, roundings
-from convattn.convert import conv_to_attention, off_centre_mass
+from convattn.convert import conv_to_attention
 from convattn.convert.taps import AnyConvolution
+from convattn.encodings import off_centre_mass
 from convattn.lab.figures import COLOURS, figure_files
 from convattn.lab.tables import markdown_table
 from convattn.record import Record

@@ -15,7 +15,7 @@ from benchmarks.measure import ratios, time_rounds
 from convattn import load_network, network_to_attention, network_to_conv
 from convattn.convert.certificate import NetworkCertificate
 from convattn.data import ImageDataset, normalise
-from convattn.lab.head_trace import quadratic_encodings
+from convattn.lab.head_trace import shaped_encodings
 from convattn.layers import RelativeAttention
 from convattn.provenance import RunRecord
 
@@ -142,7 +142,7 @@ def fine_tuned(bench: Bench, runs: Path, seed: int) -> dict[str, Any]:
     )
     end = load_network(folders[1])
     moved, sharpness = [], []
-    for old, new in zip(quadratic_encodings(start), quadratic_encodings(end), strict=True):
+    for old, new in zip(shaped_encodings(start), shaped_encodings(end), strict=True):
         moved.append((new.centres - old.centres).norm(dim=1))
         sharpness.append(torch.as_tensor(new.sharpness))
     layers = [layer for layer in end.modules() if isinstance(layer, RelativeAttention)]

@@ -82,16 +82,20 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(file, path)
 
 
-def require_new_folder(path: str | os.PathLike[str], argument: str = "folder") -> Path:
+def require_new_folder(
+    path: str | os.PathLike[str], argument: str = "folder", *, may_be: str = ""
+) -> Path:
     """Returns the path of a folder to be made; raises ArgumentError unless it is empty, or absent and can be made.
 
-    The message names the argument in which the path came. The current folder is refused: replacing it would leave the
-    user's shell in a deleted one.
+    The message names the argument in which the path came, and what else it `may_be`, such as "a network, ". The current
+    folder is refused: replacing it would leave the user's shell in a deleted one.
     """
     path = as_path(path, argument)
     try:
         if path.is_dir() and any(path.iterdir()):
-            raise ArgumentError(f"{argument} must be new or empty, but {str(path)!r} is not empty")
+            raise ArgumentError(
+                f"{argument} must be {may_be}new or empty, but {str(path)!r} is not empty"
+            )
         if path.is_dir() and path.samefile("."):
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():

@@ -102,8 +102,8 @@ def may_replace(folder: str | os.PathLike[str], *, overwrite: bool) -> bool:
             " overwrite=True replaces it"
         )
     if not is_saved:
-        rule = " (only a saved network is overwritten)" if overwrite else ""
-        require_new_folder(folder, f"folder{rule}")
+        may_be = "a saved network, " if overwrite else ""
+        require_new_folder(folder, may_be=may_be)
     return is_saved
 
 

@@ -213,7 +213,7 @@ def test_wrong_arguments_are_named(without_type_checks):
         freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), None)
     with pytest.raises(
         ArgumentError,
-        match=r"but on the images given \(first batch: float32 of shape \(1, 4, 5, 7\)\) it raised",
+        match=r"but on the 1 image given \(first batch: float32 of shape \(1, 4, 5, 7\)\) it raised",
     ):
         freeze(RelativeAttention2d(3, 5, num_heads=2, encoding="quadratic"), images(1, 4, 5, 7))
 

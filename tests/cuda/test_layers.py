@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 
 from convattn.budget import LEAST_ROUNDINGS, assert_within_budget
 from convattn.encodings import Quadratic
-from convattn.functional.plan import SLOWNESS
+from convattn.functional import separable
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -84,7 +84,7 @@ def test_every_layer_keeps_its_contract(device, clause):
 
 @pytest.mark.parametrize("clause", ["output_is_attention_by_definition", "gradients"])
 def test_heads_that_mix_channels_of_their_own_keep_it(device, clause, monkeypatch):
-    monkeypatch.setitem(SLOWNESS, "own channels", 0)
+    monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
 
     def check(case):
         held = contract(case, device)

@@ -23,7 +23,8 @@ class TestEveryEncoding(FullEncodingContract):
 def test_unknown_encoding_is_refused_with_the_nearest_name():
     with pytest.raises(
         UnknownNameError,
-        match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: axial",
+        match=r"unknown encoding 'quadratik': did you mean 'quadratic'\? Known: axial.*, sinusoidal\. "
+        r"One of .* import the module .*, by convattn\.register_encoding\('quadratik', CLASS\)$",
     ):
         create_encoding("quadratik", 2, 2)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convattn.budget import assert_within_budget
-from convattn.functional import all_heads, separable_attention
+from convattn.functional import all_heads, separable_attention, workspace
 from convattn.functional import separable as weights_first
 
 HEADS = 3
@@ -67,7 +67,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
     values = inputs(queries, keys)
     monkeypatch.setattr(all_heads, "_ALIGNED", 1)
     monkeypatch.setattr(
-        all_heads, "_CACHE", images * 88 * HEADS * 4 * 2
+        workspace, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
     )  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
@@ -81,7 +81,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
 
 @every_size
 def test_gradients_are_summed_in_float32_whatever_the_default_dtype_is(queries, keys, monkeypatch):
-    monkeypatch.setattr(all_heads, "_CACHE", 1)
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
     leaves = [value.requires_grad_() for value in inputs(queries, keys, batch=300)]
     with torch.autocast("cpu", torch.bfloat16):
         y = attended(*leaves)
@@ -126,7 +126,7 @@ def test_gradients_can_be_differentiated_again(queries, keys):
 def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
     keys, maps, *weights = inputs((5, 7), (5, 7))
     maps.requires_grad_()
-    monkeypatch.setattr(all_heads._Means, "rows_backward", None)  # calling it would fail
+    monkeypatch.setattr(all_heads._Planes, "rows_backward", None)  # calling it would fail
     with torch.autocast("cpu", torch.bfloat16):
         attended(keys, maps, *weights).sum().backward()
     assert maps.grad is not None

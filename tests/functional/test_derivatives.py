@@ -6,8 +6,11 @@ from torch.autograd import forward_ad
 
 from convattn.functional import separable_attention
 from convattn.functional.fourier import filter_images
-from convattn.functional.plan import can_be_read
-from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    can_be_read,
+    needs_own_operations,
+)
 from convattn.grid import Axis
 
 pytestmark = pytest.mark.filterwarnings(

@@ -15,6 +15,7 @@ from convattn.budget import Sums, assert_within_budget, roundings
 from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
 from convattn.errors import ShapeError
 from convattn.functional import workspace
+from convattn.functional.content import OneHot
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -159,8 +160,8 @@ def test_a_mask_that_does_not_fit_is_computed_in_pieces_that_do(
 @pytest.fixture
 def channels(monkeypatch):
     """As on a GPU: scores reach the kernel as channels."""
-    module = importlib.import_module("convattn.layers.paths")
-    monkeypatch.setattr(module, "position_form", lambda *_: "one-hot")
+    module = importlib.import_module("convattn.functional.plan")
+    monkeypatch.setattr(module, "fastest_form", lambda heads, axes, _: OneHot(heads, axes))
 
 
 @pytest.mark.parametrize("gate", [None, "sigmoid"])
@@ -193,7 +194,7 @@ def test_heads_of_every_width_are_the_reference(content):
 
 def test_a_query_that_forgets_its_channels_is_noticed(channels, monkeypatch):
     """Negative control: without the content-position term the check fails."""
-    module = importlib.import_module("convattn.layers.content_scores")
+    module = importlib.import_module("convattn.functional.content")
     right = module.feature_channels
     monkeypatch.setattr(module, "feature_channels", lambda *args: 0 * right(*args))
     with pytest.raises(AssertionError, match="result: error"):

@@ -127,6 +127,23 @@ OTHERS = {
         (7, 10),
         part="attention.self",
     ),
+    "transformers SAM": windows(
+        transformers_model(
+            "SamVision",
+            **{key: TOWER[key] for key in ("hidden_size", "num_hidden_layers")},
+            num_attention_heads=3,
+            image_size=80,
+            window_size=3,
+            global_attn_indexes=[],
+            mlp_dim=16,
+            output_channels=8,
+            initializer_range=0.3,
+        ),
+        (3, 80, 80),
+        "vision_encoder.layers.0",
+        "windows",
+        (5, 5),
+    ),
     "transformers PVT": Case(
         transformers_model(
             "Pvt", image_size=64, depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4
@@ -253,6 +270,20 @@ TEXTS = {
             "DistilBert", vocab_size=97, dim=12, n_layers=1, n_heads=3, hidden_dim=16
         ),
         "transformer.layer.0.attention",
+        False,
+    ),
+    "T5": (
+        transformers_model(
+            "T5Encoder",
+            "T5Config",
+            vocab_size=97,
+            d_model=12,
+            d_kv=4,
+            d_ff=16,
+            num_layers=1,
+            num_heads=3,
+        ),
+        "encoder.block.0.layer.0.SelfAttention",
         False,
     ),
     "CLIP text": (

@@ -332,7 +332,18 @@ MISTAKES = {
         "controls must be names of controls in a list",
     ),
     "control": (IMAGE[None], {"controls": ["x"]}, "unknown control"),
-    "one number for all": (3, {}, "images must be a tensor or a sequence"),
+    "one number for all": (3, {}, "images must be a tensor, a list of single images, or"),
+    "several inputs in a tuple": ((IMAGE[None], IMAGE[None]), {}, r'a mapping like \{"name of the'),
+    "several inputs, of which one is a number": (
+        {"x": IMAGE[None], "y": 2},
+        {},
+        r"images\['y'\] must",
+    ),
+    "several inputs, not of all": (
+        {"x": noise(3, 6, 5, 6), "y": noise(2, 1)},
+        {},
+        r"images must hold as many of each input, but hold \{'x': 3, 'y': 2\}$",
+    ),
     "even": (IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),
     "radius": (IMAGE[None], {"radius": -1}, "radius must be an integer"),
 }
@@ -343,6 +354,29 @@ def test_mistakes_are_told(without_type_checks):
         with pytest.raises(ConvAttnError) as caught:
             analyze(**{"model": gated(0.5), "images": images, **options})
         assert re.search(message, str(caught.value)), (name, str(caught.value))
+
+
+class Scaled(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, image, by):
+        return self.layer(image * by)
+
+
+def test_a_network_of_several_inputs_is_given_a_batch_of_each():
+    images, by = noise(7, 6, 5, 6), noise(7, 1, 1, 1)
+    expected = analyze(gated(0.5), images * by, progress=False).layers[0]
+    inputs = {"by": by, "image": images}
+    report = analyze(Scaled(gated(0.5)), inputs, controls=["shuffled images"], progress=False)
+    assert report.layers[0].measured == expected.measured
+    assert report.images == 7
+    assert "shuffled images: one of several inputs is not cut into a grid of (5, 6)" in (
+        report.not_covered
+    )
 
 
 def test_a_lack_of_memory_is_not_called_a_mistake_of_the_images(monkeypatch):

@@ -102,17 +102,6 @@ def test_layers_of_what_is_no_module_are_not_listed(without_type_checks):
         attention_layers("vit")
 
 
-def test_classes_that_seem_to_attend_are_named():
-    class ShyAttention(nn.Module):
-        """Attention of which nothing is known."""
-
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"^no attention of Sequential can be read:\n  .*\.ShyAttention: not known; say where its tokens lie by",
-    ):
-        attention_layers(nn.Sequential(ShyAttention(), ShyAttention()))
-
-
 def patterns(module):
     return [layer.pattern for layer in attention_layers(module)]
 

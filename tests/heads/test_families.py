@@ -13,7 +13,6 @@ from convattn.heads.families.timm_vits import read_class_token, read_patches, re
 from convattn.heads.families.transformers_encoders import read_sequence, read_tower
 from convattn.heads.families.window_attention import read_sam
 from convattn.heads.layout import Layout, global_layout, on_grid
-from convattn.heads.products import is_product
 
 
 def module(**attributes):
@@ -142,7 +141,12 @@ REFUSED = {
     "no patch embedding": (
         read_tokens,
         seen(36, 36, around=[module(patch_embed=None)]),
-        "no module around it has patch_embed and num_prefix_tokens",
+        "no module around it has patch_embed",
+    ),
+    "other tokens before the patches": (
+        read_tokens,
+        seen(37, 37, around=[PATCHES], features=GRID),
+        "37 tokens are 2 more than 5 × 7 patches, but num_prefix_tokens of Module is 1; set it to 2 if they come first",
     ),
     "no embeddings": (
         read_tower,
@@ -178,24 +182,6 @@ def test_a_class_token_looks_at_itself_and_all_patches():
     layout = read_class_token(seen(1, 36, around=[PATCHES], features=GRID))
     assert (layout.pattern, layout.grid, layout.queries.tolist()) == ("class token", (5, 7), [[-1]])
     assert layout.key_prefix.tolist() == [True] + [False] * 35
-
-
-WEIGHTS, VALUES = torch.zeros(2, 3, 7, 11), torch.zeros(2, 3, 11, 5)
-PRODUCTS = {
-    "weights first": (("bhqk, bhkc -> bhqc", WEIGHTS, VALUES), True),
-    "heads turned": (("bhqk,bhkc->bqhc", WEIGHTS, VALUES), False),
-    "summed over queries": (("bhkq,bhkc->bhqc", WEIGHTS, VALUES), False),
-    "element by element": (("bhqk,bhqk->bhqk", WEIGHTS, WEIGHTS), False),
-    "operands as a list": (("bhqk,bhkc->bhqc", [WEIGHTS, VALUES]), False),
-    "without an output": (("bhqk,bhkc", WEIGHTS, VALUES), False),
-    "weights of one axis": (("k,kc->c", WEIGHTS, VALUES), False),
-    "any leading axes": (("...qk,...kc->...qc", WEIGHTS, VALUES), True),
-}
-
-
-def test_only_an_einsum_of_weights_and_values_is_their_product():
-    for name, (arguments, expected) in PRODUCTS.items():
-        assert is_product(arguments) is expected, name
 
 
 X = torch.randn(2, 35, 4, generator=torch.Generator().manual_seed(0))

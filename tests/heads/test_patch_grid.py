@@ -123,13 +123,17 @@ def test_a_part_of_the_network_is_guarded_too():
         made.beit(cut((2, 8)), interpolate_pos_encoding=True)
 
 
-def test_heads_stay_where_other_grids_could_not_be_refused():
+def test_a_network_that_cuts_images_by_no_convolution_refuses_those_of_another_size():
     network = NETWORKS["timm ViT"]()[0]
     report = analyze(network, cut(MEASURED), controls=(), progress=False)
     assert {layer.grid_source for layer in report.layers} == {"patch_embed.proj"}
     unknown = replace(report, layers=(replace(report.layers[0], grid_source=""),))
-    _, record = replace_convolutional_heads(network, unknown, heads=[("blocks.0.attn", 0)])
-    assert record.left[0].reason.startswith("no convolution cuts images into its layer's grid")
+    made, record = replace_convolutional_heads(network, unknown, heads=[("blocks.0.attn", 0)])
+    assert len(record.replaced) == 1
+    outputs(made, cut(MEASURED))
+    for change in COPIES.values():
+        with pytest.raises(ShapeError, match=r"images must be of 16 x 16 pixels, .* are of 8 x 32"):
+            change(made)(x=cut((2, 8)))
     other = replace(report, layers=(replace(report.layers[0], grid_source="stem"),))
     with pytest.raises(ArgumentError, match="this network, but this one has no layer 'stem'"):
         replace_convolutional_heads(network, other)

@@ -283,7 +283,7 @@ REFUSED = {
             Tokens(), RelativeAttention2d(3, 3, num_heads=2, encoding="quadratic")
         ),
         None,
-        r"^0 \(.*\.Tokens\) attends with weights of 2 × 2 × 13 × 13, but where its tokens lie is not known; say so by",
+        r"^0 \(.*\.Tokens\) attends with weights of 2 × 2 × 13 × 13, and its class is not known; say where its tokens",
     ),
     "a layout of another size": (
         Tokens,
@@ -304,7 +304,7 @@ REFUSED = {
     "no attention": (
         lambda: nn.Linear(6, 6),
         grid,
-        r"^no attention of Linear can be read:\n  it has no module whose class is known to attend$",
+        r"^no attention of Linear can be read:\n  it has no module of a known class; run by `watch`, it",
     ),
 }
 

@@ -397,7 +397,10 @@ UNREAD = {
         "it has learned keys and values beside the tokens",
     ),
     "images second": (lambda: torch_layer(batch_first=False), "its batch is the second axis"),
-    "no attention": (lambda: nn.Linear(15, 15), "attention of its class is not replaced"),
+    "no attention": (
+        lambda: nn.Linear(15, 15),
+        "attention of its class is not replaced; `matrices` of register_attention says where its weights are",
+    ),
 }
 
 

@@ -80,7 +80,8 @@ def write(path: Path, content: bytes) -> None:
 
 
 def main(task: dict, resume: bool) -> None:
-    folder = Path(task["folder"])
+    folder, record = Path(task["folder"]), task["record"]
+    measured = "validation" if "validation" in record["data"]["counts"] else "test"
     checkpoint = folder / "checkpoints" / "last"
     if resume:
         link = checkpoint.read_bytes()
@@ -95,11 +96,10 @@ def main(task: dict, resume: bool) -> None:
             sys.exit(f"cannot do epoch {epoch}")
         link = hashlib.sha256(link).digest() + bytes([epoch + 1])
         with (folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"epoch": epoch + 1, "began": first}) + "\n")
+            row = {"epoch": epoch + 1, "began": first, f"{measured}_accuracy": link[0] / 256}
+            file.write(json.dumps(row) + "\n")
         write(checkpoint, link)
     write(folder / "model.safetensors", link)
-    record = task["record"]
-    measured = "validation" if "validation" in record["data"]["counts"] else "test"
     record["results"] = {f"{measured}_accuracy": link[0] / 256}  # sums of which are exact
     record["hardware"]["threads"] = os.environ["OMP_NUM_THREADS"]
     write(folder / "record.json", json.dumps(record).encode())

@@ -2,6 +2,7 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 
+from convattn.encodings import ENCODINGS
 from convattn.heads.head_snapshots import HEAD_COLUMNS
 from convattn.lab.head_trace import HeadTrace
 from convattn.lab.tables import write_parquet
@@ -66,8 +67,23 @@ def test_rows_follow_the_network(tmp_path):
     assert abs(after - before - 1) < 1e-6
 
 
-def test_networks_without_quadratic_heads_leave_no_rows():
-    for network in (ConvNet(width=8, depth=1, ffn=8), AttentionNet("learned_axial", **SIZES)):
-        trace = HeadTrace(network)
+def test_heads_leave_rows_if_they_have_centres_and_widths():
+    for name, kind in ENCODINGS.items():
+        if name == "shift":
+            continue
+        trace = HeadTrace(AttentionNet(name, **SIZES))
         trace.record(step=0, epoch=0)
-        assert trace.rows == []
+        assert len(trace.rows) == 6 * (kind.width_parameter is not None), name
+    assert trace_of_a_slope(slope=3.0) == [9 / 2 / 2, 9 / 2, 0, 9 / 2]
+    trace = HeadTrace(ConvNet(width=8, depth=1, ffn=8))
+    trace.record(step=0, epoch=0)
+    assert trace.rows == []
+
+
+def trace_of_a_slope(slope):
+    """Attention e^{−m|δ|} has the variance 2/m² along an axis."""
+    network = AttentionNet("linear_distance", **SIZES).double()
+    network.blocks[0].mixer.encoding.slope = slope
+    trace = HeadTrace(network)
+    trace.record(step=0, epoch=0)
+    return [round(trace.rows[0][name], 12) for name in list(HEAD_COLUMNS)[6:]]

@@ -11,6 +11,7 @@ from tests.cli.command import run
 
 from convattn.cli.output import recipe_changes
 from convattn.data import dataset_from_tensors, load_folder, normalise
+from convattn.encodings import registry
 from convattn.errors import ArgumentError, DataError
 from convattn.lab import load_recipe
 from convattn.lab.study_plan import plan_runs, train_command
@@ -143,8 +144,11 @@ def test_tensors_make_a_data_set():
     for pixels, classes, message in wrong:
         with pytest.raises(ArgumentError, match=message):
             dataset_from_tensors(pixels, classes)
-    with pytest.raises(DataError, match="all pixels of a channel of the training images are the"):
-        dataset_from_tensors(torch.zeros_like(images), labels)
+    images[:, 1] = 0.7
+    with pytest.raises(
+        DataError, match=r"training images must vary .* of channel 1, from 0, are the"
+    ):
+        dataset_from_tensors(images, labels)
 
 
 def test_every_command_takes_a_folder_and_the_run_says_how_its_pictures_are_prepared(place, capsys):
@@ -179,12 +183,12 @@ def test_a_recipe_of_a_folder_names_it():
             load_recipe("sa-quadratic", overrides=changes)
 
 
-def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsys):
+def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsys, monkeypatch):
     own = f"{SMALL} --set model.encoding=ring_of_a_test"
     for command in ("train", "study"):
         assert run(f"{command} digits-quadratic {own} -o early") == 2
         error = capsys.readouterr().err
-        assert "One of your own: convattn.register_encoding('ring_of_a_test', CLASS)" in error
+        assert "by convattn.register_encoding('ring_of_a_test', CLASS); --import MODULE" in error
         assert not Path("early").exists()
     assert run(f"train digits-quadratic {own} --import no_such_module") == 2
     assert (
@@ -199,3 +203,7 @@ def test_encodings_of_ones_own_are_imported_from_the_current_folder(place, capsy
     assert "imports=rings_of_a_test" in words_of_a_study(recipe_changes([], [MODULE], None))
     assert run("reproduce fig2 --runs run --import no_such_module") == 2
     assert run("certify run run --import rings_of_a_test --json") == 0
+    monkeypatch.delitem(registry._known, "ring_of_a_test")
+    assert run("certify run run") == 2
+    assert "cannot be built: unknown encoding" in (error := capsys.readouterr().err)
+    assert error.endswith("CLASS); --import MODULE does that\n")

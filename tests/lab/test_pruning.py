@@ -208,14 +208,14 @@ def test_condition_out_of_range_is_refused(bound):
 def test_other_encodings_are_refused(without_type_checks):
     with pytest.raises(
         ArgumentError,
-        match="encoding must be a Quadratic or a GeneralizedQuadratic, but is 'Distance'",
+        match=r"encoding must be one whose heads have centres and widths, .* but is .Distance.",
     ):
         degenerate_heads(Distance(3, 2))
 
 
 def test_networks_whose_heads_cannot_be_judged_are_refused(without_type_checks):
     with pytest.raises(
-        ArgumentError, match=r"encoding must be a Quadratic or .* but is 'Distance'"
+        ArgumentError, match=r"encoding must be one whose heads have .* but is 'Distance'"
     ):
         prune_heads(AttentionNet("distance", **SMALL))
     for gated in (False, True):

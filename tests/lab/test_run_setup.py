@@ -7,6 +7,7 @@ import torch
 from tests.lab.tiny import tiny_data, tiny_recipe, tiny_speed_recipe
 
 from convattn.data import load_digits, normalise
+from convattn.encodings import ENCODINGS
 from convattn.errors import DataError, RecipeError
 from convattn.lab.recipe import (
     ConvNetRecipe,
@@ -51,22 +52,23 @@ def test_network_to_start_from_gives_its_weights_and_the_recipe_all_else(tmp_pat
     )
 
 
-def test_shapes_of_generalised_heads_are_kept_from_weight_decay():
-    network = AttentionNet("generalized_quadratic", width=8, depth=2, heads=3, ffn=8)
-    optimizer = build_optimizer(OptimRecipe(weight_decay=0.5), network)
-    decay = {
-        id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
-    }
-    kept = {name for name, p in network.named_parameters() if decay[id(p)] == 0}
-    assert kept == {
-        f"blocks.{block}.mixer.encoding.{name}" for block in (0, 1) for name in ("centres", "shape")
-    }
-
-
-def test_other_encodings_are_decayed():
-    network = AttentionNet("learned_axial", width=8, depth=1, heads=3, ffn=8)
-    (group,) = build_optimizer(OptimRecipe(weight_decay=0.5), network).param_groups
-    assert group["weight_decay"] == 0.5
+@pytest.mark.parametrize("name", sorted(set(ENCODINGS) - {"shift"}))
+def test_centres_and_widths_have_no_weight_decay_and_all_else_has(name):
+    network = AttentionNet(name, width=8, depth=2, heads=3, ffn=8)
+    kept = set()
+    for group in build_optimizer(OptimRecipe(weight_decay=0.5), network).param_groups:
+        if group["weight_decay"] == 0:
+            kept.update(map(id, group["params"]))
+    mixers = [block.mixer for block in network.blocks]
+    places = (
+        {"centres", ENCODINGS[name].width_parameter}
+        if mixers[0].encoding.head_shapes is not None
+        else set()
+    )
+    for mixer in mixers:
+        own = dict(mixer.encoding.named_parameters())
+        assert {key for key, number in own.items() if id(number) in kept} == places
+    assert len(kept) == len(mixers) * len(places)
 
 
 def test_rates_of_their_own_go_by_name():

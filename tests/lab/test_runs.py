@@ -5,7 +5,7 @@ import pytest
 from tests.lab.run_cases import change_record, copy_run
 
 from convattn.errors import ArgumentError, CheckpointError
-from convattn.lab.runs import find_runs, group_runs, read_metrics
+from convattn.lab.runs import find_runs, group_runs, read_curve
 from convattn.provenance import RunRecord
 
 
@@ -157,4 +157,4 @@ def test_damaged_metrics_are_refused(run, content, reason):
     with pytest.raises(
         CheckpointError, match=rf"cannot read metrics from .*metrics\.jsonl: {reason}"
     ):
-        read_metrics(found)
+        read_curve(found.folder)

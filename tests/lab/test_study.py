@@ -16,7 +16,7 @@ from convattn.errors import ArgumentError, CheckpointError, DataError
 from convattn.files import sole_use
 from convattn.lab import study, study_workers
 from convattn.lab.study_plan import last_line, plan_runs
-from convattn.lab.study_record import StudyRecord, difference_in_words, t_interval
+from convattn.lab.study_record import StudyRecord, difference_in_words, percent, t_interval
 from convattn.lab.study_workers import _devices, _share_of_cores, sigterm_raises
 from convattn.provenance import RunRecord
 
@@ -78,7 +78,13 @@ def test_page_has_every_number(tmp_path):
     assert (record.baseline, record.differences[0].baseline) == (baseline, baseline)
     page = (tmp_path / "study.md").read_text()
     assert difference_in_words(record.differences[0].values) in page
-    assert all(f"| {100 * group.accuracy.mean:.2f} ± " in page for group in record.groups)
+    figure = (tmp_path / "study.svg").read_text()
+    for group in record.groups:
+        assert f"| {percent(group.accuracy)} |" in page
+        assert f"<!-- {group.label}: {percent(group.accuracy)} (n = 2) -->" in figure
+    assert "<!-- test accuracy (%) -->" in figure
+    assert "(study.png)" in page
+    assert (tmp_path / "study.png").is_file()
 
 
 def test_finished_runs_are_kept_and_the_record_stays_the_same(tmp_path):

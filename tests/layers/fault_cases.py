@@ -128,14 +128,14 @@ VALUES = [
         "reference",
         "the softmax leaks",
         REFERENCE,
-        "layers.paths:attention_weights",
+        "functional.definition:attention_weights",
         of_result(leaky),
     ),
     Fault(
         "reference",
         "W_h in half precision",
         REFERENCE,
-        "layers.paths:attend",
+        "functional.definition:attend",
         of_argument(2, halved),
     ),
     Fault(
@@ -172,7 +172,7 @@ VALUES = [
         "dense",
         "weights in half precision",
         DENSE,
-        "functional.plan:position_weights",
+        "functional.dense:position_weights",
         of_result(halved),
     ),
     Fault(
@@ -215,7 +215,7 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "layers.content_scores:displacement_mask",
+        "functional.content:displacement_mask",
         of_argument(2, each(halved)),
     ),
     Fault(
@@ -258,7 +258,7 @@ GRADIENTS = [
         "reference",
         "the normaliser taken for a constant",
         REFERENCE,
-        "layers.paths:attention_weights",
+        "functional.definition:attention_weights",
         normaliser_detached,
         "encoding.centres",
     ),
@@ -356,7 +356,7 @@ AUTOCAST = [
         (
             "reference",
             {"impl": "reference"},
-            "layers.paths:attention_weights",
+            "functional.definition:attention_weights",
             of_argument(0, of_bfloat16),
         ),
         (
@@ -368,14 +368,14 @@ AUTOCAST = [
         (
             "dense",
             {"impl": "dense"},
-            "functional.plan:position_weights",
+            "functional.dense:position_weights",
             of_argument(0, of_bfloat16),
         ),
         ("fourier", {"impl": "fourier"}, "functional.plan:_table", of_result(of_bfloat16)),
         (
             "content",
             {"content": Content(key_width=3)},
-            "layers.content_scores:displacement_mask",
+            "functional.content:displacement_mask",
             of_argument(1, each(of_bfloat16)),
         ),
         (

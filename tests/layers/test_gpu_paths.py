@@ -10,7 +10,8 @@ from tests.testing.gpu import pretend
 from convattn.budget import assert_within_budget, references, roundings
 from convattn.encodings import LearnedAxial, Quadratic, Shift
 from convattn.functional import workspace
-from convattn.functional.positions import Precision, kernel_precision
+from convattn.functional.content import Masked, OneHot, Precision, SecondDegree
+from convattn.functional.path import Heads
 from convattn.grid import Axis
 from convattn.layers import (
     Content,
@@ -18,6 +19,7 @@ from convattn.layers import (
     RelativeAttention2d,
     RelativeAttention3d,
 )
+from convattn.layers.content_scores import ContentScores
 
 NARROW = Content(key_width=3)
 APART = Content(key_width=3, position=False)
@@ -134,7 +136,7 @@ def test_further_derivatives_are_those_of_the_reference(
 
 def test_positions_in_one_part_are_noticed_where_two_are_needed(as_on_a_gpu, monkeypatch):
     """Negative control: scores near −100 that differ by one need the digits that a leading part leaves out."""
-    module = importlib.import_module("convattn.layers.content_scores")
+    module = importlib.import_module("convattn.functional.content")
     encoding = Quadratic(2, 2, centres=[[200.0, 3.0], [-150.0, 60.0]], sharpness=0.0025)
     layer = RelativeAttention2d(4, 6, num_heads=2, encoding=encoding, content=APART)
     with torch.no_grad():
@@ -154,15 +156,17 @@ def test_a_kernel_takes_the_dtype_and_the_parts_that_its_width_allows(as_on_a_gp
     device, small, large = torch.device("cpu"), [Axis(range(16), 16)] * 2, [Axis(range(64), 64)] * 2
     half = torch.bfloat16
     for form, axes, width, expected in [
-        ("one-hot", small, 32, Precision(half, 2)),
-        ("one-hot", small, 400, Precision(half, 2)),  # torch has another kernel for that
-        ("one-hot", large, 64, Precision(half, 1)),  # two parts would be 320 channels
-        ("quadratic", large, 64, Precision(half, 3, 2)),
-        ("quadratic", [Axis(range(300), 300)], 64, Precision(torch.float32)),
-        ("mask", small, 32, Precision(half, 1)),
+        (OneHot, small, 32, Precision(half, 2)),
+        (OneHot, small, 400, Precision(half, 2)),  # torch has another kernel for that
+        (OneHot, large, 64, Precision(half, 1)),  # two parts would be 320 channels
+        (SecondDegree, large, 64, Precision(half, 3, 2)),
+        (SecondDegree, [Axis(range(300), 300)], 64, Precision(torch.float32)),
+        (Masked, small, 32, Precision(half, 1)),
     ]:
-        assert kernel_precision(form, axes, half, device, width) == expected, (form, width)
-        assert kernel_precision(form, axes, torch.float32, device, width).dtype == torch.float32
+        content = ContentScores(Content(key_width=width), 4, 2, 0)
+        scores = form(Heads(Quadratic(2, 2), content), tuple(axes))
+        assert scores.precision(half, device) == expected, (form, width)
+        assert scores.precision(torch.float32, device).dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "shift"])

@@ -5,8 +5,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
-from convattn.functional import all_heads, separable, tiles
-from convattn.functional.plan import SLOWNESS
+from convattn.functional import all_heads, separable, tiles, workspace
 from convattn.layers import (
     Content,
     FrozenAttention,
@@ -41,7 +40,7 @@ class TestValuesFirst(CaseContract):
 
     @pytest.fixture(autouse=True)
     def _values_first(self, monkeypatch):
-        monkeypatch.setitem(SLOWNESS, "own channels", 0)
+        monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
 
 
 def planned(case):
@@ -62,7 +61,7 @@ def test_every_path_goes_through_the_contract(monkeypatch):
         "content",
     }
     assert all(requested in ("auto", path) for requested, path in paths)
-    monkeypatch.setitem(SLOWNESS, "own channels", 0)
+    monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
     assert all(planned(case).order == "values" for case in VALUES_FIRST)
 
 
@@ -202,7 +201,7 @@ def test_a_trace_computes_another_batch(case, monkeypatch):
     """Tiles are cut for one batch, into memory that a trace cannot differentiate."""
     make_pieces_small(monkeypatch)
     if case in VALUES_FIRST:
-        monkeypatch.setitem(SLOWNESS, "own channels", 0)
+        monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
     contract = CaseContract()
     contract.case = case
     layer, x = contract.made(), contract.images()
@@ -225,7 +224,7 @@ class TestInBfloat16(CaseContract):
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
         compute_together(monkeypatch)
-        monkeypatch.setattr(all_heads, "_CACHE", 1)
+        monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
         monkeypatch.setattr(all_heads, "_ALIGNED", 1)
 
 

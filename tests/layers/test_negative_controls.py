@@ -6,13 +6,12 @@ from tests.layers.fault_cases import AUTOCAST, GRADIENTS, VALUES
 from tests.layers.layer_cases import CaseContract
 
 from convattn.functional import separable
-from convattn.functional.plan import SLOWNESS
 
 
 def contract_on(fault, monkeypatch):
     """The contract of a layer that goes by the path, as its plan says."""
     if fault.path == "values":
-        monkeypatch.setitem(SLOWNESS, "own channels", 0)
+        monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
     if fault.in_tiles:
         monkeypatch.setattr(separable, "SMALL_BYTES", -1)
     contract = CaseContract()

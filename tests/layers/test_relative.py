@@ -7,8 +7,8 @@ import torch
 
 from convattn.encodings import ENCODINGS, LearnedAxial, Quadratic, create_encoding
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
+from convattn.functional.plan import WAYS
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
-from convattn.layers.relative import PATHS
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 
@@ -43,27 +43,27 @@ WRONG_ARGUMENTS = [
     (
         {"impl": "separable", "encoding": "distance"},
         ArgumentError,
-        'impl must be "auto", "dense", "fourier" or "reference" unless the encoding is axis-additive, but is .separa',
+        "impl='separable' cannot compute this layer, because the scores of Distance are not a sum over axes: use",
     ),
     (
         {"impl": "separable", "dropout": 0.1},
         ArgumentError,
-        'impl must be "auto", "dense" or "reference" with dropout, but is \'separable\'',
+        "because dropout drops single weights: use 'auto' or 'dense' or 'reference'$",
     ),
     (
         {"impl": "dense", "content": True},
         ArgumentError,
-        'impl must be "auto", "content", "quadratic" or "reference" with content, but is \'dense\'',
+        "because its scores depend on the images: use 'auto' or 'content' or 'reference' or 'quadratic'$",
     ),
     (
         {"impl": "quadratic", "encoding": "learned_axial", "content": True},
         ArgumentError,
-        'impl must be "auto", "content" or "reference" unless the encoding is a Quadratic',
+        "because LearnedAxial is not Quadratic: use 'auto' or 'content' or 'reference'$",
     ),
     (
         {"impl": "content"},
         ArgumentError,
-        "impl must be one of auto, dense, .* without content, but is 'content'",
+        "because its scores do not depend on the images: use 'auto' or 'dense' or 'fourier'",
     ),
     ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'yes'"),
     (
@@ -237,7 +237,13 @@ def test_path_taken_can_be_asked_for(options, training, evaluating):
     assert (plan.shape, plan.dtype, plan.device) == (shape, "float32", "cpu")
     assert plan.flops > 0
     assert plan.bytes > 0
-    assert {training, evaluating} <= set(PATHS)
+    assert {training, evaluating} <= set(WAYS)
+
+
+def test_every_way_of_computing_is_named_where_impl_is_described():
+    for documented in (RelativeAttention1d.__init__, RelativeAttention2d):
+        for name in WAYS:
+            assert f'"{name}"' in documented.__doc__, name
 
 
 @pytest.mark.parametrize("impl", ["reference", "dense"])

@@ -98,6 +98,9 @@ def test_pictures_are_taken_in_the_order_of_their_names(tmp_path):
     images = open_images(tmp_path, lambda: as_tensor, limit=2)
     assert (images.names, len(images)) == (("a.PNG", "b.png"), 2)
     assert stack_images(images, tmp_path).shape == (2, 3, 2, 3)
+    assert open_images(tmp_path / "a.PNG", lambda: as_tensor).names == ("a.PNG",)
+    with pytest.raises(ArgumentError, match=r"a folder of pictures, a picture or a \.npy"):
+        open_images(tmp_path / "notes.txt", lambda: as_tensor)
     picture().resize((5, 5)).save(tmp_path / "b.png")
     with pytest.raises(ArgumentError, match="have different sizes when prepared"):
         stack_images(images, tmp_path)

@@ -127,8 +127,7 @@ def test_no_other_folder_is_replaced(tmp_path):
     def refused(folder):
         before = sorted(folder.iterdir())
         with pytest.raises(
-            ArgumentError,
-            match=r"folder \(only a saved network is overwritten\) must be new or empty",
+            ArgumentError, match=r"folder must be a saved network, new or empty, but .* is not"
         ):
             save_network(made, folder, overwrite=True)
         assert sorted(folder.iterdir()) == before

@@ -56,6 +56,25 @@ def vit(tmp_path):
     return network, tmp_path / "vit"
 
 
+def test_without_a_network_nothing_is_tried_for_half_a_minute(monkeypatch):
+    """The Hub's client sleeps between its tries."""
+
+    def refuse(*_, **__):
+        raise OSError("no network")
+
+    waits = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("time.sleep", waits.append)
+    for source, message in {
+        "hf:no-such/network": "cannot build hf:no-such/network: .* couldn't connect",
+        "timm:vit_tiny_patch16_224": "does not answer, and timm/vit_tiny.* is not in its cache",
+    }.items():
+        with pytest.raises(CheckpointError, match=message):
+            create_network(source, pretrained=True)
+        assert not waits, source
+
+
 def picture():
     return Image.fromarray(np.random.default_rng(0).integers(256, size=(31, 37, 3), dtype=np.uint8))
 

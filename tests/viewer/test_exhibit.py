@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convattn import AttentionNet, view
-from convattn.errors import ArgumentError, ShapeError
+from convattn.errors import ArgumentError
 from convattn.viewer import Exhibit
 
 IMAGES = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -48,12 +48,16 @@ def test_std_is_positive_and_given_with_mean():
     [
         (torch.rand(3, 8, 8), r"\(3, 8, 8\)"),
         (torch.rand(0, 3, 8, 8), r"\(0, 3, 8, 8\)"),
-        ([[1.0]], "'list'"),
+        ([[1.0]], "of type list"),
+        (
+            torch.utils.data.DataLoader(IMAGES),
+            r"of type DataLoader: .* next\(iter\(loader\)\)\[0\]",
+        ),
     ],
 )
 def test_images_of_another_shape_are_refused(images, shown, without_type_checks):
-    message = rf"images must be of shape \(images, channels, rows, cols\), .*but is {shown}"
-    with pytest.raises(ShapeError, match=message):
+    message = rf"images must be .*of shape \(images, channels, rows, cols\), .*but is {shown}"
+    with pytest.raises(ArgumentError, match=message):
         Exhibit(network(), images)
 
 

@@ -101,7 +101,7 @@ def run_app(app: App, arguments: Sequence[str] | None) -> int:
         words = " ".join(error.unused_tokens or ())
         return _fail(app, f"unexpected argument {words!r}", _MISTAKE)
     except (ConvAttnError, CycloptsError) as error:
-        return _fail(app, _with_option(app, arguments, str(error)), _MISTAKE)
+        return _fail(app, _with_option(app, arguments, str(error)) + _advice(error), _MISTAKE)
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
@@ -140,6 +140,14 @@ def _with_option(app: App, arguments: Sequence[str] | None, message: str) -> str
     option = f"--{argument.replace('_', '-')}"
     is_option = any(option in known.names for known in parser.assemble_argument_collection())
     return f"{option}{space}{rest}" if is_option else message
+
+
+def _advice(error: BaseException) -> str:
+    """Names the option that imports a module, if an error is or comes of an encoding that is not known."""
+    for one in (error, error.__context__):
+        if isinstance(one, UnknownNameError) and one.kind == "encoding":
+            return "; --import MODULE does that"
+    return ""
 
 
 def _show_warning(

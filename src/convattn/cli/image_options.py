@@ -33,7 +33,7 @@ class ImageOptions:
     """On which images networks are compared.
 
     Attributes:
-        path: Images on which to compare the networks: a folder of pictures or a .npy file, as for
+        path: Images on which to compare the networks: a folder of pictures, one picture, or a .npy file, as for
             `convattn analyze`. Without it networks that were trained on CIFAR-10 or digits are compared on test
             images, and others on one image of random numbers, where nothing is called close.
         limit: How many of the images to take, in the order of their names or rows. Default: 16.
@@ -99,8 +99,8 @@ DEFAULT_IMAGES = ImageOptions()
 
 
 def pictures_need(path: Path | None) -> tuple[str, ...]:
-    """Returns the optional modules that read images: none for a file, which may hold numbers."""
-    return () if path is not None and path.is_file() else ("PIL", "pyarrow")
+    """Returns the optional modules that read images: none for a file of numpy, which may hold numbers."""
+    return () if path is not None and path.suffix.lower() == ".npy" else ("PIL", "pyarrow")
 
 
 def require_images(path: Path | None, source: str = "") -> None:

@@ -173,7 +173,8 @@ def require_network(source: str) -> None:
     if ":" not in source and not Path(source).is_dir():
         raise ArgumentError(
             f"there is no folder {source!r}; a network by name is timm:{source}, torchvision:{source},"
-            " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those)"
+            " hf:OWNER/MODEL or convattn:NAME (`convattn info` lists those); one of a class of your own is taken in"
+            " Python, as by network_to_attention(NETWORK)"
         )
 
 

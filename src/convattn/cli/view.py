@@ -51,8 +51,8 @@ def view(  # noqa: PLR0913 - the options of the command
         source: timm:NAME, torchvision:NAME, hf:NAME for OWNER/MODEL on the Hugging Face Hub or a folder that
             transformers saved, convattn:NAME for a trained network of this package (`convattn info` lists them), or the
             folder of a network or a training run.
-        images: Folder of images, or a .npy array of pictures (bytes), or of
-            what the network takes (floating-point numbers). Pictures are prepared as the network's own
+        images: Folder of pictures, one picture, or a .npy array of pictures (bytes), or of what the network
+            takes (floating-point numbers). Pictures are prepared as the network's own
             configuration says. Networks that were trained on CIFAR-10 or digits need none: test images come with the
             packages, twenty of CIFAR-10.
         network: Which weights the network has.

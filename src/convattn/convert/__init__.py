@@ -2,7 +2,6 @@
 
 from convattn.convert.foreign_check import certify
 from convattn.convert.freezing import freeze
-from convattn.convert.layer_check import off_centre_mass
 from convattn.convert.network import network_to_attention, network_to_conv
 from convattn.convert.taps import SUPPORTED_CONVOLUTIONS
 from convattn.convert.to_attention import conv_to_attention
@@ -16,5 +15,4 @@ __all__ = [
     "freeze",
     "network_to_attention",
     "network_to_conv",
-    "off_centre_mass",
 ]

@@ -32,8 +32,8 @@ from convattn.convert.taps import (
     SUPPORTED_CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    convolution,
     maps_of,
-    put_tensors,
 )
 from convattn.errors import ArgumentError, ConversionError
 from convattn.layers import MergedValues, RelativeAttention
@@ -79,13 +79,7 @@ class Call:
 
     def build(self, weight: Tensor, bias: Tensor | None) -> AnyConvolution:
         """Makes the module, on the tensors of the call."""
-        groups = self.options["groups"]
-        inputs, outputs = self.shape[1] * groups, self.shape[0]
-        if self.module in TRANSPOSED_CONVOLUTIONS.values():
-            inputs, outputs = self.shape[0], self.shape[1] * groups
-        taps: Any = self.shape[2:]
-        conv = self.module(inputs, outputs, taps, bias=False, device="meta", **self.options)
-        return put_tensors(conv, weight, bias)
+        return convolution(self.module, weight, bias, **self.options)
 
 
 def _read(

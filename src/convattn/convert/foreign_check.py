@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from convattn.budget import rounded_differently
 from convattn.convert.certificate import CLOSE, IN_WORDS, VerdictRecord, require_share
-from convattn.convert.network_check import compare_layers, compare_networks
+from convattn.convert.network_check import FEW, compare_layers, compare_networks
 from convattn.convert.network_runs import (
     Arguments,
     Images,
@@ -103,7 +102,7 @@ class AgreementCertificate(VerdictRecord):
             )
             lines.append(f"  The first layer outside its tolerance is {self.first}: {error}.")
         elif self.layers:
-            compared = f"{counted(self.layers, 'layer')} could be compared, on the first images"
+            compared = f"{counted(self.layers, 'layer')} could be compared, on at most {FEW} images"
             lines.append(f"  {compared}; none is outside its tolerance.")
         lines += [f"  Not covered: {item}." for item in first_few(self.not_covered)]
         return "\n".join(lines)
@@ -178,10 +177,10 @@ def certify(
     layers = 0
     first = None
     apart = comparison.nearest_to_rounding
-    few = comparison.arguments.batches(4)[0]
     try:
-        values = partial(_values_of_layers, adapter, few)
-        layers, first, apart = compare_layers(source, rounded, few, values)
+        layers, first, apart = compare_layers(
+            source, rounded, comparison.arguments, adapter.layer_outputs
+        )
     except Exception as error:  # noqa: BLE001 - a runtime may refuse to show what is inside
         why = f"{type(error).__name__}: {error}"
         not_covered.append(f"single layers, which cannot be watched ({why})")
@@ -261,6 +260,21 @@ class _Adapter(nn.Module):
             x = x.to(self.dtype)
         return x if isinstance(self.network, nn.Module) else x.numpy(force=True)
 
+    def layer_outputs(self, images: Arguments, names: Sequence[str]) -> dict[str, Tensor]:
+        """Returns the outputs of the network's layers by name, of the `names` if it is a file."""
+        if isinstance(self.network, nn.Module):
+            return layer_outputs(self.network, images, self.dtype)[0]
+        if self.load is None:
+            return {}
+        once = []  # innermost layers that run once
+        for name in names:
+            is_inner = not any(other.startswith(f"{name}.") for other in names)
+            if is_inner and f"{name}#2" not in names:
+                once.append(name)
+        session = self.load(once)
+        results = dict(parts(output_of(_Adapter(session), images)))
+        return {name: results[f"[{place}]"] for name, place in session.layers.items()}
+
 
 def _summed_one_after_another(source: nn.Module) -> nn.Module:
     """Copies a network so that it sums channels in another order."""
@@ -282,7 +296,10 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Adapter:
     """Finds out what the other is, and how it runs."""
     if isinstance(other, str | os.PathLike):
         load, session = open_file(Path(other), runtime, options)
-        return _Adapter(session, session.words, quantised=session.quantised, load=load)
+        words = session.words
+        if session.fixed is not None:
+            words += f" with batches of {session.fixed}"
+        return _Adapter(session, words, quantised=session.quantised, load=load)
     if runtime is not None or options is not None or not callable(other):
         expectation = "a module, a function or, with a runtime or options, a file"
         raise ArgumentError(must_be_a("other", expectation, other))
@@ -297,24 +314,3 @@ def _open(other: Any, runtime: str | None, options: Options) -> _Adapter:
     quantised = any(".quantized." in kind or kind.startswith("torchao.") for kind in kinds)
     dtype = dtypes.pop() if len(dtypes) == 1 else None
     return _Adapter(network, type(other).__name__, dtype=dtype, quantised=quantised)
-
-
-# --- Layers -----------------------------------------------------------------------------------------------------------
-
-
-def _values_of_layers(
-    adapter: _Adapter, images: Arguments, names: Sequence[str]
-) -> dict[str, Tensor]:
-    """Returns the outputs of the other network's layers by name."""
-    if isinstance(adapter.network, nn.Module):
-        return layer_outputs(adapter.network, images, adapter.dtype)[0]
-    if adapter.load is None:
-        return {}
-    once = []  # innermost layers that run once
-    for name in names:
-        is_inner = not any(other.startswith(f"{name}.") for other in names)
-        if is_inner and f"{name}#2" not in names:
-            once.append(name)
-    session = adapter.load(once)
-    results = dict(parts(output_of(_Adapter(session), images)))
-    return {name: results[f"[{place}]"] for name, place in session.layers.items()}

@@ -1,5 +1,6 @@
 """Networks for inference only: attention weights and filters are computed once, in advance."""
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from convattn.convert.calls import with_present_weights
 from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
 from convattn.convert.surgery import first_change, graft, names_by_module, require_network
-from convattn.convert.taps import CONVOLUTIONS, put_tensors
+from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
 from convattn.layers import FrozenAttention, NormalisedConv, RelativeAttention
 from convattn.wording import ITSELF
@@ -93,17 +94,13 @@ def _frozen_attention(layer: RelativeAttention, sizes: Iterable[tuple[int, ...]]
     window = layer.window_convolution()
     if window is None:
         return FrozenAttention(layer, sizes)
-    kind: Any = CONVOLUTIONS[layer.dims]
-    convolution = kind(
-        layer.in_channels,
-        layer.out_channels,
-        window.taps,
-        window.stride,
-        window.padding,
-        window.dilation,
-        layer.groups,
-        bias=False,
-        device="meta",
+    frozen = convolution(
+        CONVOLUTIONS[layer.dims],
+        layer.weight.detach().clone(),
+        copy.deepcopy(layer.bias),
+        stride=window.stride,
+        padding=window.padding,
+        dilation=window.dilation,
+        groups=layer.groups,
     )
-    bias = None if layer.bias is None else layer.bias.detach().clone()
-    return put_tensors(convolution, layer.weight.detach().clone(), bias).eval()
+    return frozen.requires_grad_(False).eval()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
+from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional import find_shifts
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis, Geometry, Window
@@ -15,9 +15,6 @@ from convattn.layers import RelativeAttention
 
 _HARD = 1 / 8
 """Attention that a hard head may give to other pixels, as a share of the eps of the weights' dtype."""
-
-_FARTHEST = 1 << 20
-"""Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
 
 
 class HardHeads(NamedTuple):
@@ -125,29 +122,12 @@ def _heads_at_one_size(
 def fixed_heads(encoding: Encoding, dtype: torch.dtype) -> HardHeads | None:
     """Returns heads that are hard for images of any size, as the encoding alone shows, or None.
 
-    A quadratic head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
-    `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
-    place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones. The leak must stay
-    below the rounding of `dtype`, that of the weights.
+    The leak must stay below the rounding of `dtype`, that of the weights.
     """
-    if isinstance(encoding, Shift):
-        return HardHeads(encoding.displacements, 0.0, any_size=True)
-    if not isinstance(encoding, Quadratic):
+    hard = encoding.hard_displacements()
+    if hard is None or not hard[1] <= torch.finfo(dtype).eps * _HARD:
         return None
-    centres = encoding.centres.detach().double().cpu()
-    alpha = encoding.sharpness.detach().double().cpu()[:, None]
-    nearest = centres.round()
-    away = (centres - nearest).abs()
-    nearest_of_near = torch.exp(-alpha * (1 - 2 * away))
-    nearest_of_far = torch.exp(-alpha * (1 + 2 * away))
-    near = nearest_of_near / -torch.expm1(-alpha * (3 - 2 * away))
-    far = nearest_of_far / -torch.expm1(-3 * alpha)
-    leak = (near + far).sum(1).max().item()
-    is_hard = leak <= torch.finfo(dtype).eps * _HARD
-    if not is_hard or not nearest.abs().max().item() <= _FARTHEST:
-        return None
-    displacements = tuple(tuple(int(d) for d in head) for head in nearest.tolist())
-    return HardHeads(displacements, leak, any_size=True)
+    return HardHeads(*hard, any_size=True)
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------

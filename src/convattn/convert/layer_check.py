@@ -15,8 +15,7 @@ from convattn.convert.certificate import Certificate, Verdict
 from convattn.convert.network_runs import SEED, standard_normal
 from convattn.convert.rounding import Roundings, errors_of, scales
 from convattn.convert.taps import TransposedConvolution
-from convattn.encodings import Quadratic
-from convattn.errors import ArgumentError, must_be
+from convattn.encodings import Quadratic, off_centre_mass
 from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Geometry
 from convattn.layers import NormalisedConv, RelativeAttention
@@ -27,44 +26,6 @@ STEPS = 8
 
 _EXPONENT = {torch.float64: 745.2}
 """x beyond which e^−x is zero; elsewhere softmax is in float32, and it is 104."""
-
-
-def off_centre_mass(sharpness: float, dims: int) -> float:
-    """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
-
-    `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
-    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
-    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
-
-    Source: `docs/explanation/theory.md` §3.
-
-    Args:
-        sharpness: α > 0, in 1/pixel².
-        dims: Number of axes n ≥ 1.
-
-    Returns:
-        ε(α), a share of the attention; above 1 the bound says nothing.
-
-    Raises:
-        ArgumentError: α is not positive.
-
-    Example:
-        >>> round(off_centre_mass(5.0, dims=2), 4)
-        0.0271
-    """
-    if not sharpness > 0:
-        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
-    if sharpness >= math.pi:
-        return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
-    # Jacobi's identity: the sum over the dual lattice converges where this one is slow
-    dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
-    exponent = dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual))
-    return math.expm1(min(exponent, 700.0))
-
-
-def _gaussian_tail(sharpness: float) -> float:
-    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
-    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
 
 
 def underflows(sharpness: float, dtype: torch.dtype) -> bool:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,12 @@ from convattn.convert.surgery import graft
 from convattn.convert.taps import AnyConvolution, summed_otherwise
 from convattn.errors import ConversionError
 from convattn.structure import dtype_name
-from convattn.wording import some
 
 _BATCH = 64
 """Images that run at once."""
+
+FEW = 4
+"""Images on which single layers are compared."""
 
 _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
@@ -146,125 +148,87 @@ def compare_networks(
     arguments = noticing_draws(source, arguments, _BATCH)
     if arguments.draws:
         notes.append("other random numbers than the ones that all runs drew")
-    runs = _run_networks(
-        source,
+    batches = arguments.batches(_BATCH)
+
+    # the source, in its own dtype with several roundings, and in float64
+    first, *moved = run_source(source, batches)
+    places = first.numbers
+    plain = list(places.values())
+    steps = steps_of(source, plain)
+    dtypes = [x.dtype for x in plain]
+    dtype = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+    runs = [first, *moved, *(run_batches(one, batches) for one in rounded)]
+    of_source = [run.ordered(places) for run in runs]
+    high = run_in_float64(source, batches, notes, places)
+
+    # the other, and the network of convolutions: in float64, and summed tap by tap
+    other_run = _run_other(
         other,
-        arguments,
-        convolutions,
-        to_conv=to_conv,
-        rounded=rounded,
-        notes=notes,
-        may_be_flat=may_be_flat,
+        batches,
+        first if may_be_flat else None,
+        "other" if rounded else "the converted network",
     )
-    plain = list(runs.plain.numbers.values())
-    result = runs.result.ordered(runs.plain.numbers)
-    high = runs.high
-    convolved = runs.convolved
-    of_source = runs.of_source
-    of_convolutions = runs.of_convolutions
-    steps = runs.steps
+    result = other_run.ordered(places)
+    network = other if to_conv else source
+    as_read = partial(_with_convolutions, network, convolutions)
+    convolved = None
+    if high is not None:
+        change = partial(as_read, _compute_in_float64)
+        convolved = run_in_float64(network, batches, notes, places, change)
+    of_convolutions = [result] if to_conv else []
+    if not to_conv or (convolved is not None and dtype == torch.float64):
+        summed = run_copy(network, batches, partial(as_read, summed_otherwise))
+        of_convolutions.append(summed.ordered(places))
+
+    # layers are compared where outputs show little
     honest = [*of_source, *of_convolutions, high or plain, convolved or plain]
     returns_nothing = not any(x.numel() for x in plain)
-    by_layers = returns_nothing or any(shapes_of(run) != shapes_of(plain) for run in honest)
+    shapes = shapes_of(plain)
+    by_layers = returns_nothing or any(shapes_of(run) != shapes for run in honest)
     by_layers = by_layers or vary(high or plain, of_source, steps)
     reference = torch.float64
     if high is None or convolved is None or by_layers:
-        reference = runs.dtype
+        reference = dtype
         high = [x.double() for x in plain]
         convolved = None
         of_convolutions = [] if to_conv else of_convolutions
+    layers = None
     if by_layers:
         why = _NOTHING if returns_nothing else _VARIES
-        compared = f"so its layers were compared, in {dtype_name(reference)}"
-        notes.append(f"the network as a whole: {why}, {compared}")
-        of_source = [run for run in of_source if shapes_of(run) == shapes_of(plain)]
-        of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes_of(plain)]
+        compared = f"its layers were compared, in {dtype_name(reference)}"
+        notes.append(f"the network as a whole: {why}, so {compared}")
+        of_source = [run for run in of_source if shapes_of(run) == shapes]
+        of_convolutions = [run for run in of_convolutions if shapes_of(run) == shapes]
+        *_, layers = compare_layers(
+            source, rounded, arguments, lambda images, _: layer_outputs(other, images)[0]
+        )
+
     outputs, allowances = compare_outputs(
         result, high, convolved, of_source, of_convolutions, steps, notes
     )
     if not (to_conv or by_layers) and not all(output.same for output in outputs):
         notes.append(f"the network as a whole: {_MISREAD}")
-    moved = [run.others for run in runs.moved]
-    differing, moving, hidden = compare_parts(runs.plain.others, runs.result.others, moved)
-    if differing:
-        notes.append(f"{some(differing)}: not that of the source")
-    predictions = count_predictions(plain, result, allowances)
-    layers = None
-    if by_layers:
-        few = arguments.batches(4)[0]
-        *_, layers = compare_layers(source, rounded, few, lambda _: layer_outputs(other, few)[0])
+    differing, hides = compare_parts(
+        first.others, other_run.others, [run.others for run in moved], notes
+    )
     return NetworkComparison(
         arguments=arguments,
         reference=dtype_name(reference),
         outputs=tuple(outputs),
-        differing=tuple(differing),
-        predictions=predictions,
-        not_covered=(*notes, *moving, *hidden),
-        hides=bool(hidden),
+        differing=differing,
+        predictions=count_predictions(plain, result, allowances),
+        not_covered=tuple(notes),
+        hides=hides,
         layers=layers,
     )
 
 
-class _Runs(NamedTuple):
-    """What two networks return on the same images, computed in several ways that differ by rounding alone."""
-
-    plain: Run  # The source in its own dtype
-    moved: list[Run]  # The source on images with other last digits
-    result: Run  # The other network in its own dtype
-    high: list[Tensor] | None  # The source in float64; None if it does not run so
-    convolved: list[Tensor] | None  # The network of convolutions in float64
-    of_source: list[list[Tensor]]  # The source with other roundings, and without
-    of_convolutions: list[list[Tensor]]  # The network of convolutions with other roundings
-    dtype: torch.dtype  # The narrowest one of the source's outputs
-    steps: list[float]  # The eps of each output
-
-
-def _run_networks(
-    source: nn.Module,
-    other: nn.Module,
-    arguments: Arguments,
-    convolutions: Sequence[NetworkConvolution],
-    *,
-    to_conv: bool,
-    rounded: Sequence[nn.Module],
-    notes: list[str],
-    may_be_flat: bool,
-) -> _Runs:
-    """Runs two networks, with the arguments of `compare_networks`; `notes` gets what cannot be compared."""
-    network = other if to_conv else source
-    shared = [_shared_parameters(network, one) for one in convolutions]
-    as_read = partial(_with_convolutions, convolutions, shared)
-    batches = arguments.batches(_BATCH)
-    plain, *moved = run_source(source, batches)
-    high = run_in_float64(source, batches, notes)
-    convolved = None
-    if high is not None:
-        change = partial(as_read, _compute_in_float64)
-        convolved = run_in_float64(network, batches, notes, change)
+def _run_other(other: nn.Module, batches: Sequence[Arguments], like: Run | None, name: str) -> Run:
+    """Runs the other network; raises ConversionError with its name if it does not run."""
     try:
-        result = run_batches(other, batches, like=plain if may_be_flat else None)
+        return run_batches(other, batches, like=like)
     except Exception as error:  # a foreign network may look at its layers in any way
-        name = "other" if rounded else "the converted network"
         raise ConversionError(f"{name} does not run: {type(error).__name__}: {error}") from error
-    of_source = [plain, *moved, *(run_batches(one, batches) for one in rounded)]
-    of_convolutions = [result] if to_conv else []
-    outputs = list(plain.numbers.values())
-    dtypes = [x.dtype for x in outputs]
-    dtype = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
-    if not to_conv or (convolved is not None and dtype == torch.float64):
-        of_convolutions.append(run_copy(network, batches, partial(as_read, summed_otherwise)))
-    places = plain.numbers
-    return _Runs(
-        plain=plain,
-        moved=moved,
-        result=result,
-        high=None if high is None else high.ordered(places),
-        convolved=None if convolved is None else convolved.ordered(places),
-        of_source=[run.ordered(places) for run in of_source],
-        of_convolutions=[run.ordered(places) for run in of_convolutions],
-        dtype=dtype,
-        steps=steps_of(source, outputs),
-    )
 
 
 # --- The network of convolutions --------------------------------------------------------------------------------------
@@ -276,15 +240,15 @@ def _compute_in_float64(conv: AnyConvolution, x: Tensor) -> Tensor:
 
 
 def _with_convolutions(
+    network: nn.Module,
     convolutions: Sequence[NetworkConvolution],
-    shared: Sequence[Sequence[str]],
     compute: Callable[[AnyConvolution, Tensor], Tensor],
     copied: nn.Module,
 ) -> nn.Module:
-    """Lets `compute` run the convolutions of a copied network, as they were read; returns the network.
+    """Lets `compute` run the convolutions of a copied network, as they were read; returns the copy.
 
-    So rounding shows in every layer, and no misreading passes for it. Parameters that are `shared` with the network are
-    read when they are used, because a network may change them in its forward.
+    So rounding shows in every layer, and no misreading passes for it. Parameters that are those of the network are read
+    when they are used, because a network may change them in its forward.
     """
 
     def forward(
@@ -298,7 +262,8 @@ def _with_convolutions(
         return compute(conv, next(iter((*positional, *named.values()))))
 
     calling: dict[nn.Module, list[tuple[Call, nn.Module]]] = {}
-    for one, own in zip(convolutions, shared, strict=True):
+    for one in convolutions:
+        own = _shared_parameters(network, one)
         place = copied.get_submodule(one.name)
         present = place._parameters  # not the place: a cycle would keep the copy in memory
         run = partial(forward, copy.copy(one.conv), own, present)
@@ -329,8 +294,8 @@ def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> l
 def compare_layers(
     source: nn.Module,
     rounded: Sequence[nn.Module],
-    images: Arguments,
-    values_of: Callable[[Sequence[str]], Mapping[str, Tensor]],
+    arguments: Arguments,
+    values_of: Callable[[Arguments, Sequence[str]], Mapping[str, Tensor]],
 ) -> tuple[int, str | None, Difference]:
     """Returns how many layers could be matched by their names, and the first that is outside its tolerance.
 
@@ -340,12 +305,13 @@ def compare_layers(
     Args:
         source: The network that is right.
         rounded: Copies of it that compute with other roundings.
-        images: What they run on.
-        values_of: Returns outputs of the other network's layers, by names of the source's.
+        arguments: What they run on; of a batch of images the first ones.
+        values_of: Returns outputs of the other network's layers on images, by names of the source's.
     """
+    images = arguments.batches(FEW)[0]
     exact = copy.deepcopy(source).double()
     high, takers = layer_outputs(exact, images, torch.float64)
-    values = values_of(list(high))
+    values = values_of(images, list(high))
     roundings = {}
     for name, x in high.items():
         value = values.get(name)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from convattn.budget import LEAST_ROUNDINGS, rounded_differently
@@ -22,10 +23,10 @@ from convattn.errors import (
     must_fit,
     sorts,
 )
-from convattn.functional.torch_modes import SameDraws, plain_float32, without_autocast
+from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
-from convattn.wording import ITSELF
+from convattn.wording import ITSELF, counted
 
 Images = Tensor | list[Any] | tuple[Any, ...] | Mapping[str, Any]
 """What a network runs on: images, also as a list, or a tuple or mapping of its arguments."""
@@ -283,7 +284,12 @@ def read_arguments(model: nn.Module, images: Images | None) -> Arguments:
     elif isinstance(images, tuple):
         arguments = Arguments(images, {}, "the images given")
     elif isinstance(images, Tensor | list):
-        arguments = Arguments((images,), {}, "the images given")
+        count = 1
+        if isinstance(images, list):
+            count = len(images)
+        elif images.ndim:
+            count = images.size(0)  # nested tensors have no len
+        arguments = Arguments((images,), {}, f"the {counted(count, 'image')} given")
     else:
         expectation = "a tensor, a list of them, a tuple of arguments or a mapping of them"
         raise ArgumentError(must_be_a("images", expectation, images))
@@ -454,12 +460,13 @@ def run_in_float64(
     network: nn.Module,
     batches: Sequence[Arguments],
     notes: list[str],
+    places: Mapping[str, Any],
     change: Callable[[nn.Module], nn.Module] = lambda copied: copied,
-) -> Run | None:
-    """Runs a copy in float64, after it was changed, or notes why it does not run so."""
+) -> list[Tensor] | None:
+    """Returns the numbers of a copy in float64, in the order of places, or notes why it does not run so."""
     try:
         copied = change(copy_network(network).eval().double())
-        return run_batches(copied, batches, torch.float64)
+        return run_batches(copied, batches, torch.float64).ordered(places)
     except Exception as error:  # noqa: BLE001 - a network may insist on its dtype in any way
         notes.append(f"float64: the network does not run in it ({type(error).__name__}: {error})")
         return None
@@ -567,3 +574,47 @@ def layer_outputs(
         for hook in hooks:
             hook.remove()
     return values, takers
+
+
+# --- Random numbers ---------------------------------------------------------------------------------------------------
+
+_aten = torch.ops.aten
+
+_FILLS = frozenset(
+    [_aten.bernoulli_, _aten.uniform_, _aten.normal_, _aten.exponential_, _aten.log_normal_]
+)
+_DRAWS = frozenset([_aten.bernoulli, _aten.rand, _aten.rand_like, _aten.randn, _aten.randn_like])
+"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
+
+
+class SameDraws(TorchDispatchMode):
+    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
+
+    Code that `torch.compile` made runs uncompiled inside.
+    """
+
+    drew = False  # Whether there was any
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operation = func.overloadpacket
+        if operation not in _FILLS | _DRAWS | {_aten.native_dropout}:
+            return func(*args, **kwargs)
+        self.drew = True
+        if operation is _aten.native_dropout:
+            x, share, _ = args
+            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
+            return x * mask.to(x.dtype) / (1 - share), mask.bool()
+        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
+        if operation in _FILLS:
+            return args[0].copy_(func(*narrow, **options))
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", torch.get_default_dtype())
+        if "dtype" in kwargs:
+            options["dtype"] = torch.float32
+        return func(*narrow, **options).to(dtype)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)

@@ -327,11 +327,15 @@ def count_predictions(
 
 
 def compare_parts(
-    plain: Sequence[Parts], results: Sequence[Parts], again: Sequence[Sequence[Parts]]
-) -> tuple[list[str], list[str], list[str]]:
+    plain: Sequence[Parts],
+    results: Sequence[Parts],
+    again: Sequence[Sequence[Parts]],
+    notes: list[str],
+) -> tuple[tuple[str, ...], bool]:
     """Compares what two networks return on each batch.
 
-    Returns what differs, and in words what rounding moves, and what cannot be seen into.
+    Returns what differs, and whether there are parts that cannot be seen into. `notes` gets both in words, and what
+    rounding moves.
 
     `again` are runs of the first network that differ from `plain` by rounding. Twice as many elements as differ there
     may differ in the second network: a label where two scores are nearly alike depends on the last digit.
@@ -350,12 +354,15 @@ def compare_parts(
                 moving[name] = None
             if _elements_apart(part, two.get(place)) > 2 * by_rounding:
                 differing[name] = None
-    moved = "rounding, random numbers or kept state change it, too"
-    reasons = []
+    if differing:
+        notes.append(f"{some(list(differing))}: not that of the source")
+    if moving:
+        why = "rounding, random numbers or kept state change it, too"
+        notes.append(f"{some(list(moving))}: {why}")
     for kind, names in hidden.items():
         why = f"a part of type {kind} is not compared, so nothing is called exact"
-        reasons.append(f"{some(list(names))}: {why}")
-    return list(differing), [f"{some(list(moving))}: {moved}"] if moving else [], reasons
+        notes.append(f"{some(list(names))}: {why}")
+    return tuple(differing), bool(hidden)
 
 
 def _elements_apart(one: Any, two: Any) -> int:

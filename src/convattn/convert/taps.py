@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
-from convattn.functional import combine_heads, pad_keys, query_pixels
-from convattn.grid import Axis, Geometry
+from convattn.functional import pad_keys
+from convattn.grid import Geometry
 from convattn.layers import (
     NormalisedConv,
     RelativeAttention,
@@ -197,13 +197,27 @@ def put_tensors(conv: AnyConvolution, weight: Tensor, bias: Tensor | None) -> An
     return conv
 
 
+def convolution(
+    kind: type[AnyConvolution], weight: Tensor, bias: Tensor | None, **options: Any
+) -> AnyConvolution:
+    """Makes a convolution on a weight and a bias, as `put_tensors` gives them to it."""
+    outputs, inputs, *taps = weight.shape
+    if kind in TRANSPOSED_CONVOLUTIONS.values():
+        inputs, outputs = outputs, inputs * options["groups"]
+    else:
+        inputs *= options["groups"]
+    conv: Any = kind(inputs, outputs, tuple(taps), bias=False, device="meta", **options)  # type: ignore[arg-type]
+    return put_tensors(conv, weight, bias)
+
+
 def tap_by_tap(
     taps: Taps, x: Float[Tensor, "batch channels *spatial"]
 ) -> Float[Tensor, "batch outputs *queries"]:
     """Computes a convolution in its own dtype as a sum over taps."""
     y = torch.zeros((), dtype=x.dtype)
     for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
-        y = y + combine_heads(pixels[:, None], weight[None], taps.groups)
+        mixed = functional.conv1d(pixels.flatten(2), weight[..., None], groups=taps.groups)
+        y = y + mixed.unflatten(2, pixels.shape[2:])
     return _with_bias(taps, y)
 
 
@@ -230,15 +244,13 @@ def term_by_term(
 
 def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
     """Yields, for each tap, the pixels that all queries see there."""
-    axes = taps.geometry.axes(x.shape[2:])
     keys = pad_keys(x, taps.geometry)
+    every = [axis.queries for axis in taps.geometry.axes(x.shape[2:])]
     for displacement in taps.displacements:
-        shifted = []
-        for axis, d in zip(axes, displacement, strict=True):
-            queries = axis.queries
-            moved = range(queries.start + d, queries.stop + d, queries.step)
-            shifted.append(Axis(moved, axis.keys))
-        yield query_pixels(keys, shifted)
+        cuts = []
+        for queries, d in zip(every, displacement, strict=True):
+            cuts.append(slice(queries.start + d, queries.stop + d, queries.step))
+        yield keys[(..., *cuts)]
 
 
 def _with_bias(taps: Taps, y: Tensor) -> Tensor:

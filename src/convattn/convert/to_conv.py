@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange, reduce
@@ -39,6 +39,7 @@ from convattn.convert.taps import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     AnyConvolution,
+    convolution,
     summed_otherwise,
     why_not_numbers,
 )
@@ -375,15 +376,10 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
     """Makes the convolution with a chosen kernel."""
     window = choice.window
     weight = choice.kernel
-    parameter = layer.like
-    options = {
-        "kernel_size": window.taps,
+    options: dict[str, Any] = {
         "padding": window.padding,
         "dilation": window.steps,
         "groups": layer.groups,
-        "bias": layer.bias is not None,
-        "device": parameter.device,
-        "dtype": parameter.dtype,
     }
     if window.output_padding is None:
         kind = CONVOLUTIONS[layer.dims]
@@ -394,15 +390,11 @@ def make_convolution(layer: RelativeAttention, choice: KernelChoice) -> AnyConvo
         options["output_padding"] = window.output_padding
         flipped = weight.flip(list(range(2, weight.ndim)))
         weight = rearrange(flipped, "(groups o) i ... -> (groups i) o ...", groups=layer.groups)
-    if not math.isfinite(weight.to(parameter.dtype).abs().max().item()):
-        raise ConversionError(
-            f"cannot convert: the kernel would not be finite in {parameter.dtype}"
-        )
-    conv = kind(layer.in_channels, layer.out_channels, **options)
+    weight = weight.to(layer.like.dtype).contiguous().detach()
+    if not math.isfinite(weight.abs().max().item()):
+        raise ConversionError(f"cannot convert: the kernel would not be finite in {weight.dtype}")
     learns = any(own.requires_grad for own in layer.values.parameters())
-    conv.weight.copy_(weight).requires_grad_(learns)
-    if layer.bias is not None and conv.bias is not None:
-        conv.bias.copy_(layer.bias).requires_grad_(layer.bias.requires_grad)
+    conv = convolution(kind, weight.requires_grad_(learns), copy.deepcopy(layer.bias), **options)
     return conv.train(layer.training)
 
 

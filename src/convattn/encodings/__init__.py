@@ -7,7 +7,7 @@ from convattn.encodings.generalized_quadratic import GeneralizedQuadratic
 from convattn.encodings.learned_axial import LearnedAxial
 from convattn.encodings.learned_table import LearnedTable
 from convattn.encodings.linear_distance import LinearDistance
-from convattn.encodings.quadratic import Quadratic
+from convattn.encodings.quadratic import Quadratic, off_centre_mass
 from convattn.encodings.registry import (
     ENCODINGS,
     create_encoding,
@@ -33,5 +33,6 @@ __all__ = [
     "Sinusoidal",
     "create_encoding",
     "describe_encoding",
+    "off_centre_mass",
     "register_encoding",
 ]

@@ -113,7 +113,13 @@ class Encoding(nn.Module, ABC):
     """Whether the score is a sum of one term per axis."""
 
     centre_argument: ClassVar[str | None] = None
-    """Argument of the constructor that says where heads look, (heads, dims) in pixels; None if there is none."""
+    """Argument of the constructor, and attribute, that says where heads look, (heads, dims) in pixels; or None."""
+
+    width_parameter: ClassVar[str | None] = None
+    """Parameter that says how widely heads look; None if there is none. It and the centres have no weight decay."""
+
+    fixed_displacements: tuple[tuple[int, ...], ...] | None = None
+    """Displacement at which all attention of each head is, whatever else is learned; None if heads are soft."""
 
     if TYPE_CHECKING:
         # A layer's encoding may be of any class: its own attributes, as a sharpness, are found when it runs.
@@ -291,6 +297,30 @@ class Encoding(nn.Module, ABC):
             lowest: Smallest displacement along each axis, in pixels.
             highest: Largest along each axis.
         """
+
+    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+        """Returns the pixel that each head looks at, and a bound on the attention that it gives to others.
+
+        It holds on images of any size; where a displacement leads beyond the keys, the nearest key counts. None if
+        heads have no such pixel.
+        """
+        fixed = self.fixed_displacements
+        return None if fixed is None else (fixed, 0.0)
+
+    @property
+    def head_centres(self) -> Float[Tensor, "heads dims"] | None:
+        """Where heads look, in pixels; None if they have no centres."""
+        if self.centre_argument is None:
+            return None
+        centres = getattr(self, self.centre_argument)
+        return (
+            centres if isinstance(centres, Tensor) else torch.tensor(centres, dtype=torch.float32)
+        )
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"] | None:
+        """S of each head in 1/pixel, where SᵀS is the inverse of its attention's covariance; None if there is none."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """Returns the arguments, besides sizes, that rebuild the module, as JSON types; parameters are not included."""

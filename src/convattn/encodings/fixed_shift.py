@@ -60,12 +60,13 @@ class Shift(AxisAdditiveEncoding):
             taps = "odd" if dims == 1 else f"k ** {dims} with an odd k"
             expected = f"{taps} unless displacements are given"
             raise ArgumentError(must_be("num_heads", expected, num_heads))
-        self._shifts = _whole_shifts(displacements, self.num_heads, self.dims)
+        self.fixed_displacements = _whole_shifts(displacements, self.num_heads, self.dims)
 
     @property
     def displacements(self) -> tuple[tuple[int, ...], ...]:
         """Δ_h in pixels, for each head; to change them, make another encoding."""
-        return self._shifts
+        assert self.fixed_displacements is not None
+        return self.fixed_displacements
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses a sharpness or centres, which would have no effect."""
@@ -132,6 +133,7 @@ def _whole_shifts(
     lengths = set(map(len, shifts))
     if len(shifts) != num_heads or lengths != {dims}:
         raise ShapeError(must_be("displacements", f"of shape {(num_heads, dims)}", displacements))
-    if not all(map(is_whole, chain(*shifts))):
+    kinds = {type(number): number for number in chain(*shifts)}
+    if not all(map(is_whole, kinds.values())):
         raise ArgumentError(must_be("displacements", "integers", displacements))
     return tuple(tuple(map(int, shift)) for shift in shifts)

@@ -31,6 +31,7 @@ class GeneralizedQuadratic(Encoding):
     """
 
     centre_argument = "centres"
+    width_parameter = "shape"
 
     def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
@@ -70,6 +71,11 @@ class GeneralizedQuadratic(Encoding):
             expected = f"symmetric and positive definite in {dtype}"
             raise ArgumentError(must_be("precision", expected, value))
         write_parameter(self, "shape", shape)
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"]:
+        """S."""
+        return self.shape
 
     @property
     def feature_width(self) -> int:

@@ -12,7 +12,7 @@ from convattn.encodings.encoding import (
     read_numbers,
     write_parameter,
 )
-from convattn.encodings.quadratic import Centres, starting_centres
+from convattn.encodings.quadratic import Centres, round_shapes, starting_centres
 from convattn.errors import ArgumentError, must_be
 
 
@@ -32,6 +32,7 @@ class LinearDistance(AxisAdditiveEncoding):
     """
 
     centre_argument = "centres"
+    width_parameter = "log_slope"
 
     def __init__(self, num_heads: int, dims: int, *, centres: Centres = None) -> None:
         """Builds the encoding.
@@ -63,6 +64,11 @@ class LinearDistance(AxisAdditiveEncoding):
         if not (slopes.isfinite() & (slopes > 0)).all():
             raise ArgumentError(must_be("slope", f"positive and finite in {dtype}", value))
         write_parameter(self, "log_slope", logs)
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"]:
+        """m/√2 times the identity: along an axis attention e^{−m|δ|} has the variance 2/m²."""
+        return round_shapes(self.slope / 2**0.5, self.dims)
 
     def axis_score(self, axis: int, displacement: Tensor) -> Tensor:
         """Scores displacements along one axis."""

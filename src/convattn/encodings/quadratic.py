@@ -17,6 +17,9 @@ from convattn.encodings.encoding import (
 )
 from convattn.errors import ArgumentError, ShapeError, must_be
 
+_FARTHEST = 1 << 20
+"""Displacement in pixels beyond which float32 does not tell neighbouring pixels apart."""
+
 Centres: TypeAlias = Sequence[Sequence[float]] | Float[Tensor, "heads dims"] | None
 """Where heads look, in pixels; None draws their centres."""
 
@@ -65,6 +68,11 @@ def quadratic_axis_features(
     return features
 
 
+def round_shapes(roots: Float[Tensor, " heads"], dims: int) -> Float[Tensor, "heads dims dims"]:
+    """Returns a number per head times the identity."""
+    return roots[:, None, None] * torch.eye(dims, dtype=roots.dtype, device=roots.device)
+
+
 def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     """Returns √(2α) rounded to a dtype; raises ArgumentError if α is not positive and finite, also in that dtype."""
     is_number = isinstance(sharpness, int | float) and not isinstance(sharpness, bool)
@@ -76,6 +84,44 @@ def root_of_sharpness(sharpness: float, dtype: torch.dtype) -> float:
     if not 0 < rounded < math.inf:
         raise ArgumentError(must_be("sharpness", f"positive and finite in {dtype}", sharpness))
     return root.item()
+
+
+def off_centre_mass(sharpness: float, dims: int) -> float:
+    """Bounds the weight that a quadratic head centred on a pixel gives to all other pixels.
+
+    `ε(α) = θ(e^{−α})ⁿ − 1` with `θ(x) = 1 + 2 Σ_{m≥1} x^{m²}`: the sum of e^{−α‖δ‖²} over the lattice without its
+    centre, whose own weight before normalisation is 1. It also holds at borders, where there are fewer keys. For small
+    α it is evaluated as `θ(e^{−α}) = √(π/α) θ(e^{−π²/α})`, and never reported above e^700.
+
+    Source: `docs/explanation/theory.md` §3.
+
+    Args:
+        sharpness: α > 0, in 1/pixel².
+        dims: Number of axes n ≥ 1.
+
+    Returns:
+        ε(α), a share of the attention; above 1 the bound says nothing.
+
+    Raises:
+        ArgumentError: α is not positive.
+
+    Example:
+        >>> round(off_centre_mass(5.0, dims=2), 4)
+        0.0271
+    """
+    if not sharpness > 0:
+        raise ArgumentError(must_be("sharpness", "above 0", sharpness))
+    if sharpness >= math.pi:
+        return math.expm1(dims * math.log1p(2 * _gaussian_tail(sharpness)))
+    # Jacobi's identity: the sum over the dual lattice converges where this one is slow
+    dual = 2 * _gaussian_tail(math.pi**2 / sharpness)
+    exponent = dims * (math.log(math.pi / sharpness) / 2 + math.log1p(dual))
+    return math.expm1(min(exponent, 700.0))
+
+
+def _gaussian_tail(sharpness: float) -> float:
+    """Sums e^{−αm²} over m ≥ 1, for α ≥ π; the tenth term is below 1e-136 of the first."""
+    return math.fsum(math.exp(-sharpness * step * step) for step in range(1, 10))
 
 
 @final
@@ -98,6 +144,7 @@ class Quadratic(AxisAdditiveEncoding):
     """
 
     centre_argument = "centres"
+    width_parameter = "root_sharpness"
 
     def __init__(
         self,
@@ -140,6 +187,31 @@ class Quadratic(AxisAdditiveEncoding):
         for head, alpha in enumerate(roots.tolist()):
             roots[head] = root_of_sharpness(alpha, dtype)
         write_parameter(self, "root_sharpness", roots)
+
+    def hard_displacements(self) -> tuple[tuple[tuple[int, ...], ...], float] | None:
+        """Returns the pixels nearest to the centres, and a bound on the attention elsewhere; None if they are too far.
+
+        A head f ≤ ½ from a pixel along an axis gives its other pixels, at distances m on both sides, at most
+        `Σ_{m≥1} e^{−α(m² − 2mf)} + e^{−α(m² + 2mf)}` of what that pixel has. Beyond the keys the nearest key takes its
+        place, and the others are farther still. With m² ≥ 3m − 2 the sums are at most geometric ones.
+        """
+        centres = self.centres.detach().double().cpu()
+        alpha = self.sharpness.detach().double().cpu()[:, None]
+        nearest = centres.round()
+        if not nearest.abs().max().item() <= _FARTHEST:
+            return None
+        away = (centres - nearest).abs()
+        nearest_of_near = torch.exp(-alpha * (1 - 2 * away))
+        nearest_of_far = torch.exp(-alpha * (1 + 2 * away))
+        near = nearest_of_near / -torch.expm1(-alpha * (3 - 2 * away))
+        far = nearest_of_far / -torch.expm1(-3 * alpha)
+        displacements = tuple(tuple(map(int, head)) for head in nearest.tolist())
+        return displacements, (near + far).sum(1).max().item()
+
+    @property
+    def head_shapes(self) -> Float[Tensor, "heads dims dims"]:
+        """√(2α) times the identity."""
+        return round_shapes(self.root_sharpness, self.dims)
 
     @property
     def feature_width(self) -> int:

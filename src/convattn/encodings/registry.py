@@ -109,8 +109,8 @@ def require_encoding(name: str) -> None:
     """Raises UnknownNameError unless there is an encoding of that name; it says how one is registered."""
     if name not in ENCODINGS:
         more = (
-            f". One of your own: convattn.register_encoding({name!r}, CLASS), in a module that"
-            " --import MODULE names"
+            ". One of your own: import the module that registers it first, by"
+            f" convattn.register_encoding({name!r}, CLASS)"
         )
         raise UnknownNameError("encoding", name, ENCODINGS, more)
 

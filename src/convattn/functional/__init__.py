@@ -2,7 +2,7 @@
 
 from convattn.functional.convolution import take_every
 from convattn.functional.fused import fused_attention
-from convattn.functional.plan import Cost, Path, Work, find_shifts
+from convattn.functional.path import CallSizes, Cost, Path
 from convattn.functional.positions import (
     Channels,
     position_channels,
@@ -24,15 +24,15 @@ from convattn.functional.reference import (
     query_pixels,
 )
 from convattn.functional.separable import separable_attention
-from convattn.functional.shift import WindowConvolution, window_convolution
+from convattn.functional.shift import WindowConvolution, find_shifts, window_convolution
 
 __all__ = [
+    "CallSizes",
     "Channels",
     "Cost",
     "HeadMaps",
     "Path",
     "WindowConvolution",
-    "Work",
     "add_bias",
     "attend",
     "attention_weights",

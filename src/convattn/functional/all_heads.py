@@ -15,10 +15,7 @@ from convattn.functional.torch_modes import (
     needs_own_operations,
     product_dtype,
 )
-from convattn.functional.workspace import Workspace, chunks
-
-_CACHE = 1 << 22
-"""Bytes of the means of all heads that are worked on at a time, about twice the second-level cache of a core."""
+from convattn.functional.workspace import Workspace, chunks, piece_bytes
 
 _ALIGNED = 32
 """Images times channels is a multiple of this: other products take up to three times as long (oneDNN, AMX)."""
@@ -39,7 +36,7 @@ class _AllHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(pixels, maps, *weights)
-        means = _Means(weights, pixels.shape[1], pixels)
+        means = _Planes(weights, pixels.shape[1], pixels)
         matrix = _side_by_side(maps, pixels.dtype)
         rows, *cols = means.queries
         y = pixels.new_empty(len(pixels), rows, *cols, len(matrix))
@@ -57,10 +54,10 @@ class _AllHeads(torch.autograd.Function):
         pixels, maps, *weights = ctx.saved_tensors
         needs_pixels, needs_maps, *needs_weights = ctx.needs_input_grad
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_as_products, pixels.dtype)
+            compute = partial(_by_axis, pixels.dtype)
             inputs = (pixels, maps, *weights)
             return tuple(backward_to_differentiate(compute, inputs, ctx.needs_input_grad, gradient))
-        means = _Means(weights, pixels.shape[1], pixels)
+        means = _Planes(weights, pixels.shape[1], pixels)
         matrix = _side_by_side(maps, pixels.dtype)
         wide = torch.promote_types(pixels.dtype, torch.float32)
         by_pixels = torch.empty_like(pixels) if needs_pixels else None
@@ -95,7 +92,7 @@ class _AllHeads(torch.autograd.Function):
         return by_pixels, by_maps, *narrow
 
 
-def _as_products(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
+def _by_axis(dtype: torch.dtype, pixels: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:
     """Computes what `_AllHeads` does, in operations that torch can differentiate."""
     narrow = [weight.to(dtype) for weight in weights]
     return attend_by_axis(narrow, pixels, maps.to(dtype)).movedim(1, -1)
@@ -105,7 +102,7 @@ def _side_by_side(maps: Tensor, dtype: torch.dtype) -> Float[Tensor, "outputs in
     return maps.to(dtype).transpose(0, 1).flatten(1)
 
 
-class _Means:
+class _Planes:
     """Means of all heads for some images at a time, in memory that each part of the batch uses again.
 
     A single axis counts as the rows of one column.
@@ -122,7 +119,7 @@ class _Means:
         self.cols_back = None if self.cols is None else self.cols.mT.contiguous()
         pixels = max(prod(self.queries), prod(weight.shape[2] for weight in weights))
         numbers = pixels * self.heads * channels
-        fitting = _CACHE // max(1, numbers * like.element_size())
+        fitting = piece_bytes(like.device) // max(1, numbers * like.element_size())
         aligned = _ALIGNED // gcd(_ALIGNED, channels)
         self.images = max(1, fitting // aligned) * aligned
         self.space = Workspace(like)

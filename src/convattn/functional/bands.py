@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from einops import einsum
@@ -10,7 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import attention_weights, combine_heads
+from convattn.functional.path import CallSizes, Cost, KeyPath
+from convattn.functional.quotient import weighted_sums
+from convattn.functional.reference import (
+    HeadMaps,
+    attention_weights,
+    combine_heads,
+)
 from convattn.functional.torch_modes import product_dtype, without_autocast
 from convattn.grid import Axis
 
@@ -21,12 +28,9 @@ at 16 channels, 65,536 pixels, one core)."""
 _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which attention is left out."""
 
-_SHORTEST = 64
-"""Least number of queries that share one matrix of weights."""
-
-_SLOW_MEANS = 2.0
-"""How many times longer an operation takes in means of blocks than in a convolution (measured with 16 and 64 channels,
-101 and 401 displacements, one core)."""
+_SLOW_MEANS = 6.0
+"""How many times longer an operation takes in means of each channel than in a convolution of all: 4 to 8 times (16 and
+64 channels, 21 to 401 displacements, one and four heads, forward and with gradients, one core)."""
 
 _SHARED = 3 / 4
 """Heads share a band if it has at most this share of the displacements of their separate bands."""
@@ -47,14 +51,10 @@ class Band(NamedTuple):
         """Number of displacements."""
         return self.high - self.low + 1
 
-    def block(self, step: int) -> int:
-        """Returns how many queries, `step` keys apart, share one matrix of weights when means are taken."""
-        return max(_SHORTEST, self.taps // step)
-
-    def is_kernel(self, channels: int, matrix: int, step: int) -> bool:
+    def is_kernel(self, channels: int, matrix: int) -> bool:
         """Tells whether one convolution of all heads, W_h of `matrix` numbers each, is faster than means, then W_h."""
-        seen = step * (self.block(step) - 1) + self.taps
-        return self.taps * matrix <= _SLOW_MEANS * len(self.heads) * (seen * channels + matrix)
+        means = _SLOW_MEANS * self.taps * channels + matrix
+        return self.taps * matrix <= len(self.heads) * means
 
 
 class Bands(NamedTuple):
@@ -248,10 +248,12 @@ class _BandAttention(NamedTuple):
         weights = attention_weights(seen.index_select(0, self.heads)).to(self.keys.dtype)
         keys = self.keys[..., queries[0] + band.low : queries[-1] + band.high + 1]
         step = self.axis.queries.step
-        if band.is_kernel(keys.shape[1], maps[0].numel(), step):
+        if band.is_kernel(keys.shape[1], maps[0].numel()):
             pattern = "heads taps, heads outputs channels -> outputs channels taps"
             return _convolution(keys, einsum(weights, maps, pattern), groups, step)
-        return combine_heads(_block_means(weights, keys, band.block(step), step), maps, groups)
+        inside = Axis(range(0, keys.shape[-1] - band.taps + 1, step), keys.shape[-1])
+        means = weighted_sums(keys[:, None], [weights], [0], [inside])
+        return combine_heads(means, maps, groups)
 
 
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
@@ -267,18 +269,51 @@ def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor
     return y
 
 
-def _block_means(
-    weights: Float[Tensor, "heads taps"], keys: Tensor, block: int, step: int
-) -> Float[Tensor, "batch heads channels queries"]:
-    """Takes the means of blocks of queries, which all have the same matrix of weights."""
-    heads, taps = weights.shape
-    queries = (keys.shape[-1] - taps) // step + 1
-    blocks, width = -(-queries // block), step * (block - 1) + taps
-    # A matrix of which each row is the one above, moved on by a step
-    rows = functional.pad(weights, (0, width + step - taps))[:, None].expand(-1, block, -1)
-    matrix = rows.reshape(heads, -1)[:, : block * width].view(heads, block, width)
-    room = step * block * (blocks - 1) + width - keys.shape[-1]
-    windows = functional.pad(keys, (0, room)).unfold(-1, width, step * block)
-    pattern = "heads block keys, batch channels blocks keys -> batch heads channels blocks block"
-    means = einsum(matrix, windows, pattern).flatten(-2)
-    return means[..., :queries]
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BandPath(KeyPath):
+    """The keys that matter to a long sequence: convolutions of all channels or of each."""
+
+    name: ClassVar[str] = "separable"
+
+    bands: Bands
+
+    def cost(self) -> Cost:
+        """Counts the bands, and keeps the memory of the largest."""
+        return band_cost(self.sizes, self.bands)
+
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
+        """Attends along the only axis."""
+        assert self.sizes.line is not None
+        axis = self.sizes.axes[self.sizes.line]
+        return band_attention(self.bands, axis, keys.flatten(2), maps.whole(), maps.groups)
+
+
+def band_cost(sizes: CallSizes, bands: Bands) -> Cost:
+    """Returns the cost of convolutions and means of the keys that matter, for images that are lines."""
+    flops = numbers = 0
+    for band in bands.parts:
+        operations, held = _cost_of_one_band(sizes, band)
+        flops += operations
+        numbers = max(numbers, held)
+    return Cost(flops, numbers * sizes.itemsize + 5 * bands.scores.nbytes // 4)
+
+
+def _cost_of_one_band(sizes: CallSizes, band: Band) -> tuple[int, int]:
+    """Returns the operations of a band, and how many numbers are in memory."""
+    assert sizes.line is not None
+    heads, step = len(band.heads), sizes.axes[sizes.line].queries.step
+    matrix = sizes.channels * sizes.outputs // sizes.groups
+    ends = (band.before, band.after)
+    inside = sizes.batch * (sizes.queries - sum(count for count, _ in ends))
+    if band.is_kernel(sizes.channels, matrix):
+        flops = 2 * inside * band.taps * matrix + 2 * heads * band.taps * matrix
+        numbers = inside * (step * sizes.channels + 2 * sizes.outputs)
+    else:
+        flops = 2 * inside * heads * (band.taps * sizes.channels + matrix)
+        numbers = inside * (step * sizes.channels + heads * 2 * sizes.channels + sizes.outputs)
+    for count, keys in ends:
+        means = 2 * sizes.batch * (keys * sizes.channels + matrix)
+        flops += heads * count * (5 * keys + means)
+        numbers += heads * count * (2 * keys + sizes.batch * sizes.channels)
+    return flops, numbers

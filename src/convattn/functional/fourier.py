@@ -7,9 +7,10 @@ are computed in float64, and the means at queries that are weak nevertheless are
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any, NamedTuple
+from math import log2, prod
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from einops import einsum
@@ -17,7 +18,13 @@ from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.reference import attention_weights, combine_heads, displacement_places
+from convattn.functional.path import CallSizes, Cost, KeyPath
+from convattn.functional.reference import (
+    HeadMaps,
+    attention_weights,
+    combine_heads,
+    displacement_places,
+)
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
     is_accelerator,
@@ -28,7 +35,7 @@ from convattn.functional.torch_modes import (
 from convattn.functional.workspace import chunks, piece_bytes
 from convattn.grid import Axis
 
-_CACHE = 5 << 19
+_CHANNEL_BYTES = 5 << 19
 """Bytes of transformed channels computed at a time on a CPU, so that they stay in the cache."""
 
 
@@ -134,7 +141,7 @@ def _parts(blocks: Tensor, heads: int, lengths: torch.Size) -> Iterator[_Part]:
     """Cuts a call into images, groups with all their channels or channels of one group, and heads."""
     batch, groups, channels = blocks.shape[:3]
     one, together = 8 * lengths.numel(), 1
-    room, images = _CACHE, 1
+    room, images = _CHANNEL_BYTES, 1
     if is_accelerator(blocks.device):
         # real and transformed numbers of every head
         room, together = piece_bytes(blocks.device), heads
@@ -389,3 +396,37 @@ def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
 def _length(axis: Axis, part: slice) -> int:
     low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
     return quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FourierPath(KeyPath):
+    """Fast Fourier transforms."""
+
+    name: ClassVar[str] = "fourier"
+
+    filters: Filters
+
+    def cost(self) -> Cost:
+        """Counts transforms, then W_h."""
+        flops, memory = transform_cost(self.sizes)
+        return Cost(flops + self.sizes.maps, memory)
+
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
+        """Filters the images."""
+        return fourier_attention(self.filters, self.sizes.axes, keys, maps.whole(), maps.groups)
+
+
+def padded_pixels(sizes: CallSizes) -> int:
+    """Returns how many numbers a transform of one channel has."""
+    return prod([quick_length(2 * axis.keys - 1) for axis in sizes.axes])
+
+
+def transform_cost(sizes: CallSizes) -> Cost:
+    """Returns the cost of transforms of the images, products with the heads' filters, and transforms back."""
+    size = padded_pixels(sizes)
+    pairs = sizes.batch * (sizes.channels + 1) // 2
+    one = 5 * size * max(1, round(log2(size)))
+    flops = one * pairs * (sizes.heads + 1) + 6 * size * pairs * sizes.heads
+    memory = 16 * size * sizes.heads + 3 * _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
+    return Cost(flops, memory)

@@ -7,14 +7,16 @@ On a GPU the kernel wants the numbers of each query, key and value side by side,
 mask that learns is taken by one of its roads, some images at a time where it differs between images.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,32 +45,33 @@ KEPT_BYTES = 1 << 26
 """Bytes of all weights of a call up to which they are kept for the gradient: a step takes 0.8 to 0.9 of the time."""
 
 
-class Mask(NamedTuple):
-    """Scores to add to those of the content: a sum over axes, or of one axis that holds all keys.
+@dataclass(frozen=True, eq=False)
+class Mask(ABC):
+    """Scores s_h(δ) + q·r_δ to add to those of content, for some queries at a time; one of the terms may be missing."""
 
-    Attributes:
-        rows: Takes the slice that some queries are, these queries, (images, heads, queries, width), and the tables;
-            returns (images or one, heads, queries, keys along each axis, side by side).
-        keys: Number of keys along each axis.
-        tables: What the rows are looked up in.
-        numbers: How many products with each query are in memory beside the scores; with 0 queries play no part.
-    """
+    axes: Sequence[Axis]
+    own: tuple[Tensor, ...]  # what scores s_h are looked up in
+    features: tuple[Float[Tensor, "heads_or_one _ width"], ...]  # r of displacements
 
-    rows: Callable[..., Tensor]
-    keys: tuple[int, ...]
-    tables: tuple[Tensor, ...]
-    numbers: int
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """All numbers to which gradients flow."""
+        return *self.own, *self.features
 
+    @property
+    def numbers(self) -> int:
+        """How many products with each query are in memory beside the scores; with 0 queries play no part."""
+        return sum(table.shape[1] for table in self.features)
+
+    def split(self, tables: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Splits tensors like `tables` into those like `own` and those like `features`."""
+        return tables[: len(self.own)], tables[len(self.own) :]
+
+    @abstractmethod
     def scores(
-        self, some: slice, query: Tensor, *tables: Tensor
+        self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
-        """Returns the scores of some queries and every key."""
-        if is_accelerator(query.device):
-            return self.rows(some, query, *tables)
-        total = query.new_zeros(*query.shape[:3], 1)
-        for own in self.rows(some, query, *tables).split(self.keys, dim=-1):
-            total = (total[..., None] + own[..., None, :]).flatten(-2)
-        return total
+        """Returns the scores of every key and of those queries which the slice is."""
 
     def backward(
         self,
@@ -82,14 +85,90 @@ class Mask(NamedTuple):
         wanted = (needed[0] and self.numbers > 0, *needed[3:])
         if not any(wanted):
             return [None] * len(wanted)
-        by_axis = upstream.unflatten(-1, self.keys)
+        return self._backward(some, (query, *tables), wanted, upstream)
+
+    def _backward(
+        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
+    ) -> list[Tensor | None]:
+        return backward_to_differentiate(partial(self.scores, some), inputs, wanted, upstream)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SumOfAxes(Mask):
+    """A sum over axes, on a CPU: scores are looked up in (heads, queries, keys) of each, features by displacement."""
+
+    places: Sequence[Int[Tensor, "queries keys"]]
+
+    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
+        """Adds up what each axis gives."""
+        total = query.new_zeros(*query.shape[:3], 1)
+        for own in self._rows(some, query, *tables).split(self._keys, dim=-1):
+            total = (total[..., None] + own[..., None, :]).flatten(-2)
+        return total
+
+    @property
+    def _keys(self) -> list[int]:
+        return [axis.keys for axis in self.axes]
+
+    def _rows(
+        self, some: slice, query: Tensor, *tables: Tensor
+    ) -> Float[Tensor, "images heads queries _"]:
+        """Returns the scores of the keys along each axis, side by side."""
+        own, features = self.split(tables)
+        sizes = [len(axis.queries) for axis in self.axes]
+        numbers = torch.arange(prod(sizes), device=query.device)[some]
+        rows = []
+        for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
+            row = query.new_zeros(*query.shape[:3], 1)
+            if own:
+                row = row + own[axis].index_select(1, along)
+            if features:
+                row = row + _looked_up(query, features[axis], self.places[axis][along])
+            rows.append(row)
+        return torch.cat(rows, dim=-1)
+
+    def _backward(
+        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
+    ) -> list[Tensor | None]:
+        by_axis = upstream.unflatten(-1, self._keys)
         sums = []
-        for axis in range(len(self.keys)):
-            others = [3 + other for other in range(len(self.keys)) if other != axis]
-            sums.append(by_axis.sum(others) if others else by_axis)
-        rows = partial(self.rows, some)
+        for axis in range(len(self.axes)):
+            others = [3 + other for other in range(len(self.axes)) if other != axis]
+            sums.append(by_axis.sum(others))
         along = torch.cat(sums, dim=-1)
-        return backward_to_differentiate(rows, (query, *tables), wanted, along)
+        return backward_to_differentiate(partial(self._rows, some), inputs, wanted, along)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OfAllDisplacements(Mask):
+    """Scores and features in tables of all displacements, flattened."""
+
+    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
+        """Looks them up by displacement; on a GPU in windows of the tables, without index tensors."""
+        own, features = self.split(tables)
+        if is_accelerator(query.device):
+            assert some == slice(None)
+            return self._windows(query, own, features)
+        queries = prod([len(axis.queries) for axis in self.axes])
+        numbers = torch.arange(queries, device=query.device)[some]
+        places = displacement_places(self.axes, numbers)
+        total = query.new_zeros(*query.shape[:3], places.shape[1])
+        for table in own:
+            total = total + table[:, places]
+        for table in features:
+            total = total + _looked_up(query, table, places)
+        return total
+
+    def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        spans = [axis.highest - axis.lowest + 1 for axis in self.axes]
+        total = query.new_zeros(())
+        for table in own:
+            total = total + displacement_scores(table.unflatten(1, spans), self.axes)[None]
+        for table in features:
+            total = total + windows_of_queries(query @ table.mT, self.axes)
+        return total
 
 
 def displacement_mask(
@@ -101,65 +180,11 @@ def displacement_mask(
 
     Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
     """
-    device = (*scores, *features)[0].device
-    numbers = sum(table.shape[1] for table in features)
-    if max(len(scores), len(features)) == len(axes) > 1:
-        places = [axis.index(device) for axis in axes]
-        windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
-        rows = partial(_rows_of_axes, axes, places, len(windows))
-        return Mask(rows, tuple(axis.keys for axis in axes), (*windows, *features), numbers)
-    rows = partial(_rows_by_windows if is_accelerator(device) else _rows_of_all, axes, len(scores))
-    return Mask(rows, (prod([axis.keys for axis in axes]),), (*scores, *features), numbers)
-
-
-def _rows_of_axes(
-    axes: Sequence[Axis],
-    places: Sequence[Tensor],
-    scored: int,
-    some: slice,
-    query: Tensor,
-    *tables: Tensor,
-) -> Float[Tensor, "images heads queries _"]:
-    """Looks up the scores of an axis in (heads, queries along it, keys along it), those of features by displacement."""
-    sizes = [len(axis.queries) for axis in axes]
-    numbers = torch.arange(prod(sizes), device=query.device)[some]
-    rows = []
-    for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
-        own = query.new_zeros(*query.shape[:3], 1)
-        if scored:
-            own = own + tables[axis].index_select(1, along)
-        if len(tables) > scored:
-            own = own + _looked_up(query, tables[scored + axis], places[axis][along])
-        rows.append(own)
-    return torch.cat(rows, dim=-1)
-
-
-def _rows_of_all(
-    axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
-) -> Float[Tensor, "images heads queries keys"]:
-    """Looks up scores of all axes at once, by displacement."""
-    queries = prod([len(axis.queries) for axis in axes])
-    places = displacement_places(axes, torch.arange(queries, device=query.device)[some])
-    total = query.new_zeros(*query.shape[:3], 1)
-    for table in tables[:scored]:
-        total = total + table[:, places]
-    for table in tables[scored:]:
-        total = total + _looked_up(query, table, places)
-    return total
-
-
-def _rows_by_windows(
-    axes: Sequence[Axis], scored: int, some: slice, query: Tensor, *tables: Tensor
-) -> Float[Tensor, "images_or_one heads queries keys"]:
-    """Takes windows of tables for all queries, without index tensors."""
-    assert some == slice(None)
-    spans = [axis.highest - axis.lowest + 1 for axis in axes]
-    total = query.new_zeros(())
-    for table in tables[:scored]:
-        total = total + displacement_scores(table.unflatten(1, spans), axes)[None]
-    for table in tables[scored:]:
-        total = total + windows_of_queries(query @ table.mT, axes)
-    return total
+    if max(len(scores), len(features)) < len(axes) or len(axes) == 1:
+        return OfAllDisplacements(axes, tuple(scores), tuple(features))
+    places = [axis.index((*scores, *features)[0].device) for axis in axes]
+    windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
+    return SumOfAxes(axes, tuple(windows), tuple(features), places)
 
 
 def _looked_up(

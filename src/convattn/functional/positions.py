@@ -19,13 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic, Shift
+from convattn.encodings import AxisAdditiveEncoding, Encoding, Quadratic
 from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import displacement_scores, windows_of_queries
 from convattn.functional.torch_modes import (
-    FLASH_WIDTH,
-    is_accelerator,
     missing_channels,
     without_autocast,
 )
@@ -70,16 +68,6 @@ def _appended(tokens: Tensor, channels: Tensor) -> Float[Tensor, "images heads t
     channels = functional.pad(channels, (0, missing, first, 0))
     return torch.cat([tokens, channels.expand(*tokens.shape[:-1], -1)], dim=-1)
 
-
-FORMS = {
-    "one-hot": "a channel for each key along each axis",
-    "quadratic": "n + 1 channels",
-    "mask": "a mask of some queries at a time",
-}
-"""How scores of displacements reach a kernel."""
-
-_WIDEST = 128
-"""Most one-hot channels of a sequence: beyond, explicit weights take less time than wide queries."""
 
 _LEAST = 1 / 4
 """Share of the range of a dtype within which scores are kept: a key of score −∞ would make 0 · ∞ in the product."""
@@ -253,64 +241,6 @@ def second_degree(
     compute_parameters(encoding)
     sharpness = encoding.sharpness.to(device, dtype)
     return -sharpness, 2 * sharpness[:, None] * encoding.centres.to(device, dtype)
-
-
-def position_form(encoding: Encoding, axes: Sequence[Axis], device: torch.device) -> str:
-    """Returns "mask" or "one-hot", by what takes less time."""
-    # on a CPU the mask of some queries at a time takes 0.5 to 0.9 of the time of wider queries and keys
-    if not is_accelerator(device) and not torch.compiler.is_compiling():
-        return "mask"
-    # the kernel's gradient leaves rounding where weights are exactly 0 and 1
-    if not encoding.axis_additive or isinstance(encoding, Shift):
-        return "mask"
-    wide = position_width("one-hot", axes) > _WIDEST
-    several = [axis for axis in axes if axis.keys > 1]
-    return "mask" if wide and len(several) < 2 else "one-hot"
-
-
-def position_width(form: str, axes: Sequence[Axis]) -> int:
-    """Returns the number of channels of a form, one of `FORMS`, in one part."""
-    widths = {"one-hot": sum(axis.keys for axis in axes), "quadratic": len(axes) + 1}
-    return widths.get(form, 0)
-
-
-class Precision(NamedTuple):
-    """Dtype of a kernel's queries and keys, and of how many parts numbers of positions are there."""
-
-    dtype: torch.dtype
-    query: int = 1  # parts of each channel of the queries
-    key: int = 1  # parts of each channel of the keys
-
-
-def kernel_precision(
-    form: str, axes: Sequence[Axis], dtype: torch.dtype, device: torch.device, width: int
-) -> Precision:
-    """Chooses in which dtype a kernel takes queries and keys.
-
-    On a CPU it is at least float32. On a GPU it is that of products, because the fast kernels take 16 bits. There
-    channels of one-hot keys are in two parts, unless these make queries too wide for the flash kernel and one does not:
-    then scores of positions are rounded as other numbers of that dtype are. Numbers of second degree are in three parts
-    and their keys in two, as exact as float32 for up to 256 keys along an axis; beyond, the kernel computes in float32.
-
-    Args:
-        form: How scores of displacements reach the kernel: one of `FORMS`.
-        axes: Queries and keys along each axis.
-        dtype: Dtype of products.
-        device: Where the kernel computes.
-        width: Width of queries and keys without positions.
-
-    Returns:
-        The dtype, and the parts.
-    """
-    wide = torch.promote_types(dtype, torch.float32)
-    if not is_accelerator(device) or dtype == wide:
-        return Precision(wide)
-    if form == "quadratic":
-        exact = max(axis.keys for axis in axes) <= 256
-        return Precision(dtype, 3, 2) if exact else Precision(wide)
-    channels = position_width(form, axes)
-    too_wide = width + 2 * channels > FLASH_WIDTH >= width + channels
-    return Precision(dtype, 1 if too_wide or not channels else 2)
 
 
 def as_axes(axes: Sequence[Axis | int]) -> tuple[Axis, ...]:

@@ -73,11 +73,21 @@ def kernel_means(
         >>> kernel_means(x.view(1, 1, 1, 4), [kernel], [-1], [Axis(range(4), 4)]).flatten().tolist()
         [4.0, 6.0, 5.0, 5.0]
     """
-    heads, channels = len(kernels[0]), x.shape[2]
     if divisors is None:
         divisors = kernel_divisors(kernels, lows, axes, present)
     if present is not None:
         x = x * present[:, None, None]
+    return weighted_sums(x, kernels, lows, axes) / divisors[:, :, None]
+
+
+def weighted_sums(
+    x: Float[Tensor, "batch heads_or_one channels *keys"],
+    kernels: Sequence[Float[Tensor, "heads *taps"]],
+    lows: Sequence[int],
+    axes: Sequence[Axis],
+) -> Float[Tensor, "batch heads channels *queries"]:
+    """Returns Σ_δ g_h(δ) x[q + δ]; the arguments are those of `kernel_means`."""
+    heads, channels = len(kernels[0]), x.shape[2]
     images = x.to(torch.promote_types(x.dtype, kernels[0].dtype)).flatten(1, 2)
     steps = _steps(kernels, lows, axes)
     images = _laid_out(images, steps)
@@ -90,7 +100,7 @@ def kernel_means(
             by_head.append(_correlate(images, own))
         sums = torch.cat(by_head, dim=1)
     sums = sums.view(sums.shape[: 2 + len(axes)])
-    return sums.unflatten(1, (heads, channels)) / divisors[:, :, None]
+    return sums.unflatten(1, (heads, channels))
 
 
 def kernel_divisors(

@@ -13,7 +13,9 @@ Four ways compute this, on a CPU by what was measured to be faster:
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import ClassVar, final
 
 import torch
 from einops import einsum, rearrange
@@ -22,7 +24,13 @@ from torch import Tensor
 
 from convattn.functional.all_heads import attention_of_all_heads
 from convattn.functional.large_products import attention_by_products
-from convattn.functional.reference import AXES, HeadMaps, attend_by_axis, join_axes
+from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
+from convattn.functional.reference import (
+    AXES,
+    HeadMaps,
+    attend_by_axis,
+    join_axes,
+)
 from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import (
     autocasts,
@@ -38,6 +46,11 @@ SMALL_BYTES = 15 << 15
 _JOINED = 64
 """Most keys of an image whose axes are joined under autocast on a CPU: one large product is then quicker than many
 small ones (a step with 8 x 8 pixels in bfloat16 takes half the time on one core with AMX, with 16 x 16 as long)."""
+
+OWN_CHANNELS = 2.0
+"""How many times longer an operation takes if each head mixes channels of its own than in a large product: 1.0 to 2.7
+times forward, 3.7 with 224 x 224 pixels, and 0.8 to 2.4 in a step (7 x 7 to 224 x 224 pixels, heads of 8 to 160
+channels; two cores, float32). Only ratios of this size decide."""
 
 
 def separable_attention(
@@ -128,3 +141,60 @@ def values_first_attention(
         mixed, before = einsum(weight, mixed, pattern), after.replace("queries", f"queries_{name}")
     by_image = mixed.unflatten(1, (-1, maps.value.shape[1]))
     return maps.combine(by_image.transpose(0, 1))
+
+
+def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:
+    """Tells whether values before means are estimated to be faster than means before W_h."""
+    values = sizes.explicit_flops(by_axis=by_axis, values_first=True) * OWN_CHANNELS
+    return values < sizes.explicit_flops(by_axis=by_axis)
+
+
+def explicit_cost(sizes: CallSizes, *, by_axis: bool, values_first: bool) -> Cost:
+    """Counts the softmax, the means, and the matrices before or after them."""
+    memory = sizes.weights(by_axis=by_axis) * (4 + sizes.itemsize)
+    if values_first:
+        own = sizes.batch * sizes.heads * sizes.inner * (sizes.keys + sizes.queries)
+        memory += own * sizes.itemsize
+    else:
+        mixed = sizes.batch * sizes.channels * sizes.queries * sizes.itemsize
+        memory += 3 * min(1 << 21, mixed)
+    return Cost(sizes.explicit_flops(by_axis=by_axis, values_first=values_first), memory)
+
+
+def explicit_means(
+    weights: Sequence[Float[Tensor, "heads _ _"]],
+    keys: Float[Tensor, "batch channels *spatial"],
+    maps: HeadMaps,
+    *,
+    values_first: bool,
+) -> Float[Tensor, "batch outputs *queries"]:
+    """Takes weighted means along each axis, before or after the matrices."""
+    if not values_first:
+        return separable_attention(weights, keys, maps.whole(), maps.groups)
+    narrow = [weight.to(keys.dtype) for weight in weights]
+    return values_first_attention(narrow, keys, maps)
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SeparablePath(KeyPath):
+    """One softmax along each axis; on a GPU their products may be one matrix of all pairs of queries and keys."""
+
+    name: ClassVar[str] = "separable"
+    weights: tuple[Float[Tensor, "heads _ _"], ...]  # in at least float32
+
+    @classmethod
+    def refuses(cls, heads: Heads) -> str | None:
+        """Returns why heads cannot be computed in this way; None if they can."""
+        return heads.of_images or heads.dropped or heads.joint
+
+    def cost(self) -> Cost:
+        """Counts the softmax, the means, and the matrices in the order of the path."""
+        by_axis = len(self.weights) == len(self.sizes.axes)
+        return explicit_cost(self.sizes, by_axis=by_axis, values_first=self.values_first)
+
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
+        """Takes weighted means along each axis, before or after the matrices."""
+        if len(self.weights) < keys.ndim - 2:
+            keys = keys.flatten(2)
+        return explicit_means(self.weights, keys, maps, values_first=self.values_first)

@@ -7,14 +7,11 @@ such operations, which is used only when it is needed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd.forward_ad import unpack_dual
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from convattn.errors import ArgumentError
 
@@ -123,6 +120,15 @@ def needs_own_operations(*tensors: Tensor) -> bool:
     )
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Tells whether a computation may depend on the values of a tensor."""
+    # Not on the device "meta", while compiling, or under `torch.vmap`, where each member of the batch has other values.
+    if tensor.is_meta or torch.compiler.is_compiling():
+        return False
+    # vmap hides the axis it maps over
+    return torch.func.debug_unwrap(tensor, recurse=True).ndim == tensor.ndim
+
+
 def fixed_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns the spatial sizes of images, which exports and traces fix here because scores depend on them.
 
@@ -168,47 +174,3 @@ def missing_channels(width: int, device: torch.device) -> int:
     multiples of eight alone.
     """
     return -width % (8 if is_accelerator(device) else 4)
-
-
-# --- Random numbers ---------------------------------------------------------------------------------------------------
-
-aten = torch.ops.aten
-
-_FILLS = frozenset(
-    [aten.bernoulli_, aten.uniform_, aten.normal_, aten.exponential_, aten.log_normal_]
-)
-_DRAWS = frozenset([aten.bernoulli, aten.rand, aten.rand_like, aten.randn, aten.randn_like])
-"""Torch's operations that fill a tensor with random numbers, and those that return one. Dropout on CUDA is another."""
-
-
-class SameDraws(TorchDispatchMode):
-    """Draws random numbers in float32 and row by row, so that runs in all dtypes and memory layouts get the same ones.
-
-    Code that `torch.compile` made runs uncompiled inside.
-    """
-
-    drew = False  # Whether there was any
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        operation = func.overloadpacket
-        if operation not in _FILLS | _DRAWS | {aten.native_dropout}:
-            return func(*args, **kwargs)
-        self.drew = True
-        if operation is aten.native_dropout:
-            x, share, _ = args
-            mask = torch.empty(x.shape, device=x.device).bernoulli_(1 - share)
-            return x * mask.to(x.dtype) / (1 - share), mask.bool()
-        narrow, options = tree_map_only(Tensor, _in_rows, (args, kwargs))
-        if operation in _FILLS:
-            return args[0].copy_(func(*narrow, **options))
-        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", torch.get_default_dtype())
-        if "dtype" in kwargs:
-            options["dtype"] = torch.float32
-        return func(*narrow, **options).to(dtype)
-
-
-def _in_rows(x: Tensor) -> Tensor:
-    return x.to(torch.float32, memory_format=torch.contiguous_format, copy=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from convattn.convert.surgery import require_network
 from convattn.errors import (
     ArgumentError,
     UnknownNameError,
@@ -23,7 +24,7 @@ from convattn.errors import (
     must_be_a,
 )
 from convattn.grid import whole_number
-from convattn.heads.catalogue import attention_layers, is_own
+from convattn.heads.catalogue import is_own, survey
 from convattn.heads.controls import (
     CONTROLS,
     can_shuffle,
@@ -62,7 +63,7 @@ _FIRST, _MOST = 2, 32
 
 def analyze(
     model: nn.Module,
-    images: Tensor | Sequence[Tensor],
+    images: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     *,
     layers: str | Sequence[str] | None = None,
     kernel_size: int = 3,
@@ -83,7 +84,8 @@ def analyze(
 
     Args:
         model: The network; it runs in evaluation mode, and its mode is put back.
-        images: Prepared images, a batch or a sequence of single ones, which is read batch by batch; or token ids.
+        images: Prepared images, a batch or a list of single ones, which is read batch by batch; or token ids. Of a
+            network of several inputs, a batch of each by the name of the argument.
         layers: Names of the layers to measure, which `convattn.heads.reading.attention_layers` lists, or patterns as
             in `fnmatch`. None for all that can be; the report says which cannot, such as class attention, whose query
             has no position.
@@ -112,8 +114,10 @@ def analyze(
     """
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
-    _require(images, kernel_size, controls)
-    refused = [layer for layer in attention_layers(model) if layer.refused is not None]
+    require_network("model", model)
+    images = _require(images, kernel_size, controls)
+    image_shape = tuple(next(iter(_image(images, 0).values())).shape)
+    refused = [layer for layer in survey(model) if layer.refused is not None]
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in refused]
@@ -125,10 +129,11 @@ def analyze(
             network = model
             grid = None
             if name == SHUFFLED:
-                shape = tuple(images[0].shape)
                 grid = runs[MEASURED].grid
-                if not can_shuffle(shape, grid):
-                    notes.append(f"{SHUFFLED}: {shape} is not cut into a grid of {grid}")
+                several = isinstance(images[0], Mapping)
+                if several or not can_shuffle(image_shape, grid):
+                    what = "one of several inputs" if several else image_shape
+                    notes.append(f"{SHUFFLED}: {what} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
                 try:
@@ -146,7 +151,7 @@ def analyze(
         model=type(model).__name__,
         images=len(images),
         control_images=max((run.count for run in runs.values()), default=0),
-        image_shape=tuple(images[0].shape),
+        image_shape=image_shape,
         groups=min(GROUPS, len(images)),
         kernel_size=kernel_size,
         radius=radius,
@@ -158,10 +163,16 @@ def analyze(
     )
 
 
-def _require(images: Any, kernel_size: int, controls: Any) -> None:
-    """Raises on a mistake in the arguments."""
-    if not isinstance(images, Tensor | Sequence):
-        raise ArgumentError(must_be_a("images", "a tensor or a sequence of tensors", images))
+def _require(images: Any, kernel_size: int, controls: Any) -> Any:
+    """Returns the images, and a mapping of inputs as a list of mappings; raises on a mistake in the arguments."""
+    if isinstance(images, Mapping):
+        images = _by_sample(images)
+    if isinstance(images, tuple) or not isinstance(images, Tensor | Sequence):
+        expected = (
+            "a tensor, a list of single images, or for a network of several inputs a mapping like"
+            ' {"name of the argument": batch, …}'
+        )
+        raise ArgumentError(must_be_a("images", expected, images))
     if isinstance(images, Tensor) and images.ndim < 2:
         shape = tuple(images.shape)
         raise ArgumentError(
@@ -169,9 +180,10 @@ def _require(images: Any, kernel_size: int, controls: Any) -> None:
         )
     if len(images) == 0:
         raise ArgumentError("images must be at least one, but there is none")
-    first = _image(images, 0)
-    if first.numel() == 0:
-        raise ArgumentError(must_be("images", "of at least one value each", tuple(first.shape)))
+    for first in _image(images, 0).values():
+        if first.numel() == 0:
+            shape = tuple(first.shape)
+            raise ArgumentError(must_be("images", "of at least one value each", shape))
     if kernel_size % 2 == 0:
         raise ArgumentError(must_be("kernel_size", "odd", kernel_size))
     if isinstance(controls, str) or not isinstance(controls, Iterable):
@@ -179,21 +191,41 @@ def _require(images: Any, kernel_size: int, controls: Any) -> None:
     for name in controls:
         if name not in CONTROLS:
             raise UnknownNameError("control", name, CONTROLS)
+    return images
 
 
-def _image(
-    images: Tensor | Sequence[Tensor], number: int, grid: tuple[int, ...] | None = None
-) -> Tensor:
-    """Returns an image, shuffled if a grid is given; raises ArgumentError unless it is a dense tensor with values."""
+def _by_sample(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+    """Cuts a batch of each of several inputs into samples."""
+    counts = {}
+    for name, batch in inputs.items():
+        if not isinstance(batch, Tensor) or not batch.ndim:
+            raise ArgumentError(must_be_a(f"images[{name!r}]", "a batch, which is a tensor", batch))
+        counts[name] = len(batch)
+    if len(set(counts.values())) > 1:
+        raise ArgumentError(f"images must hold as many of each input, but hold {counts}")
+    return [dict(zip(inputs, parts, strict=True)) for parts in zip(*inputs.values(), strict=True)]
+
+
+_ONLY = ""
+"""Name of the input of a network that has one."""
+
+
+def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Mapping[str, Tensor]:
+    """Returns an image by the name of the input, shuffled if a grid is given.
+
+    Raises ArgumentError unless it is a dense tensor with values.
+    """
     image = images[number]
-    name = f"images[{number}]"
-    if not isinstance(image, Tensor):
-        raise ArgumentError(must_be_a(name, "a tensor", image))
-    if image.layout != torch.strided:
-        raise ArgumentError(must_be(name, "dense", image.layout))
-    if image.is_meta:
-        raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return image if grid is None else shuffled(image, grid, number)
+    inputs = image if isinstance(image, Mapping) else {_ONLY: image}
+    for key, part in inputs.items():
+        name = f"images[{key!r}][{number}]" if key else f"images[{number}]"
+        if not isinstance(part, Tensor):
+            raise ArgumentError(must_be_a(name, "a tensor", part))
+        if part.layout != torch.strided:
+            raise ArgumentError(must_be(name, "dense", part.layout))
+        if part.is_meta:
+            raise ArgumentError(f"{name} must have values, but is on the meta device")
+    return inputs if grid is None else {_ONLY: shuffled(image, grid, number)}
 
 
 _SECONDS = 10.0
@@ -248,7 +280,7 @@ class Run:
     def measure(
         self,
         model: nn.Module,
-        image: Callable[[int], Tensor],
+        image: Callable[[int], Mapping[str, Tensor]],
         advance: Callable[[int], None],
         like: "Run",
     ) -> None:
@@ -261,12 +293,16 @@ class Run:
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
-        shape: tuple[int, ...] | None = None
+        shapes: dict[str, tuple[int, ...]] = {}
         parameter = next(model.parameters(), None)
         device = None if parameter is None else parameter.device
         for start, stop in self._batches((fitted, self.count), like):
-            batch = _batch([image(number) for number in order[start:stop]], shape).to(device)
-            shape = tuple(batch.shape[1:])
+            samples = [image(number) for number in order[start:stop]]
+            batch = {}
+            for name in samples[0]:
+                part = _batch([sample[name] for sample in samples], shapes.get(name))
+                shapes[name] = tuple(part.shape[1:])
+                batch[name] = part.to(device)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
             self._add(model, batch, members, held_out=start >= fitted)
@@ -292,7 +328,12 @@ class Run:
                 start += size
 
     def _add(
-        self, model: nn.Module, batch: Tensor, members: Int64[Tensor, " images"], *, held_out: bool
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Tensor],
+        members: Int64[Tensor, " images"],
+        *,
+        held_out: bool,
     ) -> None:
         """Runs the network on one batch and adds it to every layer."""
         calls: Counter[str] = Counter()
@@ -305,13 +346,14 @@ class Run:
             self._add_call(name, call, members, held_out=held_out)
 
         try:
-            watch(model, batch, add, layers=self._names)
+            watch(model, batch.get(_ONLY, batch), add, layers=self._names)
         except Exception as error:
             if not lacks_memory(error):
                 raise
+            shapes = ", ".join(str(tuple(part.shape)) for part in batch.values())
             raise UnsupportedModelError(
                 f"there is not enough memory for the attention of {type(model).__name__} on a batch of shape"
-                f" {tuple(batch.shape)}: a layer's weights are heads × queries × keys numbers; choose other"
+                f" {shapes}: a layer's weights are heads × queries × keys numbers; choose other"
                 " layers, or smaller images"
             ) from error
         if not self.layers:

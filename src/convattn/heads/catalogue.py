@@ -63,6 +63,10 @@ _CATALOGUE: dict[str, AttentionClass] = {
     **TORCH_ATTENTION,
     **{kind: AttentionClass(refused=reason) for kind, reason in _REFUSED.items()},
 }
+_NONE_KNOWN = (
+    "it has no module of a known class; run by `watch`, it says which one attends and what to type"
+)
+_NO_MATRICES = "attention of its class is not replaced; `matrices` of register_attention says where its weights are"
 _registered: list[tuple[type[nn.Module], AttentionClass]] = []  # The last of a class counts
 
 _TRANSFORMERS_VIT = "transformers.models.vit.modeling_vit"
@@ -81,6 +85,7 @@ def register_attention(
     read: ReadLayout,
     *,
     heads_first: bool = False,
+    matrices: Callable[[nn.Module], TokenAttention] | None = None,
 ) -> ExitStack:
     """Says how the attention of a class of your own is laid out, so that `watch` reads it.
 
@@ -93,6 +98,8 @@ def register_attention(
             Heads of a class that is replaced by itself are replaced all the same.
         read: Called with the `CallContext` of each call; returns the `Layout`, or raises UnsupportedModelError.
         heads_first: Whether the weights have their heads before their groups, and not after.
+        matrices: Called with a module of the class; returns its weight matrices as a `TokenAttention`, so that its
+            heads can be replaced, or raises UnsupportedModelError. None if they are not.
 
     Returns:
         A context manager that takes the registration back, as its method `close` does.
@@ -111,10 +118,10 @@ def register_attention(
     if not callable(read):
         raise ArgumentError(must_be_a("read", "a function from a call to a layout", read))
     known = _CATALOGUE.get(full_name(cls), AttentionClass())
-    entry = (
-        cls,
-        replace(known, pattern="registered", layout=read, heads_first=heads_first, refused=None),
-    )
+    known = replace(known, pattern="registered", layout=read, heads_first=heads_first, refused=None)
+    if matrices is not None:
+        known = replace(known, matrices=matrices, foreign=True)
+    entry = (cls, known)
     _registered.append(entry)
     registration = ExitStack()
     registration.callback(_forget, entry)
@@ -145,8 +152,12 @@ def read_matrices(attention: nn.Module) -> TokenAttention:
     known = attention_class(attention)
     if known is None or known.matrices is None:
         reason = None if known is None else known.refused or known.unchanged
-        raise UnsupportedModelError(reason or "attention of its class is not replaced")
-    return known.matrices(attention)
+        raise UnsupportedModelError(reason or _NO_MATRICES)
+    matrices: object = known.matrices(attention)
+    if not isinstance(matrices, TokenAttention):
+        returned = f"what `matrices` of {type(attention).__name__} returns"
+        raise ArgumentError(must_be_a(returned, "a TokenAttention", matrices))
+    return matrices
 
 
 @dataclass(frozen=True)
@@ -185,7 +196,7 @@ def attention_layers(model: nn.Module) -> tuple[AttentionModule, ...]:
     for layer in layers:
         kind = layer.kind.rpartition(".")[2]
         reasons.append(f"  {layer.name or 'the model'} ({kind}): {layer.refused}")
-    listed = "\n".join(reasons or [f"  {_unknown(model)}"])
+    listed = "\n".join(reasons or [f"  {_NONE_KNOWN}"])
     raise UnsupportedModelError(f"no attention of {type(model).__name__} can be read:\n{listed}")
 
 
@@ -206,25 +217,19 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
     return tuple(layers)
 
 
-def _unknown(model: nn.Module) -> str:
-    kinds = {full_name(type(part)) for part in model.modules()}
-    attending = [kind for kind in kinds if "attention" in kind.rpartition(".")[2].lower()]
-    if not attending:
-        return "it has no module whose class is known to attend"
-    names = ", ".join(sorted(attending))
-    return f"{names}: not known; say where its tokens lie by register_attention"
-
-
 def layers_to_read(
     model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
 ) -> Mapping[nn.Module, str]:
-    """Returns the layers to read with their names; a name or pattern that matches none or only refused ones raises."""
-    every = attention_layers(model)
+    """Returns the layers to read with their names, perhaps none if `layers` names none.
+
+    A name or pattern that matches no layer, or only refused ones, raises.
+    """
+    every = survey(model) if layers is None else attention_layers(model)
     names = [layer.name for layer in every]
     kind = "attention layers"
     wanted = patterns("layers", layers, names, kind) or ("*",)
     unwanted = patterns("without", without, names, kind) or ()
-    for pattern in wanted:
+    for pattern in () if layers is None else wanted:
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")

@@ -248,10 +248,12 @@ class ConvolvedAttention(nn.Module):
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
         averaging = self.means.heads
-        y = self._by_displacement(values[:, :averaging], sizes, present)
+        parts = []
+        if averaging:
+            parts.append(self._by_displacement(values[:, :averaging], sizes, present))
         if self.content is not None:
-            others = self.content(tokens, values[:, averaging:], present, bias)
-            y = torch.cat([y, others], dim=1)
+            parts.append(self.content(tokens, values[:, averaging:], present, bias))
+        y = torch.cat(parts, dim=1)
         if self.back is not None:
             y = y[:, self.back]
         y = rearrange(y, "batch heads tokens width -> batch tokens (heads width)")

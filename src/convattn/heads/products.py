@@ -1,21 +1,15 @@
-"""Products of weights and values, seen while a module computes them, and the proof that the weights are the module's.
+"""Products of weights and values, and the proof that the weights are those that a module used.
 
 Along the first axis of every tensor of a product images are outermost.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from convattn.budget import rounding_budget, roundings
 
@@ -75,6 +69,7 @@ class Product:
     causal: bool  # Whether a query sees itself and earlier keys only
     rounding: float  # How far a weight may be off, as a share of itself
     factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
+    by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Proves weights on the `first` entries of the first axis.
@@ -180,125 +175,3 @@ def weights_of(
             scores += mask[part]
         torch.softmax(scores, -1, out=weights[part])
     return weights if mask is None else weights.nan_to_num_(0.0)
-
-
-def plain_product(out: Tensor, weights: Tensor, values: Tensor, mask: Tensor | None) -> Product:
-    """Describes a product whose left factor is made of a softmax; `mask` says which pairs are left, if known."""
-    lead = torch.broadcast_shapes(weights.shape[:-2], values.shape[:-2])
-    weights = _expand(weights, lead)
-    values = _expand(values, lead)
-    wide = torch.promote_types(weights.dtype, torch.float32)
-    return Product(
-        out=out,
-        inputs=(weights, values),
-        compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
-        weights=lambda: weights.detach().to(wide, copy=True),
-        shape=tuple(weights.shape),
-        mask=mask,
-        causal=False,
-        rounding=torch.finfo(weights.dtype).eps,
-    )
-
-
-def is_product(args: tuple[Any, ...]) -> bool:
-    """Tells whether an einsum of two tensors is their product "… q k, … k d -> … q d"."""
-    if len(args) != 3 or not isinstance(args[0], str):
-        return False
-    equation = args[0].replace(" ", "")
-    return re.fullmatch(r"(.*)(\w)(\w),\1\3(\w)->\1\2\4", equation) is not None
-
-
-def _without_override(function: Any) -> Any:
-    """Copies a function of torch so that it runs in Python although a mode sees its operations."""
-    names = {**function.__globals__, "has_torch_function": lambda _: False}
-    return FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-
-
-_TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
-"""The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
-
-_SOFTMAX = (torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax)
-_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
-_FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-
-class Operations(TorchFunctionMode):
-    """Reports each product of weights and values.
-
-    A softmax is followed through all operations (dropout, a mix of heads, a gate) up to the product with the values.
-    """
-
-    def __init__(self, report: Callable[[Product], None]) -> None:
-        """Takes the function that is called with each product."""
-        super().__init__()
-        self.paused = False
-        self._report = report
-        self._masks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # Of weights; None if not known
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Computes the operation, and reports it if it is a product."""
-        named = dict(kwargs or {})
-        if self.paused:
-            return func(*args, **named)
-        if func is functional.multi_head_attention_forward:
-            with self:
-                return _TORCH_ATTENTION(*args, **named)
-        factors = None
-        if len(self._masks):
-            factors = self._factors(func, args)
-        out = func(*args, **named)
-        if func is functional.scaled_dot_product_attention:
-            named = {**dict(zip(_FUSED_NAMES, args, strict=False)), **named}
-            q, k, v = (named.pop(name) for name in _FUSED_NAMES[:3])
-            self._report(fused_product(out, q, k, v, **named))
-        elif factors is not None:
-            weights, values, turned = factors
-            if turned:
-                self._report(plain_product(out.mT, weights.mT, values.mT, None))
-            else:
-                self._report(plain_product(out, weights, values, self._masks[weights]))
-        elif func in _SOFTMAX:
-            scores = _tensors((args, named))[0]
-            allowed = scores > EXCLUDED if scores.is_floating_point() else None
-            self._follow(out, allowed)
-        elif len(self._masks):
-            sources = [part for part in _tensors((args, named)) if part in self._masks]
-            if sources:
-                self._follow(out, self._masks[sources[0]], of=sources[0])
-        return out
-
-    def _follow(self, out: Any, allowed: Tensor | None, of: Tensor | None = None) -> None:
-        """Notes what is made of weights, with the pairs that no mask excludes if it is laid out as `of` is."""
-        for tensor in _tensors(out):
-            if not tensor.is_floating_point():
-                continue
-            same = True
-            if of is not None:
-                same = tensor.shape == of.shape and tensor.stride() == of.stride()
-            self._masks[tensor] = allowed if same else None
-
-    def _factors(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor, bool] | None:
-        """Returns weights and values of a product, and whether the values stand to the left; None for others."""
-        of_einsum = func is torch.einsum and is_product(args)
-        if not of_einsum and (func not in _PRODUCTS or len(args) < 2):
-            return None
-        left, right = args[1:] if of_einsum else args[:2]
-        left_is_weights = left in self._masks
-        right_is_weights = right in self._masks
-        if left_is_weights == right_is_weights:
-            return None
-        if left_is_weights:
-            return left, right, False
-        return right, left, True
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
 from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
@@ -30,7 +31,14 @@ from convattn.heads.catalogue import (
     layers_to_read,
     register_attention,
 )
-from convattn.heads.families.attention_class import CallContext
+from convattn.heads.families.attention_class import (
+    CallContext,
+    TokenAttention,
+    how_to_register,
+    repeat_heads,
+    split_linear,
+)
+from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import (
     OUTSIDE,
     WHOLE,
@@ -41,7 +49,8 @@ from convattn.heads.layout import (
     grouped_layout,
     on_grid,
 )
-from convattn.heads.products import EXCLUDED, Operations, Product, Proof, prove
+from convattn.heads.operations import Operations
+from convattn.heads.products import EXCLUDED, Product, Proof, prove
 from convattn.layers import RelativeAttention
 from convattn.structure import find_empty, full_name
 
@@ -51,11 +60,15 @@ __all__ = [
     "AttentionModule",
     "CallContext",
     "Layout",
+    "TokenAttention",
     "attention_layers",
     "global_layout",
     "grouped_layout",
     "register_attention",
+    "repeat_heads",
+    "split_linear",
     "watch",
+    "window_layout",
 ]
 
 
@@ -99,6 +112,8 @@ def watch(
     arguments = read_arguments(model, images)
     with as_it_was(model):
         _Pass(model, names, callback, strict=layers is None).run(arguments)
+    if not names and without is None:
+        attention_layers(model)  # which says why there are none
 
 
 def _require_watchable(model: nn.Module) -> None:
@@ -202,8 +217,8 @@ class _Pass:
 
     def run(self, arguments: Arguments) -> None:
         """Runs the model; if it raises, ArgumentError says on what."""
-        values = (*arguments.positional, *arguments.named.values())
-        tensors = [x for x in values if isinstance(x, Tensor) and x.ndim]
+        leaves = tree_leaves((arguments.positional, arguments.named))
+        tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
         self._images = len(tensors[0]) if tensors else 0
         with ExitStack() as watching:
             inside = _read_without_a_call(self._model)
@@ -285,10 +300,10 @@ class _Pass:
             with_parts = [call for call in running if list(call.module.children())]
             call = [*with_parts, running[0]][0]
             sizes = " × ".join(map(str, product.shape))
-            kind = full_name(type(call.module))
+            cls = type(call.module)
             self._raised = UnsupportedModelError(
-                f"{call.name or 'the model'} ({kind}) attends with weights of {sizes}, but where its tokens lie is not"
-                " known; say so by register_attention, or name the layers to read"
+                f"{call.name or 'the model'} ({full_name(cls)}) attends with weights of {sizes}, and its class is not"
+                f" known; {how_to_register(cls)}"
             )
             raise self._raised
 
@@ -321,7 +336,13 @@ class _Pass:
             mask=product.mask,
             features=self._features,
         )
-        layout = known.layout(context)
+        try:
+            layout = known.layout(context)
+        except UnsupportedModelError as error:
+            if known.pattern == "registered":
+                raise
+            hint = how_to_register(type(call.module))
+            raise UnsupportedModelError(f"{error}; {hint}") from None
         if not isinstance(layout, Layout):
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
@@ -336,7 +357,7 @@ class _Pass:
         layout, allowed = _with_mask(product, layout, by_group)
         arguments = [*call.args, *call.kwargs.values()]
         inputs = [x for x in arguments if isinstance(x, Tensor)]
-        return _proved(
+        read = _proved(
             call,
             proof,
             by_group(weights),
@@ -347,6 +368,11 @@ class _Pass:
             allowed=allowed,
             grid_source=self._grid_source(call.name, layout.grid),
         )
+        if product.by_hand and not read.normalised:
+            raise UnsupportedModelError(
+                "its exponentials are not divided by their sum before the product with values; divide them there"
+            )
+        return read
 
     def _grid_source(self, layer: str, grid: tuple[int, ...]) -> str:
         """Returns the last convolution whose output has a grid, of those nearest to a layer; empty if none has."""

@@ -111,8 +111,6 @@ def _unusable_layer(layer: LayerReport) -> str | None:
         return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
     if not layer.normalised:
         return "its layer's weights do not sum to one"
-    if len(layer.grid) > 1 and not layer.grid_source:
-        return "no convolution cuts images into its layer's grid, so that images of another grid would not be refused"
     displacements = torch.tensor(layer.displacements, dtype=torch.float64)
     if not torch.equal(displacements, displacements.round()):
         return "its keys lie between the positions"

@@ -1,24 +1,22 @@
-"""Where the quadratic heads of a network look, at moments of its training."""
+"""Where the heads of a network look, at moments of its training."""
 
 from typing import final
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import Encoding
 from convattn.heads.head_snapshots import HEAD_COLUMNS
 
 
-def quadratic_encodings(network: nn.Module) -> list[Quadratic | GeneralizedQuadratic]:
-    """Returns the quadratic encodings of a network's layers, first to last."""
-    modules = network.modules()
-    return [module for module in modules if isinstance(module, Quadratic | GeneralizedQuadratic)]
+def shaped_encodings(network: nn.Module) -> list[Encoding]:
+    """Returns the encodings of a network's layers whose heads have centres and widths, first to last."""
+    encodings = [module for module in network.modules() if isinstance(module, Encoding)]
+    return [encoding for encoding in encodings if encoding.head_shapes is not None]
 
 
 @final
 class HeadTrace:
-    """Centres and sharpness: a row for each head, two-dimensional quadratic layer and recorded moment.
+    """Centres and sharpness: a row for each head, recorded moment, and two-dimensional layer whose heads have them.
 
     The columns are those of `convattn.heads.head_snapshots.HEAD_COLUMNS`.
 
@@ -31,27 +29,20 @@ class HeadTrace:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        encodings = quadratic_encodings(network)
+        encodings = shaped_encodings(network)
         self._encodings = [encoding for encoding in encodings if encoding.dims == 2]
         self.rows: list[dict[str, float]] = []
 
     def record(self, *, step: int, epoch: int) -> None:
         """Adds the present centres and sharpness of every head."""
         for layer, encoding in enumerate(self._encodings):
-            centres = encoding.centres.detach().double().cpu().tolist()
-            precisions = _precisions(encoding).tolist()
-            for head, (row, col) in enumerate(centres):
+            centres, shapes = encoding.head_centres, encoding.head_shapes
+            assert centres is not None
+            assert shapes is not None
+            exact = shapes.detach().cpu().double()
+            precisions = (exact.mT @ exact).tolist()
+            for head, (row, col) in enumerate(centres.detach().cpu().double().tolist()):
                 (row_row, row_col), (_, col_col) = precisions[head]
                 place = (step, epoch, layer, head, row, col)
                 values = (*place, (row_row + col_col) / 4, row_row, row_col, col_col)
                 self.rows.append(dict(zip(HEAD_COLUMNS, values, strict=True)))
-
-
-def _precisions(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "heads 2 2"]:
-    """Returns Σ⁻¹ of each head in float64 on the CPU; for −α‖δ − Δ‖² it is 2α times the identity."""
-    if isinstance(encoding, GeneralizedQuadratic):
-        precisions = encoding.precision
-    else:
-        identity = torch.eye(2, device=encoding.centres.device)
-        precisions = 2 * encoding.sharpness[:, None, None] * identity
-    return precisions.detach().double().cpu()

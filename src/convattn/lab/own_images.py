@@ -183,6 +183,9 @@ def _mean_and_std(
         mean = float((share * levels).sum())
         means.append(mean)
         deviations.append(float((share * (levels - mean).square()).sum().sqrt()))
-    if min(deviations) == 0:
-        raise DataError("all pixels of a channel of the training images are the same")
+    if 0 in deviations:
+        raise DataError(
+            "the training images must vary in each channel, by which they are normalised, but all pixels of channel"
+            f" {deviations.index(0)}, from 0, are the same: leave it out"
+        )
     return tuple(means), tuple(deviations)

@@ -19,7 +19,7 @@ from convattn.heads.reading import watch
 from convattn.lab.figures import COLOURS, figure_files, head_layers, head_paths
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.run_setup import load_data_of
-from convattn.lab.runs import Run, RunGroup, read_metrics
+from convattn.lab.runs import Run, RunGroup, read_curve
 from convattn.lab.tables import write_parquet
 from convattn.models import AttentionNet
 from convattn.networks import load_network
@@ -96,11 +96,12 @@ def accuracy_curves(
     panels: Mapping[str, Mapping[str, Sequence[Float[np.ndarray, "epochs 2"]]]],
     *,
     title: str,
+    measured: str = "test",
 ) -> None:
-    """Draws test accuracy over epochs: a thin line for each seed, a thick one for their mean.
+    """Draws accuracy over epochs: a thin line for each seed, a thick one for their mean.
 
-    `panels` holds, by the panel's title and the model, one curve for each seed: epochs done, and test accuracy in
-    [0, 1] after them.
+    `panels` holds, by the panel's title and the model, one curve for each seed: epochs done, and accuracy in [0, 1]
+    after them. `measured` says of which images: "test" or "validation".
 
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, figure 2.
     """
@@ -122,7 +123,7 @@ def accuracy_curves(
             panel.locator_params(axis="x", integer=True)
             panel.grid(axis="y", color="0.9", linewidth=0.8)
             panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9)
-        axes[0].set_ylabel("test accuracy (%)")
+        axes[0].set_ylabel(f"{measured} accuracy (%)")
 
 
 def _draw_model(
@@ -163,11 +164,10 @@ def make_curves(material: Material, name: str, folder: Path) -> list[str]:
         curves = []
         for run in material.groups[recipe][0].runs:
             try:
-                metrics = read_metrics(run)
+                points = read_curve(run.folder)
             except CheckpointError as error:
                 problems.append(f"left out: {error}")
                 continue
-            points = [(row["epoch"], row["test_accuracy"]) for row in metrics]
             curves.append(np.array(points, dtype=float))
             for point in points:
                 row = (recipe, run.record.seed, *point, str(run.folder))

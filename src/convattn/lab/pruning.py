@@ -1,14 +1,13 @@
-"""Degenerate heads of quadratic encodings: finding and removing them."""
+"""Degenerate heads, of encodings with centres and widths: finding and removing them."""
 
 import copy
 import math
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.layers import RelativeAttention2d
 from convattn.models import AttentionNet
@@ -19,7 +18,7 @@ _FLATTEST = 1 / 16**2
 
 @torch.no_grad()
 def degenerate_heads(
-    encoding: Quadratic | GeneralizedQuadratic,
+    encoding: Encoding,
     *,
     flattest: float = _FLATTEST,
     condition: float = 1e3,
@@ -36,7 +35,8 @@ def degenerate_heads(
     Source: Cordonnier, Loukas, Jaggi, ICLR 2020, appendix on the generalised quadratic encoding.
 
     Args:
-        encoding: The heads. Of a `Quadratic`, Σ⁻¹ is 2α times the identity and the condition number 1.
+        encoding: The heads, which have centres and widths. Of a `Quadratic`, Σ⁻¹ is 2α times the identity and the
+            condition number 1.
         flattest: Largest eigenvalue below which a head is flat, ≥ 0, in 1/pixel².
         condition: Condition number of Σ⁻¹ above which a head looks at a line, ≥ 1; infinity allows any.
 
@@ -54,14 +54,14 @@ def degenerate_heads(
         raise ArgumentError(must_be("flattest", "a finite number of at least 0", flattest))
     if not condition >= 1:
         raise ArgumentError(must_be("condition", "a number of at least 1", condition))
-    if not isinstance(encoding, Quadratic | GeneralizedQuadratic):
-        expected = "a Quadratic or a GeneralizedQuadratic"
+    if encoding.head_shapes is None:
+        expected = "one whose heads have centres and widths, as a GeneralizedQuadratic"
         raise ArgumentError(must_be("encoding", expected, type(encoding).__name__))
     if not all(torch.isfinite(parameter).all() for parameter in encoding.parameters()):
         raise ArgumentError(must_be("encoding", "of finite numbers", encoding))
     eigenvalues = _eigenvalues(encoding)
     largest, smallest = eigenvalues.amax(dim=1), eigenvalues.amin(dim=1)
-    return ((largest < flattest) | (largest > condition * smallest)).to(encoding.centres.device)
+    return ((largest < flattest) | (largest > condition * smallest)).to(encoding.head_shapes.device)
 
 
 def prune_heads(network: AttentionNet) -> AttentionNet:
@@ -75,7 +75,7 @@ def prune_heads(network: AttentionNet) -> AttentionNet:
     parameters are new objects: make a new optimizer for it.
 
     Args:
-        network: A network with quadratic or generalised quadratic encodings, without content; it is not changed.
+        network: A network of encodings with centres and widths, without content; it is not changed.
 
     Returns:
         A new network in the same mode; nothing is shared.
@@ -90,10 +90,7 @@ def prune_heads(network: AttentionNet) -> AttentionNet:
         >>> prune_heads(network).heads
         (3, 2)
     """
-    sound = []
-    for layer in _layers(network):
-        encoding = cast(Quadratic | GeneralizedQuadratic, layer.encoding)
-        sound.append(_sound_heads(encoding))
+    sound = [_sound_heads(layer.encoding) for layer in _layers(network)]
     counts = [len(heads) for heads in sound]
     pruned = copy.deepcopy(network)
     pruned.arguments |= {"heads": counts, "centres": "normal"}
@@ -107,7 +104,7 @@ def prune_heads(network: AttentionNet) -> AttentionNet:
     return pruned
 
 
-def _sound_heads(encoding: Quadratic | GeneralizedQuadratic) -> list[int]:
+def _sound_heads(encoding: Encoding) -> list[int]:
     """Lists the heads that are not degenerate; where all are, the sharpest."""
     degenerate = degenerate_heads(encoding)
     if degenerate.all():
@@ -116,14 +113,13 @@ def _sound_heads(encoding: Quadratic | GeneralizedQuadratic) -> list[int]:
 
 
 @torch.no_grad()
-def _eigenvalues(encoding: Quadratic | GeneralizedQuadratic) -> Float[Tensor, "heads dims"]:
+def _eigenvalues(encoding: Encoding) -> Float[Tensor, "heads dims"]:
     """Returns the eigenvalues of Σ⁻¹ in float64 on the CPU, as squares of the singular values of S.
 
     That keeps all digits; eigenvalues of the product SᵀS would keep half.
     """
-    if isinstance(encoding, GeneralizedQuadratic):
-        return torch.linalg.svdvals(encoding.shape.cpu().double()) ** 2
-    return (encoding.root_sharpness.cpu().double() ** 2)[:, None].expand(-1, encoding.dims)
+    assert encoding.head_shapes is not None
+    return torch.linalg.svdvals(encoding.head_shapes.cpu().double()) ** 2
 
 
 def _layers(network: AttentionNet) -> list[RelativeAttention2d]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from convattn.convert import network_to_attention
-from convattn.encodings import GeneralizedQuadratic, Quadratic
+from convattn.encodings import Encoding
 from convattn.encodings.registry import import_modules, require_encoding
 from convattn.errors import (
     ArgumentError,
@@ -52,13 +53,19 @@ _CERTIFIED = 4  # test images on which a conversion is certified
 _WHITENED = 5000  # training images whose patches are whitened
 
 
-def require_for_run(recipe: Recipe, *, has_data: bool = False, has_folder: bool = True) -> None:
-    """Finds out before a run begins whether everything that it needs is there.
+def require_for_run(
+    recipe: Recipe,
+    *,
+    has_data: bool = False,
+    has_folder: bool = True,
+    further: Sequence[str] = (),
+) -> None:
+    """Finds out before a run begins whether everything that it needs is there, `further` modules included.
 
     Imports the modules that the recipe names. Raises UnknownNameError if its encoding is still unknown, and one
     MissingDependencyError for all packages.
     """
-    modules = ["accelerate"]
+    modules = ["accelerate", *further]
     if has_folder:
         modules += ["huggingface_hub", "pyarrow", "tomli_w"]
     if not has_data and recipe.data.name == "digits":
@@ -177,7 +184,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Builds the optimizer, at the highest learning rate, for the parameters that need a gradient.
 
-    Centres and shapes of quadratic encodings have no weight decay. The bias of a `SpeedNet`'s stem learns for
+    Centres and widths of heads have no weight decay. The bias of a `SpeedNet`'s stem learns for
     `stem_epochs`; None means all. Each group has the factor of its learning rate, "rate", and the epochs in which it
     learns, "epochs".
     """
@@ -205,10 +212,12 @@ def _own_settings(
     own: dict[int, _Settings] = {}
     rate = recipe.norm_bias_rate
     for module in network.modules():
-        if isinstance(module, Quadratic | GeneralizedQuadratic):
-            shapes = module.root_sharpness if isinstance(module, Quadratic) else module.shape
-            own[id(module.centres)] = (recipe.centre_rate, 0.0, None)
-            own[id(shapes)] = (recipe.sharpness_rate, 0.0, None)
+        if isinstance(module, Encoding):
+            parameters = dict(module.named_parameters(recurse=False))
+            centres = parameters.get(module.centre_argument or "")
+            widths = parameters.get(module.width_parameter or "")
+            own[id(centres)] = (recipe.centre_rate, 0.0, None)
+            own[id(widths)] = (recipe.sharpness_rate, 0.0, None)
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
             own[id(module.bias)] = (rate, recipe.weight_decay / rate, None)
     if stem_epochs is not None:

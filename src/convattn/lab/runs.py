@@ -122,22 +122,23 @@ def group_runs(runs: Sequence[Run], recipe: str, scale: str) -> list[RunGroup]:
     return sorted(groups, key=lambda group: (len(group.first.changes), -len(group.runs)))
 
 
-def read_metrics(run: Run) -> list[dict[str, float]]:
-    """Reads ``metrics.jsonl`` of a run: per epoch a dictionary with at least "epoch" and "test_accuracy".
+def read_curve(folder: Path, measured: str = "test") -> list[tuple[int, float]]:
+    """Reads ``metrics.jsonl`` in the folder of a run: pairs of epochs done and accuracy after them, in [0, 1].
 
-    A missing, empty or damaged file raises CheckpointError.
+    `measured` is "test", or "validation" for held-out training images. A missing, empty or damaged file raises
+    CheckpointError.
     """
-    path = run.folder / _METRICS
+    path = folder / _METRICS
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        pairs = [(int(row["epoch"]), float(row["test_accuracy"])) for row in rows]
+        pairs = [(int(row["epoch"]), float(row[f"{measured}_accuracy"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(
             f"cannot read metrics from {path}: {type(error).__name__}: {error}"
         ) from None
     if not pairs:
         raise CheckpointError(f"cannot read metrics from {path}: it holds no epoch")
-    return rows
+    return pairs
 
 
 def _read_run(folder: Path) -> Run:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+
 from convattn.errors import UnknownNameError
 from convattn.files import sole_use, write_atomically
 from convattn.grid import whole_number
+from convattn.lab.paper_figures import accuracy_curves, figure_paths
 from convattn.lab.run_process import is_finished
+from convattn.lab.runs import read_curve
 from convattn.lab.study_plan import (
     PlannedRun,
     find_state,
@@ -29,6 +33,9 @@ from convattn.lab.study_record import (
 from convattn.lab.study_workers import carry_out
 from convattn.lab.tables import markdown_table
 
+FIGURE = "study"
+"""Name of the files of a study's figure, without their endings."""
+
 
 def study(  # noqa: PLR0913 - the options of the command
     recipes: Sequence[str | os.PathLike[str]],
@@ -46,8 +53,8 @@ def study(  # noqa: PLR0913 - the options of the command
     """Runs every recipe, in every variant, with every seed, and compares them.
 
     Finished runs in the folder are kept, and stopped runs continue from their last checkpoint. Nothing is overwritten
-    except ``study.json`` and ``study.md``. A run that fails does not stop the others. Ctrl-C and SIGTERM
-    stop all runs; the same call continues them.
+    except ``study.json``, ``study.md``, and the figure ``study.png`` and ``study.svg``. A run that fails does not stop
+    the others. Ctrl-C and SIGTERM stop all runs; the same call continues them.
 
     Args:
         recipes: Names of recipes, or paths that end in ".toml".
@@ -106,6 +113,7 @@ def study(  # noqa: PLR0913 - the options of the command
         record = compare(runs, reference, shlex.join(words))
         record.save(place / "study.json")
         write_atomically(place / "study.md", study_page(record))
+        _draw_curves(record, place)
     return record
 
 
@@ -132,6 +140,20 @@ def _outcome(run: PlannedRun) -> str:
         return f"FAILED: {last_line(run.log)}"
     record, _ = read_run(run)
     return f"done in {record.seconds:.1f} s, {record.measured} accuracy {record.accuracy:.2%}"
+
+
+def _draw_curves(record: StudyRecord, place: Path) -> None:
+    """Draws accuracy over epochs in a study's folder: of each recipe a line for each seed, and their mean."""
+    curves = {}
+    for group in record.groups:
+        folders = [place / run.folder for run in record.runs if run.label == group.label]
+        name = f"{group.label}: {percent(group.accuracy)}"
+        curves[name] = [np.array(read_curve(folder, record.measured)) for folder in folders]
+    if record.data is not None:
+        title = f"{record.measured} accuracy over training\nthin: seeds, thick: their mean"
+        panels = {record.data.name: curves}
+        paths = figure_paths(place, FIGURE)
+        accuracy_curves(paths, panels, title=title, measured=record.measured)
 
 
 def study_page(record: StudyRecord) -> str:
@@ -178,7 +200,8 @@ def _groups(record: StudyRecord) -> list[str]:
         )
     heads = ("recipe", "n", f"{record.measured} accuracy", "range", "seconds", "parameters")
     note = "Mean ± standard deviation (n − 1) over seeds."
-    return ["## Recipes", markdown_table(heads, rows), note]
+    figure = f"![{record.measured} accuracy over epochs]({FIGURE}.png)"
+    return ["## Recipes", markdown_table(heads, rows), note, figure]
 
 
 def _differences(record: StudyRecord) -> list[str]:

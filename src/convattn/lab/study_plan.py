@@ -92,7 +92,7 @@ def plan_runs(
         variant = dict(zip(grid, values, strict=True))
         changes = {**overrides, **variant, "seed": str(seed)}
         resolved = load_recipe(source, scale=scale, overrides=changes)
-        require_for_run(resolved)
+        require_for_run(resolved, further=["matplotlib"])  # which draws their accuracy
         label = resolved.name
         if variant:
             label += f"[{','.join(f'{key}={value}' for key, value in variant.items())}]"

@@ -15,48 +15,40 @@ from torch import Tensor, fx, nn
 from convattn.encodings import (
     ENCODINGS,
     Encoding,
-    Quadratic,
     ScoreFunction,
-    Shift,
     create_encoding,
 )
 from convattn.errors import ArgumentError, ShapeError, UnknownNameError, must_be, must_be_a
 from convattn.functional import (
+    CallSizes,
     HeadMaps,
     Path,
     WindowConvolution,
-    Work,
     pad_keys,
     position_share,
     window_convolution,
 )
-from convattn.functional.plan import REQUESTED, can_be_read, plan
+from convattn.functional.definition import weights_by_definition
+from convattn.functional.path import Heads
+from convattn.functional.plan import AUTO, WAYS, choose_path, require_way
+from convattn.functional.shift import ShiftPath
 from convattn.functional.torch_modes import (
     autocast_dtype,
     autocasts,
+    can_be_read,
     fixed_sizes,
     is_accelerator,
 )
 from convattn.grid import Geometry, Padding, PerAxis, axis_lists, is_whole, whole_number
 from convattn.layers.content_scores import Content, ContentScores
-from convattn.layers.paths import ReferencePath, content_path, weights_by_definition
 from convattn.layers.values import MergedValues, make_values
 from convattn.record import Record
-
-PATHS = ("auto", "content", "dense", "fourier", "quadratic", "reference", "separable", "shift")
-"""Values of a layer's argument `impl`: the ways to compute it."""
 
 GateKind: TypeAlias = Literal["sigmoid", "tanh"]
 """How a number per head becomes a share of attention; see `position_share`."""
 
 _GATE_STARTS = {"sigmoid": 1.0, "tanh": 0.0}
 """λ or g at the start, by the kind of the gate: shares of position of 0.73, and of exactly 1."""
-
-_CONTENT_PATHS = ("content", "quadratic")
-"""Paths on which scores depend on the images."""
-
-_CONVOLUTION_PATHS = ("auto", "shift")
-"""Paths on which hard heads run as a convolution."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +370,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     @impl.setter
     def impl(self, path: str) -> None:
-        self._impl = self._fitting_path(path)
+        require_way(path, Heads(self.encoding, self.content, dropout=self.dropout))
+        self._impl = path
 
     def plan(
         self,
@@ -418,7 +411,7 @@ class RelativeAttention(ConvolutionLike, ABC):
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
         return Plan(
             path=path.name,
-            order=path.order,
+            order="values" if path.values_first else "weights",
             reason=path.reason,
             flops=cost.flops,
             bytes=cost.bytes,
@@ -448,14 +441,14 @@ class RelativeAttention(ConvolutionLike, ABC):
             require_images(spatial, self.in_channels, self.dims, self.like.dtype)
             axes = self.geometry.axes(spatial.shape[2:])
             keys = pad_keys(spatial, self.geometry)
-            weights = weights_by_definition(self.encoding, axes, keys, self.content, self._share())
+            weights = weights_by_definition(self._heads(self.content), axes, keys)
         else:
             axes = self.geometry.axes(axis_lists("spatial", spatial, self.dims, least=1))
             if self.content is not None:
                 raise ArgumentError(
                     must_be("spatial", "images, because the scores depend on content", spatial)
                 )
-            weights = weights_by_definition(self.encoding, axes, self.like)
+            weights = weights_by_definition(self._heads(None), axes, self.like)
         sizes = [len(axis.queries) for axis in axes] + [axis.keys for axis in axes]
         return weights.view(*weights.shape[:-2], *sizes)
 
@@ -482,7 +475,9 @@ class RelativeAttention(ConvolutionLike, ABC):
         """Tells whether content scores change the result in the present mode, or have a gradient."""
         if self.content is None:
             return False
-        if self.gate is None or self.gate_kind != "tanh" or self._impl in _CONTENT_PATHS:
+        way = WAYS.get(self._impl)
+        asked = way is not None and way.refuses(Heads(self.encoding)) is not None
+        if self.gate is None or self.gate_kind != "tanh" or asked:
             return True
         if not can_be_read(self.gate):
             return True
@@ -492,12 +487,10 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def window_convolution(self) -> WindowConvolution | None:
         """Returns the convolution that equals the layer in the present mode; None unless heads are window taps."""
-        window, encoding = self._window, self.encoding
-        if window is None or type(encoding) is not Shift:
+        window = self._window
+        if window is None or self.encoding.fixed_displacements != window.displacements:
             return None
-        if encoding.displacements != window.displacements:
-            return None
-        if self._impl not in _CONVOLUTION_PATHS or (self.dropout and self.training):
+        if self._impl not in (AUTO, ShiftPath.name) or (self.dropout and self.training):
             return None
         return window if self._computed_content() is None else None
 
@@ -529,7 +522,7 @@ class RelativeAttention(ConvolutionLike, ABC):
         Returns:
             The path, with gradients to the encoding.
         """
-        work = Work(
+        sizes = CallSizes(
             batch=shape[0] if isinstance(shape[0], int) else 1,
             channels=shape[1],
             outputs=(maps.value if maps.output is None else maps.output).shape[1],
@@ -543,23 +536,13 @@ class RelativeAttention(ConvolutionLike, ABC):
             product_dtype=autocast_dtype(dtype, device),
             device=device,
         )
-        content = self._computed_content()
         dropout = self.dropout if self.training else 0.0
-        if content is None and self.impl != "reference":
-            return plan(work, self.encoding, self._fitting_path(self.impl), dropout)
-        options: dict[str, Any] = {
-            "work": work,
-            "encoding": self.encoding,
-            "content": content,
-            "share": self._share(),
-            "dropout": dropout,
-        }
-        if self.impl == "reference":
-            return ReferencePath(name="reference", reason=REQUESTED, **options)
-        position = None
-        if self.gate is not None:
-            position = plan(work, self.encoding, "auto", dropout)
-        return content_path(self.impl, position=position, **options)
+        return choose_path(sizes, self._heads(self._computed_content(), dropout), self._impl)
+
+    def _heads(self, content: ContentScores | None, dropout: float = 0.0) -> Heads:
+        """Says how the heads weigh keys; a gate has no part in it without content."""
+        share = None if content is None else self._share()
+        return Heads(self.encoding, content, share, dropout)
 
     def _share(self) -> Float[Tensor, " heads"] | None:
         """Computes the share of position per head; None without a gate."""
@@ -567,37 +550,15 @@ class RelativeAttention(ConvolutionLike, ABC):
             return None
         return position_share(self.gate, self.gate_kind)
 
-    def _fitting_path(self, impl: str) -> str:
-        """Returns `impl` if that path can compute the layer; raises UnknownNameError or ArgumentError otherwise."""
-        if impl not in PATHS:
-            raise UnknownNameError("impl", impl, PATHS)
-        content, dropout = self.content is not None, self.dropout
-        quadratic = isinstance(self.encoding, Quadratic)
-        expected = None
-        if content and impl not in ("auto", *_CONTENT_PATHS, "reference"):
-            expected = '"auto", "content", "quadratic" or "reference" with content'
-        elif not content and impl in _CONTENT_PATHS:
-            others = ", ".join(path for path in PATHS if path not in _CONTENT_PATHS)
-            expected = f"one of {others} without content"
-        elif impl == "quadratic" and not quadratic:
-            expected = '"auto", "content" or "reference" unless the encoding is a Quadratic'
-        elif dropout and impl in ("fourier", "separable", "shift"):
-            expected = '"auto", "dense" or "reference" with dropout'
-        elif impl in ("separable", "shift") and not self.encoding.axis_additive:
-            others = '"auto", "dense", "fourier" or "reference"'
-            expected = f"{others} unless the encoding is axis-additive"
-        if expected is not None:
-            raise ArgumentError(must_be("impl", expected, impl))
-        return impl
-
     def _factors(self) -> HeadMaps:
         return self.values.factors()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
         values, prefix = self.values, others[0]
         kernel = state_dict.get(prefix + "weight")
-        fixed = isinstance(self.encoding, Shift) and not _is_window(self.encoding, self.geometry)
-        if kernel is not None and isinstance(values, MergedValues) and not fixed:
+        fixed = self.encoding.fixed_displacements is not None
+        elsewhere = fixed and not _is_window(self.encoding, self.geometry)
+        if kernel is not None and isinstance(values, MergedValues) and not elsewhere:
             maps = kernel.flatten(2).movedim(-1, 0)
             if self.geometry.spreads:  # a transposed convolution's
                 maps = rearrange(
@@ -779,11 +740,11 @@ def _heads_on_taps(
 
 def _is_window(encoding: Encoding, geometry: Geometry) -> bool:
     """Tells whether the heads are fixed, and are the taps of the window, one for each, row by row."""
-    if not isinstance(encoding, Shift):
-        return False
+    displacements = encoding.fixed_displacements
     # counted first: the window that a damaged file names may have more taps than there is memory
-    taps = math.prod(geometry.kernel_size)
-    return len(encoding.displacements) == taps and encoding.displacements == geometry.taps()
+    if displacements is None or len(displacements) != math.prod(geometry.kernel_size):
+        return False
+    return displacements == geometry.taps()
 
 
 _AXES = {1: "positions", 2: "rows, cols", 3: "depth, rows, cols"}

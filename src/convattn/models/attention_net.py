@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from convattn.encodings import (
+    ENCODINGS,
     AxialDistance,
     Distance,
     Encoding,
@@ -255,7 +256,8 @@ def _create_encoding(name: str, heads: int, centres: str, options: dict[str, Any
         raise UnknownNameError("centres", centres, _CENTRES)
     if centres == "normal":
         return create_encoding(name, heads, 2, **options)
-    if name not in ("generalized_quadratic", "quadratic"):
+    kind = ENCODINGS.get(name)
+    if kind is None or kind.centre_argument != "centres":
         expected = f'"normal" with encoding {name!r}, which has no centres'
         raise ArgumentError(must_be("centres", expected, centres))
     return create_encoding(name, heads, 2, centres=grid_centres(heads), **options)

@@ -27,6 +27,7 @@ from convattn.networks.datasets import (
 )
 from convattn.networks.loading import LoadedNetwork
 from convattn.networks.pictures import (
+    ENDINGS,
     PREPARATION,
     Preparation,
     normalise,
@@ -176,12 +177,12 @@ class Pictures(Sequence[Tensor]):
 def open_images(
     path: Path, prepare: Callable[[], Prepare], *, limit: int | None = None
 ) -> Sequence[Tensor] | Tensor:
-    """Opens a folder of pictures, or an array of numpy.
+    """Opens pictures, or an array of numpy.
 
     Args:
-        path: A folder, or a file that ends in .npy: bytes (images, rows, cols, 3), (images, 3, rows, cols) or (images,
-            rows, cols) are pictures, whole numbers (texts, length) are token ids, and floating-point numbers are what
-            the network takes.
+        path: A folder of pictures, one picture, or a file that ends in .npy: bytes (images, rows, cols, 3), (images, 3,
+            rows, cols) or (images, rows, cols) are pictures, whole numbers (texts, length) are token ids, and
+            floating-point numbers are what the network takes.
         prepare: Returns how pictures are prepared; called only if there are any.
         limit: How many to take, in the order of their names or rows; None takes all.
 
@@ -192,11 +193,13 @@ def open_images(
         ArgumentError: There is nothing at the path, or a file of another ending.
         DataError: The file is damaged, or holds something else or nothing.
     """
-    if path.is_dir():
+    ending = path.suffix.lower()
+    if path.is_dir() or ending in ENDINGS:
         files = picture_files(path)[:limit]
         return Pictures([file.name for file in files], files, prepare())
-    if not path.is_file() or path.suffix.lower() != ".npy":
-        raise ArgumentError(must_be("images", "a folder or a .npy file", str(path)))
+    if not path.is_file() or ending != ".npy":
+        expected = "a folder of pictures, a picture or a .npy file"
+        raise ArgumentError(must_be("images", expected, str(path)))
     array = _read_array(path)[:limit]
     pictures = _as_pictures(array, path)
     if pictures is not None:

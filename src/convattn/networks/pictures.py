@@ -19,12 +19,12 @@ PREPARATION = "pictures.json"
 """File in the folder of a run on one's own images: how pictures are prepared for its network."""
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """Returns the picture files in a folder and in those below, by name; none raises DataError."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
-    files = [path for path in paths if not path.is_dir()]
+def picture_files(place: Path) -> list[Path]:
+    """Returns a picture file itself, or those in a folder and in the folders below, by name; none raises DataError."""
+    paths = [path for path in (place, *place.rglob("*")) if path.suffix.lower() in ENDINGS]
+    files = sorted(path for path in paths if not path.is_dir())
     if not files:
-        raise DataError(f"{folder} holds no images ({', '.join(sorted(ENDINGS))})")
+        raise DataError(f"{place} holds no images ({', '.join(sorted(ENDINGS))})")
     return files
 
 

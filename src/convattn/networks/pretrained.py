@@ -49,12 +49,7 @@ class PretrainedCard(Record):
 
 def pretrained_names() -> list[str]:
     """Returns the names of the trained networks that come with the package, sorted."""
-    folder = _folder()
-    return (
-        sorted(item.name for item in folder.iterdir() if (item / CONFIG).is_file())
-        if folder.is_dir()
-        else []
-    )
+    return sorted(file.parent.name for file in _folder().glob(f"*/{CONFIG}"))
 
 
 def pretrained_card(name: str) -> PretrainedCard:

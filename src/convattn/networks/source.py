@@ -4,6 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -157,7 +158,7 @@ def transformers_preparation(name: str) -> Callable[[Any], Tensor] | None:
     """
     transformers = optional_module("transformers", "transformers", "hf")
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+        processor = transformers.AutoImageProcessor.from_pretrained(name, **_trusted(name))
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise ArgumentError(f"pictures for hf:{name} cannot be prepared: {reason}") from error
@@ -171,6 +172,9 @@ def _create_timm(name: str, options: Mapping[str, Any], *, pretrained: bool) -> 
     if not timm.is_model(name):
         raise _unknown_model("timm", name, timm)
     _refuse_weights(options, _TIMM_WEIGHTS, "read weights")
+    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    if pretrained and repository:
+        _require_fetchable(repository)
     return timm.create_model(name, pretrained=pretrained, **options)
 
 
@@ -197,7 +201,8 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its report on weights: what is missing is an error here
     try:
-        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        trusted = _trusted(name)
+        config = transformers.AutoConfig.from_pretrained(name, **trusted)
         kind_name = config.architectures[0] if config.architectures else ""
         if getattr(config, "vision_config", None) is not None:
             kind_name, config = "", config.vision_config
@@ -217,13 +222,43 @@ def _create_transformers(name: str, options: Mapping[str, Any], *, pretrained: b
             setattr(config, key, value)
         if not pretrained:
             return kind(config)
-        network, report = kind.from_pretrained(name, config=config, output_loading_info=True)
+        network, report = kind.from_pretrained(
+            name, config=config, output_loading_info=True, **trusted
+        )
     finally:
         transformers.logging.set_verbosity(verbosity)
     if report["missing_keys"]:
         missing = some(sorted(report["missing_keys"]))
         raise CheckpointError(f"hf:{name} has no weights for {missing}")
     return network.float()
+
+
+def _trusted(name: str) -> dict[str, Any]:
+    """Returns the options by which transformers runs no foreign code, and asks the Hub only if it answers.
+
+    Else its client would try for half a minute, and print every try.
+    """
+    is_here = Path(name).is_dir()
+    return {"trust_remote_code": False, "local_files_only": not (is_here or _reaches_hub())}
+
+
+def _require_fetchable(repository: str) -> None:
+    """Raises CheckpointError if the weights in a repository of the Hub are not in its cache, and it does not answer."""
+    hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
+    if not (hub.try_to_load_from_cache(repository, "model.safetensors") or _reaches_hub()):
+        raise CheckpointError(
+            f"cannot fetch weights: the Hugging Face Hub does not answer, and {repository} is not in its cache"
+        )
+
+
+def _reaches_hub() -> bool:
+    """Tells whether the Hugging Face Hub answers."""
+    hub = optional_module("huggingface_hub", "huggingface-hub", "hub")
+    try:
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=10)
+    except Exception:  # noqa: BLE001 - of a client that is not always the same
+        return False
+    return True
 
 
 def _unknown_model(home: str, name: str, models: ModuleType) -> ArgumentError:

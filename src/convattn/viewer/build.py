@@ -13,7 +13,6 @@ from convattn.encodings import (
     Encoding,
     GeneralizedQuadratic,
     Quadratic,
-    Shift,
 )
 from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, must_be
@@ -357,11 +356,8 @@ def describe_position(
 
 def _describe_heads(encoding: Encoding, key: str, tensors: SceneTensors) -> dict[str, Any]:
     centres = sharpness = None
-    if isinstance(encoding, Quadratic | GeneralizedQuadratic):
-        centres = tensors.add(f"{key}/centres", encoding.centres)
-    elif isinstance(encoding, Shift):
-        displacements = torch.tensor(encoding.displacements, dtype=torch.float32)
-        centres = tensors.add(f"{key}/centres", displacements)
+    if encoding.head_centres is not None:
+        centres = tensors.add(f"{key}/centres", encoding.head_centres)
     if isinstance(encoding, Quadratic):
         sharpness = tensors.add(f"{key}/sharpness", encoding.root_sharpness**2 / 2)
     kind = type(encoding)

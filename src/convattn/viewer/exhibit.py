@@ -112,7 +112,7 @@ def _require_images(images: Any) -> None:
     """Raises ArgumentError unless images are a batch of finite numbers."""
     expected = "of shape (images, channels, rows, cols), with at least one"
     if not isinstance(images, Tensor):
-        raise ShapeError(must_be("images", expected, type(images).__name__))
+        raise ArgumentError(must_be_a("images", f"a tensor {expected}", images))
     if images.ndim != 4 or not images.numel():
         raise ShapeError(must_be("images", expected, tuple(images.shape)))
     if not images.is_floating_point() or not bool(torch.isfinite(images).all()):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from convattn.convert import network_to_attention, network_to_conv
-from convattn.encodings import Shift
 from convattn.errors import ArgumentError, CheckpointError, UnsupportedModelError, must_be
 from convattn.heads.catalogue import attention_layers
 from convattn.heads.head_report import HeadReport, read_report
@@ -285,7 +284,7 @@ def _as_convolutions(
     size = kernel_size or _KERNEL_SIZE
     hard = []
     for name, layer in _own_layers(network).items():
-        if isinstance(layer.encoding, Shift):
+        if layer.encoding.fixed_displacements is not None:
             hard.append(name)
     if not hard or kernel_size:
         convolutions, _ = network_to_conv(network, kernel_size=size, images=images)

@@ -132,7 +132,10 @@ def test_attention_in_a_file_for_four_images_is_exact_on_nine(case, tmp_path):
     path = export(attention, images, tmp_path / "attention.onnx", batch=4)
     for runtime in ("onnxruntime", "openvino"):
         certificate = certify(attention, path, images, runtime=runtime)
-        assert (certificate.verdict, certificate.decisions) == ("exact", 9), certificate.summary()
+        words = certificate.summary()
+        assert (certificate.verdict, certificate.decisions) == ("exact", 9), words
+        assert "with batches of 4 computes" in words, words
+        assert "on the 9 images given" in words, words
 
 
 def test_int8_is_never_exact_and_has_an_interval(case, file, tmp_path):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from convattn.budget import budget, roundings
-from convattn.convert import conv_to_attention, off_centre_mass
-from convattn.encodings import Shift
+from convattn.convert import conv_to_attention
+from convattn.encodings import Shift, off_centre_mass
 from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
 

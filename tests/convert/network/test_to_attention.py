@@ -211,7 +211,7 @@ KINDS = "images must be a tensor, .*a tuple of arguments or a mapping .*, but is
         (
             {"content": True, "impl": "separable"},
             ArgumentError,
-            'impl must be "auto", .* with content, but is .separable',
+            "impl='separable' cannot compute this layer, because its scores depend on the images",
         ),
         ({"content": "yes"}, ArgumentError, "content must be True, False or a Content, but is 'y"),
         ({"impl": "separabel"}, UnknownNameError, "unknown impl 'separabel': did you mean 'separa"),

@@ -198,11 +198,11 @@ def test_results_that_are_not_finite_are_not_passed():
         ),
         (
             images(1, 3, 7, 9, dtype=torch.float64),
-            r"on the images given \(first batch: float64 of shape \(.*\)\) it raised Runtime.*Input type \(double\)",
+            r"on the 1 image given \(first batch: float64 of shape \(.*\)\) it raised Runtime.*Input type \(double\)",
         ),
         (
             torch.ones(1, 3, 7, 9, dtype=torch.long),
-            r"on the images given \(first batch: int64 of shape \(.*\)\) it raised RuntimeError: Input type \(long",
+            r"on the 1 image given \(first batch: int64 of shape \(.*\)\) it raised RuntimeError: Input type \(long",
         ),
         (
             torch.ones(1, 3, 7, 9, device="meta"),

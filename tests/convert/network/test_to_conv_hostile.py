@@ -100,7 +100,7 @@ def test_what_does_not_run_in_float64_is_held_against_itself():
             lambda: Whole(hard()),
             images(2, 3, 7, 9, dtype=torch.float64),
             ArgumentError,
-            r"images must fit the network, but on the images given \(.*\) it raised ArgumentError: x",
+            r"images must fit the network, but on the 2 images given \(.*\) it raised ArgumentError: x",
         ),
         (lambda: Whole(hard()), images(2, 3, 2, 2), ArgumentError, "it raised ShapeError"),
     ],

@@ -82,6 +82,14 @@ class CallContext:
         return global_layout(grid, prefix)
 
 
+def how_to_register(cls: type[nn.Module]) -> str:
+    """Returns the words, with the line to type, by which a user says where the tokens of a class lie."""
+    return (
+        f"say where its tokens lie: convattn.heads.reading.register_attention({cls.__name__}, lambda call:"
+        " call.global_layout((rows, cols), prefix=tokens_before_them)), or name the layers to read"
+    )
+
+
 ReadLayout: TypeAlias = Callable[[CallContext], Layout]
 """Reads the layout of a call, or raises UnsupportedModelError with the reason alone."""
 
@@ -97,8 +105,8 @@ class TokenAttention:
     # W_out with its bias, N_h·D_h → D_out; None if another module applies it
     output: nn.Linear | None
     # Gives a module from tokens to tokens the call signature of this layer
-    wrap: Callable[[nn.Module], nn.Module]
-    dropout: float  # Probability with which an attention weight is dropped in training
+    wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
+    dropout: float = 0.0  # Probability with which an attention weight is dropped in training
     scale: float | None = None  # s; None is 1/√D_h
     # What is applied to each query before the product, to each key, and to the output
     query_norm: nn.Module = field(default_factory=nn.Identity)
@@ -120,6 +128,7 @@ class AttentionClass:
     heads_first: bool = False  # Whether the weights have their heads before their groups
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
+    foreign: bool = False  # Whether a user gave `matrices`, which are checked
     refused: str | None = None  # Why the weights of the class are not read
     unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
 
@@ -165,6 +174,13 @@ def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
     pairs = zip(weights, biases, strict=True)
     return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
+
+
+def repeat_heads(shared: nn.Linear, times: int, *, width: int) -> nn.Linear:
+    """Makes a map of keys or values for all heads from one whose heads, of a width, are shared by as many each."""
+    rows = torch.arange(shared.out_features).view(-1, 1, width).expand(-1, times, -1).flatten()
+    bias = None if shared.bias is None else shared.bias[rows]
+    return linear(shared.weight[rows], bias, like=shared)
 
 
 _RECORDERS = "transformers.utils.output_capturing"

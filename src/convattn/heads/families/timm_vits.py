@@ -1,7 +1,7 @@
 """timm's vision transformers, whose tokens attend to all others: ViT, DeiT, BEiT, EVA, PiT, ConViT, CaiT."""
 
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -29,9 +29,16 @@ def read_tokens(call: CallContext) -> Layout:
     for parent in call.parents:
         if full_name(type(parent.module)) == _PIT:
             return _read_pit(call, parent)
-    network = call.parent("patch_embed", "num_prefix_tokens").module
-    prefix = int(network.num_prefix_tokens)  # type: ignore[arg-type]
-    return call.global_layout(_grid(call), prefix)
+    network = call.parent("patch_embed").module
+    prefix: Any = getattr(network, "num_prefix_tokens", None)
+    rows, cols = _grid(call)
+    others = call.queries - rows * cols
+    if call.keys == call.queries and 0 <= others != prefix:
+        raise UnsupportedModelError(
+            f"{call.queries} tokens are {others} more than {rows} × {cols} patches, but num_prefix_tokens of"
+            f" {type(network).__name__} is {prefix}; set it to {others} if they come first"
+        )
+    return call.global_layout((rows, cols), prefix)
 
 
 def read_patches(call: CallContext) -> Layout:

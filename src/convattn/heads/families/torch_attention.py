@@ -20,18 +20,9 @@ from convattn.heads.layout import Layout
 _VIT = "torchvision.models.vision_transformer.VisionTransformer"
 
 
-_HINT = (
-    "say it: convattn.heads.reading.register_attention(nn.MultiheadAttention, lambda call:"
-    " call.global_layout((rows, cols), prefix=tokens_before_them))"
-)
-
-
 def read_torch_attention(call: CallContext) -> Layout:
     """Reads torch's attention inside torchvision's network: a class token, then patches row by row."""
-    try:
-        parent = call.parent_of_kind(_VIT)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{error}, so its grid is not known; {_HINT}") from None
+    parent = call.parent_of_kind(_VIT)
     embedding: nn.Module = parent.module.conv_proj  # type: ignore[assignment]
     return call.global_layout(call.grid_of(embedding), prefix=1)
 

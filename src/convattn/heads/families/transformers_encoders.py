@@ -202,6 +202,9 @@ _SEQUENCES = (
     "gpt2.GPT2Attention",
     "llama.LlamaAttention",
     "opt.OPTAttention",
+    "t5.T5Attention",
+    "mt5.MT5Attention",
+    "umt5.UMT5Attention",
 )
 _vit_matrices = partial(_tower_matrices, names=_VIT_NAMES)
 _beit_matrices = partial(_tower_matrices, names=_VIT_NAMES, mask=_BIAS)

@@ -119,7 +119,7 @@ def read_torchvision_swin(call: CallContext) -> Layout:
 
 def read_sam(call: CallContext) -> Layout:
     """Reads the windows of a SAM block, or all patches where it has none; the block is given a grid of patches."""
-    block = call.parent("norm1", "attn")
+    block = call.parent("window_size", "attn")
     _, rows, cols, _ = block.args[0].shape
     side = int(block.module.window_size)  # type: ignore[arg-type]
     if not side:
@@ -186,6 +186,8 @@ _READERS = {
     "timm.models.swin_transformer_v2.WindowAttention": read_timm_swin,
     "timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention": read_timm_swin,
     "timm.models.vision_transformer_sam.Attention": read_sam,
+    "transformers.models.sam.modeling_sam.SamVisionAttention": read_sam,
+    "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": read_sam,
     "timm.models.twins.LocallyGroupedAttn": read_twins,
     "timm.models.davit.WindowAttention": read_block_windows,
     "timm.models.tiny_vit.Attention": read_block_windows,

@@ -1,0 +1,198 @@
+"""Sees each product of weights and values while a module computes it, whatever function of torch does."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from convattn.heads.contractions import Contraction, read_contraction, read_sum
+from convattn.heads.products import EXCLUDED, Product, fused_product
+
+
+def _without_override(function: Any) -> Any:
+    """Copies a function of torch so that it runs in Python although a mode sees its operations."""
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+_TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
+"""The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
+
+_FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_SOFTMAX = {torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax}
+_POWERS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_}
+_SUM = {torch.sum, Tensor.sum}
+_TIMES = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_ADDING = {torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm}
+
+
+class _Trace(NamedTuple):
+    """What is known of a tensor that is made of a softmax, or of exponentials."""
+
+    axis: int | None  # That of the keys, counted from the last; None of exponentials
+    allowed: Tensor | None  # Which pairs no mask excludes; None if not known
+    factors: tuple[Tensor, ...] = ()  # The two of which it is the product element by element
+
+
+class Operations(TorchFunctionMode):
+    """Reports each product of weights and values.
+
+    Weights are what a softmax makes, with its axis as that of the keys, or exponentials. They are followed through all
+    operations (a division, dropout, a mix of heads, a gate). A product with what is no parameter, summed over the keys,
+    is attention.
+    """
+
+    def __init__(self, report: Callable[[Product], None]) -> None:
+        """Takes the function that is called with each product."""
+        super().__init__()
+        self.paused = False
+        self._report = report
+        self._traces: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Computes the operation, and reports it if it is a product."""
+        named = dict(kwargs or {})
+        if self.paused:
+            return func(*args, **named)
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return _TORCH_ATTENTION(*args, **named)
+        sources = []
+        if len(self._traces):
+            sources = [part for part in _tensors((args, named)) if part in self._traces]
+        if sources and func in _ADDING and sources[0] is not args[0]:
+            with self:
+                return _add_product(*args, **named)
+        out = func(*args, **named)
+        if func is functional.scaled_dot_product_attention:
+            named = {**dict(zip(_FUSED_NAMES, args, strict=False)), **named}
+            q, k, v = (named.pop(name) for name in _FUSED_NAMES[:3])
+            self._report(fused_product(out, q, k, v, **named))
+        elif func in _SOFTMAX or func in _POWERS:
+            scores = _tensors((args, named))[0]
+            allowed = scores > EXCLUDED if scores.is_floating_point() else None
+            axis = None if func in _POWERS else _axis(args, named, scores)
+            self._traces[out] = _Trace(axis, allowed)
+        elif sources:
+            source = min(sources, key=lambda part: self._traces[part].axis is None)
+            self._follow(func, args, named, out, source)
+        return out
+
+    def _follow(
+        self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, source: Tensor
+    ) -> None:
+        """Notes what is made of weights, or reports it."""
+        tensors = _tensors((args, named))
+        axis = _axis(args, named, source)
+        trace = self._traces[source]
+        contraction = read_contraction(func, args, tensors)
+        if func in _SUM and trace.factors and axis is not None:
+            contraction = read_sum(trace.factors, axis)
+            out = out.squeeze(axis) if out.ndim == source.ndim else out
+        if contraction is not None:
+            self._contract(contraction, out)
+            return
+        results = [part for part in _tensors(out) if part.is_floating_point()]
+        masks = [trace.allowed if part.shape == source.shape else None for part in results]
+        moves = all(_is_rearranged(part, source) for part in results)
+        if results and moves and trace.allowed is not None and len(tensors) == 1:
+            with suppress(RuntimeError):  # of `view`, where the mask lies otherwise in memory
+                masks = [*_tensors(func(trace.allowed, *args[1:], **named))]
+        factors: tuple[Tensor, ...] = ()
+        if func in _TIMES and out.numel() > source.numel():
+            factors = tuple(tensors)
+        for part, allowed in zip(results, masks, strict=True):
+            if trace.axis is None:
+                keys = None
+                kept = part.numel() == source.numel()
+            else:
+                keys = _axis_after(part, source, trace.axis, axis)
+                kept = keys is not None
+            if kept:
+                self._traces[part] = _Trace(keys, allowed, factors)
+
+    def _contract(self, contraction: Contraction, out: Tensor) -> None:
+        """Reports a product summed over keys; follows weights of which another axis is summed."""
+        traces = [self._traces.get(operand) for operand in contraction.operands]
+        both = all(trace is not None and trace.axis is not None for trace in traces)
+        for place, trace in enumerate(traces):
+            if trace is None:
+                continue
+            keys = contraction.keys(place, trace.axis)
+            values = contraction.operands[1 - place]
+            if keys and keys in contraction.result:
+                axis = contraction.result.index(keys) - len(contraction.result)
+                self._traces[out] = _Trace(axis, None)
+            elif both or not keys or isinstance(values, nn.Parameter):
+                continue
+            elif keys in contraction.names[1 - place]:
+                by_hand = trace.axis is None
+                product = contraction.product(place, keys, out, trace.allowed, by_hand=by_hand)
+                self._report(product)
+
+
+def _is_view(out: Tensor, source: Tensor) -> bool:
+    return out.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
+def _is_rearranged(out: Tensor, source: Tensor) -> bool:
+    """Tells whether a tensor holds numbers of another in another order."""
+    if out.shape == source.shape:
+        return _is_view(out, source) and out.stride() != source.stride()
+    return _is_view(out, source) or out.numel() == source.numel()
+
+
+def _axis_after(out: Tensor, source: Tensor, keys: int, reduced: int | None) -> int | None:
+    """Returns which axis of what is made of a tensor is its axis of keys; None if none is.
+
+    `reduced` is the axis that the operation was given.
+    """
+    if _is_view(out, source):
+        step = source.stride(keys)
+        axes = [axis for axis in range(-out.ndim, 0) if out.stride(axis) == step]
+        whole = [axis for axis in axes if out.shape[axis] == source.shape[keys]]
+        longer = [axis for axis in axes if out.shape[axis] > 1]
+        return (whole or longer or [None])[-1]
+    if out.ndim == source.ndim - 1 and reduced is not None:
+        return None if reduced == keys else keys + (reduced > keys)
+    same_place = out.ndim == source.ndim or out.numel() == source.numel()
+    if not same_place or -keys > out.ndim:
+        return None
+    is_summed = out.shape[keys] == 1 < source.shape[keys]
+    return None if is_summed else keys
+
+
+def _add_product(
+    added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Computes what `baddbmm` and `addmm` do in two steps, of which the product is seen."""
+    return beta * added + alpha * torch.matmul(left, right)
+
+
+def _axis(args: tuple[Any, ...], named: Mapping[str, Any], tensor: Tensor) -> int | None:
+    """Returns the axis that a function is given after a tensor, counted from the last; None for none or several."""
+    axis = named.get("dim", args[1] if len(args) > 1 else None)
+    if isinstance(axis, list | tuple) and len(axis) == 1:
+        (axis,) = axis
+    if not isinstance(axis, int) or not tensor.ndim:
+        return None
+    return axis % tensor.ndim - tensor.ndim
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [part for part in tree_leaves(value) if isinstance(part, Tensor)]
