@@ -332,7 +332,16 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     held = {*module._parameters, *module._buffers, *module._modules}
     if held != {"weight", "bias"} or replaced_methods(module):
         return None
-    conv = _build_plain(base, module)
+    options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
+    if not options["in_channels"] or not options["out_channels"]:
+        raise UnsupportedModelError("it has no channels")
+    if base in TRANSPOSED_CONVOLUTIONS.values():
+        options["output_padding"] = module.output_padding
+    weight: Any = module.weight
+    bias: Any = module.bias
+    _require_plain(weight=weight, bias=bias)
+    conv: Any = put_tensors(base(**options, bias=False, device="meta"), weight, bias)
+    conv.train(module.training)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
     if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(module, padded):
         return None
@@ -350,17 +359,3 @@ def _require_plain(**tensors: Tensor | None) -> None:
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
             kind = full_name(type(tensor))
             raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
-
-
-def _build_plain(base: type[nn.Module], module: nn.Module) -> AnyConvolution:
-    """Builds the plain convolution around the tensors of another."""
-    options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
-    if not options["in_channels"] or not options["out_channels"]:
-        raise UnsupportedModelError("it has no channels")
-    if base in TRANSPOSED_CONVOLUTIONS.values():
-        options["output_padding"] = module.output_padding
-    conv: Any = base(**options, bias=False, device="meta")
-    weight: Any = module.weight
-    bias: Any = module.bias
-    _require_plain(weight=weight, bias=bias)
-    return put_tensors(conv, weight, bias).train(module.training)
