@@ -761,11 +761,14 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
-    """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images."""
+    """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images, and no view."""
     layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
     y = y.contiguous(memory_format=layout)
     # along an axis of one pixel or channel any step will do, and others read there which layout was meant
-    return y.clone(memory_format=layout) if 1 in y.shape[1:] else y
+    is_open = 1 in y.shape[1:]
+    # of a view that is changed in place, FSDP loses the hook that brings the weights back
+    is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
+    return y.clone(memory_format=layout) if is_open or is_view else y
 
 
 def _has_channels_last(x: Tensor) -> bool:
