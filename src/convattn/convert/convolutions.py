@@ -311,10 +311,10 @@ def _ending_anywhere(call: Call) -> Call:
 
 def _hook_notes(module: nn.Module, *, is_kept: bool) -> list[str]:
     """Says what happens to a module's hooks; all stay on a module that is itself kept."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    hooks += [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+    hooks = {**module._forward_hooks, **module._forward_pre_hooks}
+    hooks |= {**module._backward_hooks, **module._backward_pre_hooks}
     notes = []
-    if not all(map(is_own_hook, hooks)):
+    if not all(map(is_own_hook, hooks.values())):
         notes.append("its hooks were kept and are called with the attention layer")
     if not is_kept and any(hooks for name, hooks in vars(module).items() if "state_dict" in name):
         notes.append("its hooks on loading and saving were not kept")
