@@ -387,6 +387,7 @@ def test_padding_without_a_window_warns():
     [
         (torch.zeros(2, 8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 1\)"),
         (torch.zeros(8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 0\)"),
+        (torch.nested.nested_tensor([torch.zeros(3, 8, 8)]), "x must be images of one size"),
         (torch.zeros(1, 3, 8, 8).to_sparse(), r"x must be dense, as x\.to_dense\(\) makes it"),
     ],
     ids=["channels last", "one image, channels last", "sparse"],
