@@ -387,11 +387,17 @@ def test_padding_without_a_window_warns():
     [
         (torch.zeros(2, 8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 1\)"),
         (torch.zeros(8, 9, 3), r"if channels are last, pass x\.movedim\(-1, 0\)"),
-        (torch.nested.nested_tensor([torch.zeros(3, 8, 8)]), "x must be images of one size"),
         (torch.zeros(1, 3, 8, 8).to_sparse(), r"x must be dense, as x\.to_dense\(\) makes it"),
     ],
     ids=["channels last", "one image, channels last", "sparse"],
 )
 def test_images_of_another_form_are_refused_with_the_remedy(x, words):
     with pytest.raises(ArgumentError, match=words):
+        RelativeAttention2d(3, 8, 3, padding=1)(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_images_are_refused():
+    x = torch.nested.nested_tensor([torch.zeros(3, 8, 8)])
+    with pytest.raises(ArgumentError, match="x must be images of one size"):
         RelativeAttention2d(3, 8, 3, padding=1)(x)
