@@ -337,12 +337,12 @@ MISTAKES = {
     "several inputs, of which one is a number": (
         {"x": IMAGE[None], "y": 2},
         {},
-        r"images\['y'\] must",
+        r"hold \{'x': 1, 'y': None\}$",
     ),
     "several inputs, not of all": (
         {"x": noise(3, 6, 5, 6), "y": noise(2, 1)},
         {},
-        r"images must hold as many of each input, but hold \{'x': 3, 'y': 2\}$",
+        r"images must hold a batch of each input, all as long, but hold \{'x': 3, 'y': 2\}$",
     ),
     "even": (IMAGE[None], {"kernel_size": 4}, "kernel_size must be odd"),
     "radius": (IMAGE[None], {"radius": -1}, "radius must be an integer"),
