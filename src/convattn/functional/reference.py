@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.torch_modes import is_accelerator
+from convattn.functional.torch_modes import is_accelerator, needs_own_operations
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {
@@ -226,8 +226,11 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    weights = normal_weights(displacement_scores(table, axes))
-    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
+    scores = displacement_scores(table, axes)
+    in_place = not (scores.requires_grad or needs_own_operations(scores))
+    weights = normal_weights(scores, in_place=in_place)
+    least = torch.finfo(weights.dtype).tiny ** 0.5
+    return functional.threshold(weights, least, 0.0, in_place)
 
 
 def normal_weights(
