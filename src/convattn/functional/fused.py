@@ -30,6 +30,7 @@ from convattn.functional.reference import (
 )
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
+    at_least_float32,
     backward_to_differentiate,
     is_accelerator,
     missing_channels,
@@ -159,7 +160,7 @@ class OfAllDisplacements(Mask):
         return total
 
     def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        spans = [axis.highest - axis.lowest + 1 for axis in self.axes]
+        spans = [axis.span for axis in self.axes]
         total = query.new_zeros(())
         for table in own:
             total = total + displacement_scores(table.unflatten(1, spans), self.axes)[None]
@@ -231,7 +232,7 @@ def fused_attention(
     widened = value.shape[-1] > query.shape[-1]
     if mask is None and not (dropout or widened or own_operations):
         return _by_kernel(mask, dropout, scale, query, key, value)
-    given, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    given, wide = query.dtype, at_least_float32(query.dtype)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
     if own_operations:
@@ -261,7 +262,7 @@ def _by_kernel(
     for own in pieces:
         inputs = _fitting_widths(*own)
         if mask is not None:
-            wide = torch.promote_types(query.dtype, torch.float32)
+            wide = at_least_float32(query.dtype)
             scaled = own[0].to(wide) * scale
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))

@@ -147,7 +147,7 @@ class Operations(TorchFunctionMode):
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:
-    return torch._C._is_alias_of(out, source)
+    return torch._C._is_alias_of(out, source)  # type: ignore[attr-defined]
 
 
 def _is_rearranged(out: Tensor, source: Tensor) -> bool:
