@@ -83,12 +83,8 @@ class Mask(ABC):
         wanted = (needed[0] and self.numbers > 0, *needed[3:])
         if not any(wanted):
             return [None] * len(wanted)
-        return self._backward(some, (query, *tables), wanted, upstream)
-
-    def _backward(
-        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
-    ) -> list[Tensor | None]:
-        return backward_to_differentiate(partial(self.scores, some), inputs, wanted, upstream)
+        scores = partial(self.scores, some)
+        return backward_to_differentiate(scores, (query, *tables), wanted, upstream)
 
 
 @final
@@ -100,42 +96,18 @@ class SumOfAxes(Mask):
 
     def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
         """Adds up what each axis gives."""
-        total = query.new_zeros(*query.shape[:3], 1)
-        for own in self._rows(some, query, *tables).split(self._keys, dim=-1):
-            total = (total[..., None] + own[..., None, :]).flatten(-2)
-        return total
-
-    @property
-    def _keys(self) -> list[int]:
-        return [axis.keys for axis in self.axes]
-
-    def _rows(
-        self, some: slice, query: Tensor, *tables: Tensor
-    ) -> Float[Tensor, "images heads queries _"]:
-        """Returns the scores of the keys along each axis, side by side."""
         own, features = self.split(tables)
         sizes = [len(axis.queries) for axis in self.axes]
         numbers = torch.arange(prod(sizes), device=query.device)[some]
-        rows = []
+        total = query.new_zeros(*query.shape[:3], 1)
         for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
-            row = query.new_zeros(*query.shape[:3], 1)
+            row = query.new_zeros(())
             if own:
-                row = row + own[axis].index_select(1, along)
+                row = own[axis].index_select(1, along)[None]
             if features:
                 row = row + _looked_up(query, features[axis], self.places[axis][along])
-            rows.append(row)
-        return torch.cat(rows, dim=-1)
-
-    def _backward(
-        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
-    ) -> list[Tensor | None]:
-        by_axis = upstream.unflatten(-1, self._keys)
-        sums = []
-        for axis in range(len(self.axes)):
-            others = [3 + other for other in range(len(self.axes)) if other != axis]
-            sums.append(by_axis.sum(others))
-        along = torch.cat(sums, dim=-1)
-        return backward_to_differentiate(partial(self._rows, some), inputs, wanted, along)
+            total = (total[..., None] + row[..., None, :]).flatten(-2)
+        return total
 
 
 @final
