@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from convattn.convert.certificate import NetworkCertificate
-from convattn.layers import RelativeAttention
 from evidence.sweep.subjects import Built, run
 
 
@@ -26,15 +25,17 @@ def turn_one_weight(
     Returns:
         The layer, how far off the network is at least in units of the budget, and whether that is beyond it.
     """
-    reached = [layer for layer in certificate.layers if layer.path is not None]
+    reached = []
+    for layer in certificate.layers:
+        learns = any(True for _ in made.get_submodule(layer.name).parameters())
+        if layer.path is not None and learns:
+            reached.append(layer)
     spatial = [layer.name for layer in reached if layer.heads > 1] or [
         layer.name for layer in reached
     ]
     name = spatial[len(spatial) // 2]
     before = run(built._replace(network=made))
-    place = made.get_submodule(name)
-    layer = next(part for part in place.modules() if isinstance(part, RelativeAttention))
-    weight = next(layer.values.parameters())
+    weight = max(made.get_submodule(name).parameters(), key=lambda x: (x.ndim, x.numel()))
     with torch.no_grad():
         weight[torch.unravel_index(weight.abs().argmax(), weight.shape)] *= -1
     after = run(built._replace(network=made))

@@ -1,6 +1,7 @@
 """The sweep's tables, made of its record alone: a line of JSON for each start of the sweep, and one for each family."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,14 @@ def families(lines: Sequence[Line]) -> list[Line]:
 def swept() -> list[Line]:
     """Lists the families of the record."""
     return families(read(RECORD))
+
+
+def by_package(networks: Sequence[Line]) -> dict[str, list[Line]]:
+    """Sorts networks by the first word of their names, which is the package that they are from."""
+    groups: dict[str, list[Line]] = {}
+    for line in networks:
+        groups.setdefault(re.split(r"\W", line["family"])[0], []).append(line)
+    return groups
 
 
 def paths(networks: Sequence[Line]) -> list[Line]:
@@ -113,15 +122,15 @@ def top1(ways: Sequence[Line]) -> tuple[int, int]:
 def table(networks: Sequence[Line]) -> str:
     """Tabulates networks, one row each."""
     heads = ["home", "family", "network", "parameters", "input", "layers", "heads", "not reached"]
-    heads += ["error ÷ budget, separable", "planned", "back", "budget ÷ largest"]
-    heads += ["s, separable", "planned", "back", "left alone", "outcome"]
+    heads += ["error ÷ budget, separable", "planned", "back", "trained", "budget ÷ largest"]
+    heads += ["s, separable", "planned", "back", "trained", "left alone", "outcome"]
     return markdown_table(heads, map(_row, networks))
 
 
 def _row(line: Line) -> list[str]:
     """Words one network; what was not measured is a dash."""
     paths = line.get("paths", {})
-    ways = [paths.get(way, {}) for way in ("separable", "auto", "back")]
+    ways = [paths.get(way, {}) for way in ("separable", "auto", "back", "step")]
     cells: list[Any] = [line["home"], line["family"], line.get("model", "–")]
     cells.append(f"{line['parameters'] / 1e6:.2f} M" if "parameters" in line else "–")
     one = next((path for path in paths.values() if "layers" in path), None)
@@ -149,7 +158,10 @@ def sections(networks: Sequence[Line]) -> dict[str, list[str]]:
     for line in networks:
         name = line.get("model", "–")
         if line["outcome"] not in ("passed", "no convolution"):
-            reasons = [line.get("reason"), *(path.get("reason") for path in paths([line]))]
+            reasons = [line.get("reason")]
+            for path in paths([line]):
+                if path["outcome"] != "passed":
+                    reasons += [path.get("reason"), *path.get("not_covered", [])[-1:]]
             reason = next(filter(None, reasons), "see the record")
             words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
             listed["Not passed"].append(f"{words}. {' '.join(reason.split())}")

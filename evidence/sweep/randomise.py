@@ -48,7 +48,7 @@ def randomise(built: Built) -> None:
     with torch.no_grad():
         for module in built.network.modules():
             for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.is_floating_point():
+                if parameter is not None and parameter.is_floating_point() and parameter.numel():
                     _draw(module, name, parameter)
     handles = [
         module.register_forward_pre_hook(_calibrate)

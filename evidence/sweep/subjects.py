@@ -46,12 +46,13 @@ class Home:
 
     Attributes:
         name: The library's name.
-        packages: Distributions whose versions the record names.
+        packages: Packages that are imported; the record names the versions of those that are installed.
         families: Names its families; quick.
         subject: Chooses the network of a family; it may take a while. It raises `WithoutConvolutionError` where none
             holds a convolution.
         ways: How its networks are converted: to attention as "auto" (the planned path) or "separable" (softmax
-            attention axis by axis), or "back" (planned, and then to convolutions again).
+            attention axis by axis), and what is planned then trained a "step" beside its source, or made convolutions
+            again, "back".
     """
 
     name: str

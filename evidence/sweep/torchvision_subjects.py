@@ -5,18 +5,14 @@ compared on all that they compute before: features, and what every head gives fo
 the same in each run.
 """
 
-import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import Tensor, nn
-from torchvision.models import get_model
 from torchvision.models.optical_flow import raft
 
-from evidence.sweep.subjects import Built, Home, Subject
+from evidence.sweep.listed import listed
 
 
 class BeforeSuppression(nn.Module):
@@ -105,38 +101,7 @@ class InOnePrecision(nn.Module):
             return self.network(first, second)
 
 
-WRAPPED: dict[str, type[nn.Module]] = {
-    "detection": BeforeSuppression,
-    "optical_flow": InOnePrecision,
-}
-"""What networks of some packages of torchvision are wrapped in before conversion."""
-
-NETWORKS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("torchvision_networks.json").read_text(encoding="utf-8")
+HOME = listed(
+    "torchvision", Path(__file__).with_name("torchvision_networks.json"), ways=("auto", "separable")
 )
-"""Builder, shapes of arguments and options, by the module that defines the network, seen from `torchvision.models`."""
-
-
-def _build(family: str) -> Built:
-    """Builds a network, and draws what it is run on."""
-    network = NETWORKS[family]
-    model = get_model(network["builder"], weights=None, **network.get("options", {}))
-    wrap = WRAPPED.get(family.partition(".")[0])
-    if wrap is not None:
-        model = wrap(model)
-    generator = torch.Generator().manual_seed(0)
-    arguments = tuple(torch.rand(shape, generator=generator) for shape in network["shapes"])
-    return Built(model, arguments)
-
-
-def _subject(family: str) -> Subject:
-    """Looks a family up."""
-    wrap = WRAPPED.get(family.partition(".")[0])
-    remark = ""
-    if wrap is not None and wrap.__doc__ is not None:
-        remark = wrap.__doc__.partition("\n")[0]
-    return Subject(NETWORKS[family]["builder"], partial(_build, family), remark)
-
-
-HOME = Home("torchvision", ("torchvision",), partial(list, NETWORKS), _subject)
-"""torchvision."""
+"""torchvision, by the module that defines each network, seen from `torchvision.models`."""

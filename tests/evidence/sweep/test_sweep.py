@@ -1,6 +1,7 @@
 """The sweep over networks of other libraries: what it writes down, and how it goes on."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from evidence.sweep.control import turn_one_weight
 from evidence.sweep.page import controls, counts, families, read, sections
 from evidence.sweep.randomise import randomise
 from evidence.sweep.subjects import Built, Home, Subject, WithoutConvolutionError
+from evidence.sweep.training import train_beside
 
 
 class ByInput(nn.Conv2d):
@@ -52,13 +54,13 @@ HOME = Home(
     ("torch",),
     lambda: ("small", "by input", "linear"),
     subject,
-    ways=("auto", "separable", "back"),
+    ways=("auto", "separable", "back", "step"),
 )
 
 
-def in_this_process(home, family, seconds):
+def in_this_process(home, family, seconds, *code):
     assert seconds > 0
-    return convert.convert_family(home, family)
+    return convert.convert_family(home, family, *code)
 
 
 def as_planned(network, *, impl, images):
@@ -103,6 +105,10 @@ def test_a_line_says_what_both_paths_gave(here):
         assert path["shapes"] == [[1, 3, 9, 11]]
     assert line["paths"]["auto"]["control"]["rejected"]
     assert line["paths"]["back"]["same_weights"]
+    step = line["paths"]["step"]
+    assert (step["outcome"], step["compared"], step["not_compared"]) == ("passed", 8, 0)
+    assert step["difference"] <= step["rounding"] < step["moved"]
+    assert step["missed_step"]["rejected"]
     assert json.loads(json.dumps(line)) == line
 
 
@@ -125,7 +131,8 @@ def test_a_layer_on_another_path_than_requested_fails(here, monkeypatch):
 
 
 def test_a_stopped_sweep_goes_on(record):
-    sweep.append({"home": "here", "family": "small", "outcome": "passed", "model": "kept"})
+    kept = {"home": "here", "family": "small", "outcome": "passed", "model": "kept"}
+    sweep.append(kept, record)
     sweep.main()
     lines = read(record)
     names = [line.get("family", "start") for line in lines]
@@ -143,6 +150,64 @@ def test_tables_count_and_list(record):
     assert [control["rejected"] for control in controls(networks)] == [True]
     (refused,) = sections(networks)["Not passed"]
     assert refused.startswith("here by input, by input-1: refused. cannot convert 1 module of ")
+
+
+CONV = {"in_channels": 3, "out_channels": 5, "kernel_size": 3}
+
+LISTED = """
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, norm, width):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3)
+        self.norm = norm(width)
+
+    def forward(self, x, *, times):
+        return self.norm(self.conv(x)) * times
+"""
+
+
+def test_networks_of_other_peoples_code_are_listed_in_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr(sweep, "in_its_own_process", in_this_process)
+    (tmp_path / "code" / "first").mkdir(parents=True)
+    (tmp_path / "code" / "first" / "small_of_first.py").write_text(LISTED)
+    small = {"norm": {"network": "torch.nn:BatchNorm2d"}, "width": 5}
+    rows = {
+        "small": {
+            "network": "small_of_first:Small",
+            "folder": "first",
+            "options": small,
+            "arguments": {"x": [2, 3, 7, 11], "times": 3},
+        },
+        "normalised": {
+            "network": "torch.nn.utils.parametrizations:weight_norm",
+            "options": {"module": {"network": "torch.nn:Conv1d", "options": CONV}},
+            "arguments": [[2, 3, 13]],
+        },
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(rows))
+    words = ["sweep", "--list", "mine.json", "--code", "code", "--record", "out.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", words)
+    sweep.main()
+    start, *lines = read(tmp_path / "out.jsonl")
+    assert "torch" in start["versions"]
+    found = [(line["home"], line["family"], line["outcome"]) for line in lines]
+    assert found == [("mine", "small", "passed"), ("mine", "normalised", "passed")]
+    assert [line["paths"]["step"]["compared"] for line in lines] == [4, 3]
+
+
+def test_a_training_that_differs_is_told():
+    built = build(small)
+    randomise(built)
+    attention, _ = network_to_attention(built.network, images=built.arguments)
+    attention.get_parameter("5.bias").requires_grad_(False)
+    step = train_beside(built, attention)
+    assert (step["outcome"], step["name"]) == ("failed", "5.bias")
+    refused = train_beside(built._replace(arguments=(torch.randn(1, 2, 9, 11),)), attention)
+    assert refused["outcome"] == "not trained"
 
 
 @pytest.mark.slow

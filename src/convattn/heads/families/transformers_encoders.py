@@ -13,6 +13,7 @@ from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
     CallContext,
+    MapViews,
     PatchNetwork,
     TokenAttention,
     dropout_rate,
@@ -235,4 +236,12 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
     embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
     rows, cols = embed.image_size
     height, width = embed.patch_size
-    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))
+    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)), _views)
+
+
+def _views(attention: Any) -> MapViews:
+    """Returns views of the maps of `ViTAttention`."""
+    maps = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    weights = tuple(part.weight for part in maps)
+    biases = tuple(part.bias for part in maps[:2] if part.bias is not None)
+    return MapViews(weights, biases)
