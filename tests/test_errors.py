@@ -79,7 +79,7 @@ def test_each_is_caught_as_the_root_and_as_what_python_code_expects(kind):
             {"quadratic", "distance"},
             "unknown encoding 'quadratik': did you mean 'quadratic'? Known: ",
         ),
-        ("zzz", ("quadratic", "distance"), "unknown encoding 'zzz'. Known: distance, quadratic"),
+        ("mine", ("quadratic", "distance"), "unknown encoding 'mine'. Known: distance, quadratic"),
         (3, ["quadratic"], "unknown encoding 3. Known: quadratic"),
         ("", [], "unknown encoding ''. Known: "),
     ],

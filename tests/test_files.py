@@ -241,6 +241,12 @@ def test_what_is_there_is_refused(tmp_path):
     (tmp_path / "here").rmdir()
     with pytest.raises(ArgumentError, match=r"output must be a folder, but '.*file' is a file"):
         require_new_folder(str(tmp_path / "file"), "output")
+    (tmp_path / "link").symlink_to("x" * 300)
+    with pytest.raises(
+        ArgumentError, match=r"folder cannot be made: File name too long: '.*x{300}'"
+    ):
+        require_new_folder(tmp_path / "link")
+    (tmp_path / "link").unlink()
     for place, message in {
         "full": "output must be new or empty",
         "file": "output must be a folder, but",

@@ -160,7 +160,7 @@ class UnknownNameError(ArgumentError):
     def __init__(self, kind: str, name: object, known: Iterable[str], more: str = "") -> None:
         """Takes the kind of thing that was looked up, the name that came, the known names, and what else to say."""
         self.kind, self.name, self.known, self.more = kind, name, sorted(known), more
-        nearest = difflib.get_close_matches(str(name), self.known, n=1, cutoff=0.5)
+        nearest = difflib.get_close_matches(str(name), self.known, n=1)
         hint = f": did you mean {nearest[0]!r}?" if nearest else "."
         super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(self.known)}{more}")
 

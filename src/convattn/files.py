@@ -91,6 +91,7 @@ def require_new_folder(
     folder is refused: replacing it would leave the user's shell in a deleted one.
     """
     path = as_path(path, argument)
+    place = Path(os.path.realpath(path))  # where a link leads
     try:
         if path.is_dir() and any(path.iterdir()):
             raise ArgumentError(
@@ -100,7 +101,6 @@ def require_new_folder(
             raise ArgumentError(f"{argument} must not be the current folder: name a new one")
         if path.exists() and not path.is_dir():
             raise ArgumentError(f"{argument} must be a folder, but {str(path)!r} is a file")
-        place = Path(os.path.realpath(path))
         above = next(folder for folder in place.parents if folder.exists())
         if not above.is_dir():
             raise ArgumentError(
@@ -108,7 +108,9 @@ def require_new_folder(
             )
         require_writable(above)
     except OSError as error:
-        raise ArgumentError(f"{argument} cannot be made: {error.strerror}: {str(path)!r}") from None
+        raise ArgumentError(
+            f"{argument} cannot be made: {error.strerror}: {str(place)!r}"
+        ) from None
     return path
 
 

@@ -5,7 +5,7 @@ of the window of a convolution with the same arguments. A displacement is δ = k
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, TypeGuard
@@ -42,16 +42,15 @@ class Axis:
 
     queries: range  # Positions of the queries, in pixels of the key grid
     keys: int  # Number of keys; they stand at 0, 1, …, keys − 1
+    # Smallest displacement, from the last query to the first key
+    lowest: int = field(init=False, repr=False, compare=False)
+    # Largest displacement, from the first query to the last key
+    highest: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def lowest(self) -> int:
-        """Smallest displacement, from the last query to the first key."""
-        return -self.queries[-1]
-
-    @property
-    def highest(self) -> int:
-        """Largest displacement, from the first query to the last key."""
-        return self.keys - 1 - self.queries[0]
+    def __post_init__(self) -> None:
+        """Computes the displacements at the ends."""
+        object.__setattr__(self, "lowest", -self.queries[-1])
+        object.__setattr__(self, "highest", self.keys - 1 - self.queries[0])
 
     @property
     def mirrored(self) -> "Axis":

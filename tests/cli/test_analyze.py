@@ -204,7 +204,7 @@ def test_mistakes_in_images_are_told_on_one_line(tmp_path, capsys):
     np.save(tmp_path / "grey.npy", np.zeros((3, 1, 32, 32), dtype=np.float32))
     for name, message in {
         "gone": "--images must be a folder or a file that exists, but is",
-        "text.txt": r"--images must be a folder or a \.npy file",
+        "text.txt": r"--images must be a folder of pictures, a picture or a \.npy file",
         "grey.npy": "images must",
     }.items():
         assert run(f"analyze {SOURCE} --images {tmp_path / name} -o {tmp_path / 'out'}") == 2, name

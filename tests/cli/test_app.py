@@ -23,10 +23,10 @@ COMMAND = Path(sys.executable).with_name("convattn")
 MISTAKES = {
     "unknown command": (
         "frobnicate",
-        "unknown command 'frobnicate'. Known: analyze, certify, convert, demo, info, ",
+        f"unknown command 'frobnicate'. Known: {', '.join(sorted(COMMANDS))}",
     ),
     "misspelt command": ("trian", "unknown command 'trian': did you mean 'train'?"),
-    "help of no command": ("figures --help", "unknown command 'figures'. Known: analyze, "),
+    "help of no command": ("figures --help", "unknown command 'figures'. Known: "),
     "misspelt option": (
         "train digits-quadratic --outptu x",
         "Unknown option: --outptu. Did you mean --output?",

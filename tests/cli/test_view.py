@@ -11,7 +11,7 @@ from PIL import Image
 from tests.cli.command import run
 from tests.cli.page_scene import scene_of
 
-from convattn import save_network
+from convattn import load_network, save_network
 from convattn.cli.view import WrittenPage
 from convattn.heads import analyze
 from convattn.models import AttentionNet
@@ -178,18 +178,22 @@ def test_a_network_of_heads_that_stay_has_no_timeline():
 
 
 @pytest.mark.parametrize(
-    ("depth", "message"),
+    ("differs", "message"),
     [
-        (1, "report was measured with other weights than network has, of blocks.0.mixer"),
-        (0, "report is of another network: network has no layer layer"),
+        ("all", "report was measured with other weights than network has, of blocks.0.mixer"),
+        ("stem", "with other weights than network has, of layers that were not measured"),
+        ("names", "report is of another network: network has no layer layer"),
     ],
 )
-def test_a_report_of_another_network_is_refused(network, depth, message, capsys):
+def test_a_report_of_another_network_is_refused(network, differs, message, capsys):
     """As of another run of the same recipe, whose layers have the same names."""
     other = AttentionNet(width=8, depth=1, heads=4, ffn=8).eval()
+    if differs == "stem":
+        other = load_network("network")
+        torch.nn.init.zeros_(next(other.parameters()))
     report = analyze(other, torch.randn(2, 3, 8, 8), controls=(), progress=False)
     report.save("report.json")
-    if not depth:
+    if differs == "names":
         text = Path("report.json").read_text().replace("blocks.0.mixer", "layer")
         Path("report.json").write_text(text)
     assert run(f"view {network} --report report.json -o {PAGE}") == 2

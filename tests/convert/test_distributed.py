@@ -8,6 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel, replicate
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -25,10 +26,33 @@ def network():
     )
 
 
+class Standardised(nn.Conv2d):
+    """Standardises its weight in every call."""
+
+    def forward(self, x):
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) / (1 + self.weight.std((1, 2, 3), keepdim=True))
+        return functional.conv2d(x, weight, self.bias)
+
+
+class Upward(nn.ConvTranspose2d):
+    """Ends where it is told to."""
+
+    def forward(self, x):
+        return super().forward(x, output_size=[2 * size for size in x.shape[2:]])
+
+
+def calling():
+    """Modules that stay around their calls, and compute weights or hold them in another order."""
+    network = nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), Upward(4, 5, 3, stride=2, padding=1))
+    return network_to_attention(network, sharpness=5.0, images=images())[0]
+
+
 MADE = {
     "hard layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1))[0],
     "soft layer": lambda: conv_to_attention(nn.Conv2d(3, 5, 3, padding=1), sharpness=5.0)[0],
     "network": lambda: network_to_attention(network(), images=images())[0],
+    "modules that call": calling,
     "narrow heads": lambda: RelativeAttention2d(
         3, 5, num_heads=2, head_width=3, encoding="axial_distance"
     ),
@@ -117,9 +141,13 @@ def gradients(module, y):
 
 
 def test_data_parallel(made, one_process):
-    plain = copy.deepcopy(made)
-    wrapped = DistributedDataParallel(made, process_group=one_process.get_group())
-    assert_same_step(plain, wrapped)
+    """A parameter that nothing uses stops the second step."""
+    for is_static in (False, True):
+        plain, own = copy.deepcopy(made), copy.deepcopy(made)
+        group = one_process.get_group()
+        wrapped = DistributedDataParallel(own, process_group=group, static_graph=is_static)
+        for _ in range(3):
+            assert_same_step(plain, wrapped)
 
 
 def test_parameters_as_one_vector(made):

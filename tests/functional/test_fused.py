@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from convattn.budget import Sums, assert_within_budget, roundings
-from convattn.encodings import GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
+from convattn.encodings import Distance, GeneralizedQuadratic, LearnedAxial, LearnedTable, Shift
 from convattn.errors import ShapeError
-from convattn.functional import workspace
+from convattn.functional import fourier, separable, workspace
 from convattn.functional.content import OneHot
+from convattn.functional.path import Heads
+from convattn.functional.plan import WAYS
 from convattn.layers import (
     Content,
     RelativeAttention1d,
@@ -331,33 +334,108 @@ def test_no_weight_is_subnormal_and_what_is_left_out_is_below_rounding(dtype):
     """An Intel core multiplies subnormal numbers a hundred times as slowly."""
     spread = torch.linspace(0, -1.2 * math.log(torch.finfo(dtype).tiny), 997)
     scores = -spread.to(dtype) + torch.randn(5, 1, dtype=dtype)
-    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights_(scores.clone())
+    plain, cut = torch.softmax(scores, -1), MODULE.normal_weights(scores.clone(), in_place=True)
     assert subnormal(plain) > 0
     assert subnormal(cut) == 0
     assert (cut - plain).abs().max() <= torch.finfo(dtype).eps ** 2
     far = torch.full((1, 7), -1e30, dtype=dtype)
-    assert (MODULE.normal_weights_(far) - 1 / 7).abs().max() <= torch.finfo(dtype).eps
-    assert MODULE.normal_weights_(torch.full((1, 3), torch.nan, dtype=dtype)).isnan().all()
+    assert (MODULE.normal_weights(far) - 1 / 7).abs().max() <= torch.finfo(dtype).eps
+    assert MODULE.normal_weights(torch.full((1, 3), torch.nan, dtype=dtype)).isnan().all()
 
 
-@pytest.mark.parametrize(
-    "encoding", ["quadratic", "learned_axial", "distance", "generalized_quadratic"]
-)
-def test_no_weight_of_content_is_subnormal(encoding, monkeypatch):
-    weigh, seen = MODULE._weights, []
+class Subnormal(TorchDispatchMode):
+    """Counts the subnormal numbers that operations write; views and fresh memory are no numbers yet."""
 
-    def spied(*given):
-        weights = weigh(*given)
-        seen.append((subnormal(weights), float(weights.sum(-1).amin())))
-        return weights
+    count = 0
 
-    monkeypatch.setattr(MODULE, "_weights", spied)
-    for scale in (0.05, 1.0, 10.0, 200.0):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        reads = func.is_view or "empty" in str(func) or "view" in str(func)
+        if isinstance(made, torch.Tensor) and made.is_floating_point() and not reads:
+            self.count += subnormal(made)
+        return made
+
+
+@pytest.mark.parametrize("encoding", ["quadratic", "learned_axial", "distance", "learned_table"])
+def test_no_number_of_a_call_or_of_its_gradient_is_subnormal(encoding):
+    for impl, scale in product(WAYS, (0.05, 1.0, 10.0, 200.0)):
         torch.manual_seed(0)
-        layer = RelativeAttention2d(4, 5, num_heads=2, encoding=encoding, content=NARROW)
+        content = NARROW if impl == "content" else False
+        options = {"num_heads": 2, "encoding": encoding, "content": content}
+        layer, x = RelativeAttention2d(4, 5, **options), torch.randn(1, 4, 16, 16)
+        refused = WAYS[impl].refuses(Heads(layer.encoding, layer.content))
+        if refused or impl in ("reference", "shift"):
+            continue
+        layer.impl = impl
         with torch.no_grad():
             for parameter in layer.encoding.parameters():
                 parameter.mul_(scale)
-        layer(torch.randn(1, 4, 24, 24)).sum().backward()
-    assert len(seen) >= 4
-    assert all(found == 0 and total > 0.999 for found, total in seen), (encoding, seen)
+        with Subnormal() as met:
+            layer(x.requires_grad_()).square().sum().backward()
+        assert met.count == 0, (impl, scale)
+
+
+def far_outside():
+    encoding = GeneralizedQuadratic(4, 2)
+    with torch.no_grad():
+        encoding.centres[0] = 80
+    return encoding
+
+
+HUNGRY = {
+    "a head far outside the image": (far_outside, {"impl": "fourier"}, torch.float32, "fourier"),
+    "all queries weak": (
+        lambda: Distance(4, 2, hidden=4),
+        {"impl": "fourier"},
+        torch.float64,
+        "dense",
+    ),
+    "dropout": (lambda: "quadratic", {"dropout": 0.1}, torch.float32, "dense"),
+    "dropout of narrow heads": (
+        lambda: Distance(4, 2, hidden=4),
+        {"dropout": 0.1, "head_width": 1},
+        torch.float32,
+        "dense",
+    ),
+    "dropout beside content": (
+        lambda: "quadratic",
+        {"dropout": 0.1, "gate": "sigmoid"},
+        torch.float32,
+        "content",
+    ),
+}
+
+
+@pytest.mark.parametrize(("encoding", "options", "dtype", "path"), HUNGRY.values(), ids=HUNGRY)
+def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, path, monkeypatch):
+    """What is 64 MiB and 4 MiB in use is 128 KiB and 16 KiB here."""
+    for name in ("fused", "path"):
+        module = importlib.import_module(f"convattn.functional.{name}")
+        monkeypatch.setattr(module, "KEPT_BYTES", 1 << 17)
+    monkeypatch.setattr(workspace, "PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr(fourier, "_WEIGHTS", 1 << 12)
+    layer = RelativeAttention2d(16, 5, num_heads=4, encoding=encoding(), **options).to(dtype)
+    x = torch.randn(1, 16, 20, 20, dtype=dtype, requires_grad=True)
+    assert layer.plan(x.shape).path == path
+    whole = 4 * 400 * 400 * x.element_size()
+    assert largest(layer, x) <= 1 << 18 < whole / 4
+    assert saved_bytes(layer, x) <= 1 << 20 < whole
+
+
+@pytest.mark.parametrize("options", [{}, {"head_width": 2}, {"groups": 2}], ids=str)
+@pytest.mark.parametrize("encoding", ["quadratic", "distance"])
+def test_weights_of_some_queries_at_a_time_are_the_reference(encoding, options, monkeypatch):
+    """Without content; the images of a batch share them."""
+    layers = {}
+    for impl in ("dense", "reference"):
+        torch.manual_seed(0)
+        given = {"num_heads": 2, "encoding": encoding, "impl": impl, **options}
+        layers[impl] = RelativeAttention2d(4, 6, 3, stride=2, padding=2, **given)
+    x = torch.randn(3, 4, 5, 7)
+    expected = expected_of(layers["reference"], x)
+    monkeypatch.setattr(importlib.import_module("convattn.functional.path"), "KEPT_BYTES", 0)
+    monkeypatch.setattr(separable, "OWN_CHANNELS", 0)
+    for pieces in (1, 3000):
+        monkeypatch.setattr(workspace, "PIECE_BYTES", pieces)
+        assert "some queries at a time" in layers["dense"].plan(x.shape).reason
+        check(layers["dense"], x, expected)

@@ -10,7 +10,7 @@ from tests.heads.report_cases import outputs
 from torch import nn
 
 from convattn.budget import assert_within_budget, references
-from convattn.errors import ArgumentError, UnsupportedModelError
+from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
 from convattn.heads import analyze, replace_convolutional_heads
 from convattn.heads.catalogue import read_matrices, register_attention
 from convattn.heads.reading import watch
@@ -95,16 +95,16 @@ def test_a_network_is_named_registered_read_and_replaced(name):
         assert (outputs(made, x[:2]) - outputs(network, x[:2])).abs().max() > 1e-3
 
 
+DIFFERENT = (
+    r"matrices` of register_attention must compute what the layers do,(.|\n)*is layers\.0: off"
+)
 WRONG = {
-    "a norm forgotten": (
-        lambda right: replace(right, wrap=nn.Sequential),
-        "something else",
-    ),
-    "another scale": (lambda right: replace(right, scale=1.0), "compute something else than it"),
-    "keys for queries": (lambda right: replace(right, value=right.key), "compute something else"),
+    "a norm forgotten": (lambda right: replace(right, wrap=nn.Sequential), DIFFERENT),
+    "another scale": (lambda right: replace(right, scale=1.0), DIFFERENT),
+    "keys for values": (lambda right: replace(right, value=right.key), DIFFERENT),
     "no module of tokens": (
         lambda right: replace(right, wrap=lambda _: nn.Linear(3, 3)),
-        "cannot be checked on random images: RuntimeError",
+        "shapes cannot be multiplied",
     ),
 }
 
@@ -121,9 +121,9 @@ def test_matrices_that_compute_something_else_are_refused(without_type_checks):
 
         with (
             register_attention(cls, read, matrices=wrong),
-            pytest.raises(UnsupportedModelError) as caught,
+            pytest.raises(ConvAttnError) as caught,
         ):
-            replace_convolutional_heads(network, report)
+            replace_convolutional_heads(network, report, heads=[("layers.0", HEAD)])
         assert re.search(message, str(caught.value)), name
     with (
         register_attention(cls, read, matrices=lambda module: module.to_qkv),

@@ -267,11 +267,24 @@ class Frames(Tokens):
         return super().forward(torch.cat([x, x.flip(0)]))
 
 
+class FramesOfOneHead(nn.Module):
+    """A module of one head that is given several frames of each image, and attends to each of them apart."""
+
+    def forward(self, x):
+        x = torch.cat([x, x.flip(0)])[:, None]
+        return (torch.softmax(x @ x.mT, -1) @ x)[:, 0]
+
+
 REFUSED = {
     "more images than were given": (
         Frames,
         grid,
         r"\(Frames\): weights of 4 × 2 × 13 × 13 for 2 images are not those of 1 groups of 13 queries and 13 keys$",
+    ),
+    "more images than were given, of one head": (
+        FramesOfOneHead,
+        grid,
+        r"\(FramesOfOneHead\): weights of 4 × 1 × 13 × 13 for 2 images are not those of 1 groups",
     ),
     "fewer images than were given": (
         First,

@@ -172,7 +172,7 @@ VALUES = [
         "dense",
         "weights in half precision",
         DENSE,
-        "functional.dense:position_weights",
+        "functional.plan:position_weights",
         of_result(halved),
     ),
     Fault(
@@ -208,7 +208,7 @@ VALUES = [
         "content",
         "the softmax leaks",
         MASKED,
-        "functional.fused:normal_weights_",
+        "functional.fused:normal_weights",
         of_result(leaky),
     ),
     Fault(
@@ -368,7 +368,7 @@ AUTOCAST = [
         (
             "dense",
             {"impl": "dense"},
-            "functional.dense:position_weights",
+            "functional.plan:position_weights",
             of_argument(0, of_bfloat16),
         ),
         ("fourier", {"impl": "fourier"}, "functional.plan:_table", of_result(of_bfloat16)),

@@ -5,7 +5,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
-from convattn.functional import all_heads, separable, tiles, workspace
+from convattn.functional import Path, all_heads, separable, tiles, workspace
+from convattn.functional.plan import WAYS
 from convattn.layers import (
     Content,
     FrozenAttention,
@@ -53,12 +54,7 @@ def test_every_path_goes_through_the_contract(monkeypatch):
     """A case that demands a path gets it, and no path is without a case."""
     paths = [(case.options.get("impl", "auto"), planned(case).path) for case in LAYERS]
     assert {path for _, path in paths} == {
-        "reference",
-        "separable",
-        "dense",
-        "fourier",
-        "shift",
-        "content",
+        name for name, way in WAYS.items() if issubclass(way, Path)
     }
     assert all(requested in ("auto", path) for requested, path in paths)
     monkeypatch.setattr(separable, "OWN_CHANNELS", 0)

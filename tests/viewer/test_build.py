@@ -298,8 +298,9 @@ def test_exhibits_that_do_not_fit_together_are_refused():
 
 
 TOKENS = {
-    (): ["register 1", "register 2"],
-    ("cls_token",): ["class", "register 1"],
+    (): ["token 1", "token 2"],
+    ("cls_token",): ["class", "token 1"],
+    ("reg_token", "cls_token"): ["class", "register 1"],
     ("class_embedding", "dist_token"): ["class", "distillation"],
 }
 

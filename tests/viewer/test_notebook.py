@@ -1,5 +1,6 @@
 """`view`: what it takes, and the page that stands in the notebook."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -58,6 +59,7 @@ def test_chosen_layers_and_a_title_are_shown():
     network, layers = _network(), ("blocks.1.mixer",)
     shown = view(network, IMAGES, mean=(0, 0, 0), std=(1, 1, 1), layers=list(layers), title="Here")
     assert repr(shown) == "<attention maps: Here>"
+    assert len(repr(replace(shown, title="x" * 10_000))) < 100
     exhibit = Exhibit(network, IMAGES, mean=(0, 0, 0), std=(1, 1, 1), layers=layers)
     assert shown.page == _page(exhibit, title="Here")
 

@@ -23,9 +23,8 @@ from torch.overrides import TorchFunctionMode
 from convattn.convert.network_runs import (
     SEED,
     Arguments,
-    copy_network,
-    parts_of_attention,
     run_copy,
+    unwatched_modules,
 )
 from convattn.convert.taps import (
     CONVOLUTIONS,
@@ -36,7 +35,7 @@ from convattn.convert.taps import (
     maps_of,
 )
 from convattn.errors import ArgumentError, ConversionError
-from convattn.layers import MergedValues, RelativeAttention
+from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike, lay_out_as, leaf_node
 from convattn.structure import full_name
 
@@ -68,7 +67,6 @@ class Call:
     # Parameter or buffer of the module that is the weight; None if it is computed
     weight: str | None = None
     bias: str | None = None  # The same of the bias
-    has_bias: bool = False
 
     def fits(self, other: "Call") -> bool:
         """Tells whether another call is of the same convolution; a transposed one may end otherwise."""
@@ -108,7 +106,6 @@ def _read(
         options=options,
         weight=places.get(id(weight)),
         bias=places.get(id(bias)),
-        has_bias=bias is not None,
     )
     return call, image, weight, bias
 
@@ -150,7 +147,12 @@ class AttendedCalls(nn.Module):
         self.training = module.training
         for layer, call in zip(layers, calls, strict=True):
             if isinstance(layer, RelativeAttention):
-                _share(module, layer, call)
+                # it trains the module's own parameters; what the module computes comes with each call
+                is_plain = call.module in CONVOLUTIONS.values()
+                values: Any = layer.values
+                values.kernel_size = call.shape[2:] if is_plain else None
+                values.weight = module._parameters.get(call.weight or "") if is_plain else None
+                layer.bias = module._parameters.get(call.bias or "")
 
     @_AsModule
     def forward(self, *positional: Any, **named: Any) -> Any:  # type: ignore[override]
@@ -228,27 +230,17 @@ class AttendedCalls(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
         prefix = others[0]
         inside = f"{prefix}module."
-        if not any(
-            key.startswith(inside) for key in state_dict
-        ):  # of the network before its conversion
-            for key in [key for key in state_dict if key.startswith(prefix)]:
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        if not any(key.startswith(inside) for key in keys):
+            for key in keys:  # of the network before its conversion, in which layers hold nothing
                 state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
-            own = {parameter: name for name, parameter in self.module.named_parameters()}
-            for name, parameter in self.layers.named_parameters():
-                key = inside + own.get(parameter, "")
-                if key in state_dict:
-                    state_dict[f"{prefix}layers.{name}"] = state_dict[key]
+            first: dict[nn.Parameter, str] = {}
+            place = prefix.removesuffix(".")
+            for key, parameter in self.named_parameters(place, remove_duplicate=False):
+                other = first.setdefault(parameter, key)
+                if other in state_dict:
+                    state_dict[key] = state_dict[other]
         super()._load_from_state_dict(state_dict, *others, **named)
-
-
-def _share(module: nn.Module, layer: RelativeAttention, call: Call) -> None:
-    """Lets a layer hold the module's own parameters, which it trains; what the module computes comes with each call."""
-    is_plain = call.module in CONVOLUTIONS.values()
-    weight = module._parameters.get(call.weight or "")
-    assert isinstance(layer.values, MergedValues)
-    layer.values.kernel_size = call.shape[2:] if is_plain else None
-    layer.values.weight = weight if is_plain else None  # type: ignore[assignment]
-    layer.bias = module._parameters.get(call.bias or "")
 
 
 def attended(
@@ -260,41 +252,6 @@ def attended(
         calls, own = zip(*pairs, strict=True)
         wrapped[module] = AttendedCalls(module, own, calls)
     return wrapped
-
-
-def with_present_weights(model: nn.Module, arguments: Arguments) -> nn.Module:
-    """Copies a network, in which each layer in the place of a call holds what the call is given on the images.
-
-    A network without such layers is returned itself.
-    """
-    names = []
-    for name, module in model.named_modules():
-        inside = module.layers.named_children() if isinstance(module, AttendedCalls) else ()
-        for number, layer in inside:
-            if isinstance(layer, RelativeAttention):
-                names.append(f"{name}.layers.{number}".removeprefix("."))
-    if not names:
-        return model
-    copied = copy_network(model)
-
-    def hold(name: str, layer: Any, *_: Any) -> None:
-        own: Any = copied.get_submodule(name)
-        for now, held in ((layer.values, own.values), (layer, own)):
-            for key, tensor in now._parameters.items():
-                if tensor is not None and not _is_equal(held._parameters[key], tensor):
-                    held._parameters[key] = nn.Parameter(tensor.detach().clone())
-
-    def watch(network: nn.Module) -> nn.Module:
-        for name in names:
-            network.get_submodule(name).register_forward_pre_hook(partial(hold, name))
-        return network
-
-    run_copy(model, [arguments.batches(1)[0]], watch)
-    return copied
-
-
-def _is_equal(held: Tensor | None, tensor: Tensor) -> bool:
-    return held is not None and torch.equal(held, tensor)
 
 
 class Place(NamedTuple):
@@ -346,9 +303,9 @@ class _ByLayers(TorchFunctionMode):
         y = _attend(self._owner.layers[place], call, image, weight, bias)
         held = calls[place].options.get("output_padding", ())
         wanted = call.options.get("output_padding", ())
-        for axis, (most, end) in enumerate(zip(held, wanted, strict=True)):
-            along = axis - len(held)
-            y = y.narrow(along, 0, y.shape[along] - most + end)
+        for axis, (most, end) in enumerate(zip(held, wanted, strict=True), -len(held)):
+            if end < most:
+                y = y.narrow(axis, 0, y.shape[axis] - most + end)
         return lay_out_as(image, y)
 
 
@@ -412,7 +369,7 @@ class Recorder(TorchFunctionMode):
 
     def watch(self, network: nn.Module) -> nn.Module:
         """Sets hooks in a network, and returns it."""
-        inner = parts_of_attention(network)
+        inner = unwatched_modules(network)
         for name, module in network.named_modules():
             if module not in inner:
                 begin = partial(self._begin, name)

@@ -28,7 +28,7 @@ from convattn.errors import ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention
 from convattn.layers.relative import ConvolutionLike
 from convattn.structure import full_name, is_own_hook, replaced_methods
-from convattn.wording import ITSELF, counted, first_few
+from convattn.wording import counted
 
 _REFUSED: dict[str, str] = {
     "convattn.layers.normalised_conv.NormalisedConv": ATTENDS_ALREADY,
@@ -94,10 +94,13 @@ def find_convolutions(
     """
     every = names_by_module(model)
     refusals = {}
-    for module in every:
+    scripted: tuple[str, ...] = ()
+    for module, names in every.items():
         reason = why_refused(module)
-        if reason is not None:
+        if reason is not None and not names[0].startswith(scripted):
             refusals[module] = reason
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted += (f"{names[0]}.",)
     refused_names = {module: every[module] for module in refusals}
     selected, _ = select_modules(refused_names, None, include, exclude)
     recorders = [] if selected else record_calls(model, arguments)
@@ -118,14 +121,13 @@ def find_convolutions(
             convolutions += _read(module, every, recorders)
         except UnsupportedModelError as error:
             ran = any(name in recorder.runs for recorder in recorders)
-            if module in refusals or (isinstance(module, _ConvNd) and ran):
-                refused.append(f"  {name or ITSELF} ({kind}): {error}")
-            else:
-                left.append(LeftAlone(name, kind, str(error)))
+            is_refused = module in refusals or (isinstance(module, _ConvNd) and ran)
+            (refused if is_refused else left).append(LeftAlone(name, kind, str(error)))
     if refused:
+        lines = [f"\n  {line}" for line in LeftAlone.in_words(refused)]
         raise UnsupportedModelError(
             f"cannot convert {counted(len(refused), 'module')} of {type(model).__name__}; leave them out with"
-            " `exclude`, or replace them:\n" + "\n".join(first_few(refused))
+            f" `exclude`, or replace them:{''.join(lines)}"
         )
     left += _other_operations(model, recorders, left)
     if not convolutions:
@@ -330,7 +332,16 @@ def _read_plain(module: nn.Module, names: Sequence[str]) -> NetworkConvolution |
     held = {*module._parameters, *module._buffers, *module._modules}
     if held != {"weight", "bias"} or replaced_methods(module):
         return None
-    conv = _build_plain(base, module)
+    options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
+    if not options["in_channels"] or not options["out_channels"]:
+        raise UnsupportedModelError("it has no channels")
+    if base in TRANSPOSED_CONVOLUTIONS.values():
+        options["output_padding"] = module.output_padding
+    weight: Any = module.weight
+    bias: Any = module.bias
+    _require_plain(weight=weight, bias=bias)
+    conv: Any = put_tensors(base(**options, bias=False, device="meta"), weight, bias)
+    conv.train(module.training)
     padded = "_reversed_padding_repeated_twice"  # which torch reads when the module is made
     if conv.padding_mode != "zeros" and getattr(conv, padded) != getattr(module, padded):
         return None
@@ -348,17 +359,3 @@ def _require_plain(**tensors: Tensor | None) -> None:
         if type(tensor) not in (Tensor, nn.Parameter) or type(tensor.data) is not Tensor:
             kind = full_name(type(tensor))
             raise UnsupportedModelError(f"its {name} is a {kind}, not a plain tensor")
-
-
-def _build_plain(base: type[nn.Module], module: nn.Module) -> AnyConvolution:
-    """Builds the plain convolution around the tensors of another."""
-    options = {name: getattr(module, name) for name in (*OPTIONS, "padding_mode")}
-    if not options["in_channels"] or not options["out_channels"]:
-        raise UnsupportedModelError("it has no channels")
-    if base in TRANSPOSED_CONVOLUTIONS.values():
-        options["output_padding"] = module.output_padding
-    conv: Any = base(**options, bias=False, device="meta")
-    weight: Any = module.weight
-    bias: Any = module.bias
-    _require_plain(weight=weight, bias=bias)
-    return put_tensors(conv, weight, bias).train(module.training)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
 
-from convattn.convert.calls import with_present_weights
-from convattn.convert.network_runs import Images, copy_network, input_shapes, read_arguments
+from convattn.convert.network_runs import Images, copy_network, inputs_and_weights, read_arguments
 from convattn.convert.surgery import first_change, graft, names_by_module, require_network
 from convattn.convert.taps import CONVOLUTIONS, convolution
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError, must_be_a
@@ -58,10 +58,10 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
             )
         )
     arguments = read_arguments(model, images)
-    shapes = input_shapes(model, arguments, _freezable(model))
+    shapes, weights = inputs_and_weights(model, arguments, _freezable(model))
     if not shapes:
         raise ConversionError("cannot freeze: the images reach no attention layer without content")
-    copied = copy_network(with_present_weights(model, arguments)).eval()
+    copied = copy_network(model).eval()
     places = dict(copied.named_modules(remove_duplicate=False))
     frozen: dict[nn.Module, nn.Module] = {}
     for name in shapes:
@@ -72,7 +72,8 @@ def freeze(model: nn.Module, images: Images) -> nn.Module:
         sizes = dict.fromkeys(shape[2:] for shape in several)
         layer: Any = places[name]
         if isinstance(layer, RelativeAttention):
-            frozen[layer] = _frozen_attention(layer, sizes)
+            with _reparametrize_module(layer, weights[name]):
+                frozen[layer] = _frozen_attention(layer, sizes)
         elif len(sizes) == 1:
             frozen[layer] = layer.freeze(*sizes)
     return graft(copied, frozen)

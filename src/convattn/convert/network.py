@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from convattn.convert.calls import (
     AttendedCalls,
     Call,
     attended,
     original_place,
-    with_present_weights,
 )
 from convattn.convert.certificate import (
     CLOSE,
@@ -33,7 +33,7 @@ from convattn.convert.network_check import NetworkComparison, compare_networks
 from convattn.convert.network_runs import (
     Images,
     copy_network,
-    input_shapes,
+    inputs_and_weights,
     keep_random_state,
     read_arguments,
     watch_paths,
@@ -50,6 +50,7 @@ from convattn.errors import (
 from convattn.grid import whole_number
 from convattn.layers import Content, MergedValues, NormalisedConv, RelativeAttention
 from convattn.structure import dtypes_in_words, find_empty, full_name, network_digest
+from convattn.wording import some
 
 _Converted = tuple[AnyConvolution | NormalisedConv, Certificate]
 """A convolution, and the certificate of its conversion."""
@@ -195,7 +196,7 @@ def _lost_ties(source: nn.Module, result: nn.Module, names: Sequence[str]) -> li
         place = places.get(name, nn.Module())
         if len(after.intersection(place.parameters())) < len(shared):
             lost.append(name)
-    return [f"it no longer shares weights with {', '.join(lost)}"] if lost else []
+    return [f"it no longer shares weights with {some(lost)}"] if lost else []
 
 
 def network_to_conv(
@@ -255,11 +256,11 @@ def network_to_conv(
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
-    present = model
+    weights: dict[str, dict[str, torch.Tensor]] = {}
     if arguments is not None:
-        present = with_present_weights(model, arguments)
         names = [named[layer][0] for layer in selected]
-        sizes = _largest_sizes(input_shapes(model, arguments.batches(1)[0], names))
+        shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)
+        sizes = _largest_sizes(shapes)
     computed: dict[nn.Module, Call] = {}
     for module in model.modules():
         if isinstance(module, AttendedCalls):
@@ -268,14 +269,14 @@ def network_to_conv(
     for layer in selected:
         name = named[layer][0]
         try:
-            own: Any = present.get_submodule(name)
-            conv, own_certificate = _convert_layer(
-                own, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
-            )
-            if layer in computed:
-                _require_call(conv, own, computed[layer])
-            converted[layer] = (conv, own_certificate)
+            with _reparametrize_module(layer, weights.get(name, {})):
+                converted[layer] = _convert_layer(
+                    layer, sizes.get(name), kernel_size=kernel_size, mass=mass, borders=borders
+                )
+                if layer in computed:
+                    _require_call(converted[layer][0], layer, computed[layer])
         except ConvAttnError as error:
+            converted.pop(layer, None)
             left.append(LeftAlone(name, type(layer).__name__, str(error)))
     if not converted:
         none = "it has no RelativeAttention layers; other kinds of attention are not converted"

@@ -485,19 +485,25 @@ def steps_of(source: nn.Module, outputs: Sequence[Tensor]) -> list[float]:
 # --- Seen inside of a run ---------------------------------------------------------------------------------------------
 
 
-def input_shapes(
-    model: nn.Module, arguments: Arguments, names: Iterable[str]
-) -> dict[str, list[tuple[int, ...]]]:
-    """Runs a copy of a network in evaluation mode, and returns the shapes of what its layers are called with.
+Shapes = dict[str, list[tuple[int, ...]]]
+"""The shapes of the images in every call of each layer, by its name, in the order of the first calls."""
 
-    Holds, for each layer of `names` that is reached, the shape of its images in every call, in the order of the first
-    calls. Raises ArgumentError if the network does not take the images.
+
+def inputs_and_weights(
+    model: nn.Module, arguments: Arguments, names: Iterable[str]
+) -> tuple[Shapes, dict[str, dict[str, Tensor]]]:
+    """Runs a copy of a network in evaluation mode; returns what its layers of these names are called with.
+
+    That is the shapes of their images, and by name the parameters that they compute with. Layers that the images do not
+    reach are left out. Raises ArgumentError if the network does not take the images.
     """
-    shapes: dict[str, list[tuple[int, ...]]] = {}
+    shapes: Shapes = {}
+    weights = {}
 
     def note(name: str, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         shape = tuple(layer.batch_of(*positional, **named).shape)
         shapes.setdefault(name, []).append(shape)
+        weights[name] = dict(layer.named_parameters())
 
     def watch(network: nn.Module) -> nn.Module:
         for name in names:
@@ -506,7 +512,7 @@ def input_shapes(
         return network
 
     run_copy(model, [arguments], watch)
-    return shapes
+    return shapes, weights
 
 
 def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
@@ -524,10 +530,12 @@ def watch_paths(network: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def parts_of_attention(network: nn.Module) -> set[nn.Module]:
-    """Returns the modules inside attention layers, which are read, and not called."""
+def unwatched_modules(network: nn.Module) -> set[nn.Module]:
+    """Returns the modules that take no hooks: scripted ones, and those of attention layers, which these read."""
     inner = set[nn.Module]()
     for module in network.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            inner.add(module)
         if isinstance(module, RelativeAttention):
             inner.update(part for part in module.modules() if part is not module)
     return inner
@@ -561,7 +569,7 @@ def layer_outputs(
         makers.setdefault(id(first), []).append(name)
         alive.append(first)
 
-    inner = parts_of_attention(network)
+    inner = unwatched_modules(network)
     hooks = []
     for name, part in network.named_modules():
         if name and part not in inner:

@@ -88,17 +88,14 @@ def first_change(layer: nn.Module, *, computed: Callable[[nn.Module], bool]) -> 
 def graft(root: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Replaces old modules by new ones wherever they are registered, and gives the old ones' hooks to the new.
 
-    Hooks by which torch computes a weight stay if the new module has them. Returns the network, or what replaced it.
+    Returns the network, or what replaced it.
     """
     for old, new in replaced.items():
         if old in set(new.modules()):
             continue  # a new module that holds the old one calls its hooks
-        hooks = old._forward_pre_hooks
-        own = {key for key in hooks if is_own_hook(hooks[key])} - new._forward_pre_hooks.keys()
         for name in _CALLS:
-            every = getattr(old, name)
-            moved = [(key, every[key]) for key in every if key not in own]
-            setattr(new, name, type(every)(moved))
+            hooks = getattr(old, name)
+            setattr(new, name, type(hooks)(hooks))
         new._is_full_backward_hook = old._is_full_backward_hook
     for parent in list(root.modules()):
         for key, child in parent._modules.items():

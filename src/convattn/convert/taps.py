@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from convattn.budget import rounded_differently
 from convattn.errors import UnsupportedModelError
-from convattn.functional import pad_keys
+from convattn.functional import add_bias, pad_keys
 from convattn.grid import Geometry
 from convattn.layers import (
     NormalisedConv,
@@ -218,7 +218,7 @@ def tap_by_tap(
     for pixels, weight in zip(tap_pixels(taps, x), taps.maps, strict=True):
         mixed = functional.conv1d(pixels.flatten(2), weight[..., None], groups=taps.groups)
         y = y + mixed.unflatten(2, pixels.shape[2:])
-    return _with_bias(taps, y)
+    return add_bias(y, taps.bias)
 
 
 def term_by_term(
@@ -239,7 +239,7 @@ def term_by_term(
             total = torch.addcmul(total, channel, column)
     sizes = every[0].shape[2:]
     y = total.reshape(len(x), -1, *sizes)
-    return _with_bias(taps, y.to(x.dtype))
+    return add_bias(y.to(x.dtype), taps.bias)
 
 
 def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
@@ -251,13 +251,6 @@ def tap_pixels(taps: Taps, x: Tensor) -> Iterator[Tensor]:
         for queries, d in zip(every, displacement, strict=True):
             cuts.append(slice(queries.start + d, queries.stop + d, queries.step))
         yield keys[(..., *cuts)]
-
-
-def _with_bias(taps: Taps, y: Tensor) -> Tensor:
-    if taps.bias is None:
-        return y
-    axes = [1] * (y.ndim - 2)
-    return y + taps.bias.view(-1, *axes)
 
 
 def summed_otherwise(conv: AnyConvolution, x: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.quotient import weighted_sums
 from convattn.functional.reference import (
     HeadMaps,
-    attention_weights,
     combine_heads,
+    normal_weights,
 )
 from convattn.functional.torch_modes import product_dtype, without_autocast
 from convattn.grid import Axis
@@ -235,7 +235,7 @@ class _BandAttention(NamedTuple):
         seen = self.scores[:, first : first + queries[-1] - queries[0] + len(nearest)]
         seen = seen.index_select(0, self.heads)
         by_query = seen.unfold(-1, len(nearest), self.axis.queries.step).flip(1)
-        weights = attention_weights(by_query).to(self.keys.dtype)
+        weights = normal_weights(by_query).to(self.keys.dtype)
         pixels = self.keys[..., nearest.start : nearest.stop]
         pattern = "heads queries keys, batch channels keys -> batch heads channels queries"
         return einsum(weights, pixels, pattern)
@@ -245,7 +245,7 @@ class _BandAttention(NamedTuple):
     ) -> Float[Tensor, "batch outputs queries"]:
         """Attends where all displacements of the band lead to a key, so that all queries have the same weights."""
         seen = self.scores[:, band.low - self.axis.lowest :][:, : band.taps]
-        weights = attention_weights(seen.index_select(0, self.heads)).to(self.keys.dtype)
+        weights = normal_weights(seen.index_select(0, self.heads)).to(self.keys.dtype)
         keys = self.keys[..., queries[0] + band.low : queries[-1] + band.high + 1]
         step = self.axis.queries.step
         if band.is_kernel(keys.shape[1], maps[0].numel()):

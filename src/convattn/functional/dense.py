@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
-from convattn.functional.reference import HeadMaps, position_weights
-from convattn.functional.separable import explicit_cost, explicit_means, values_come_first
+from convattn.functional.fused import displacement_mask, fused_attention
+from convattn.functional.path import Cost, Heads, KeyPath
+from convattn.functional.reference import HeadMaps, combine_heads
+from convattn.functional.separable import explicit_cost, explicit_means
+from convattn.functional.workspace import piece_bytes
 
 
 @final
@@ -20,23 +23,6 @@ class DensePath(KeyPath):
     name: ClassVar[str] = "dense"
     weights: Float[Tensor, "heads queries keys"]  # in at least float32
     dropout: float = 0.0  # probability of dropping a weight
-
-    @classmethod
-    def of(
-        cls,
-        table: Float[Tensor, "heads *displacements"],
-        sizes: CallSizes,
-        reason: str,
-        dropout: float = 0.0,
-    ) -> "DensePath":
-        """Computes the weights from the scores of all displacements."""
-        return cls(
-            reason=reason,
-            sizes=sizes,
-            values_first=values_come_first(sizes, by_axis=False),
-            weights=position_weights(table, sizes.axes),
-            dropout=dropout,
-        )
 
     @classmethod
     def refuses(cls, heads: Heads) -> str | None:
@@ -53,3 +39,37 @@ class DensePath(KeyPath):
         if self.dropout:
             weights = functional.dropout(weights, self.dropout)
         return explicit_means([weights], keys.flatten(2), maps, values_first=self.values_first)
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PiecewisePath(KeyPath):
+    """The same where all weights would take much memory: of some queries at a time, and again for the gradient."""
+
+    name: ClassVar[str] = DensePath.name
+    table: Float[Tensor, "heads displacements"]  # scores
+    dropout: float = 0.0  # probability of dropping a weight
+
+    def cost(self) -> Cost:
+        """Counts the means of all images, and a few pieces."""
+        sizes = self.sizes
+        means = sizes.batch * sizes.heads * sizes.queries * sizes.channels
+        flops = sizes.explicit_flops(by_axis=False, values_first=self.values_first)
+        return Cost(flops, 2 * means * sizes.itemsize + 4 * piece_bytes(sizes.device))
+
+    def outputs(self, keys: Tensor, maps: HeadMaps) -> Tensor:
+        """Attends as content does, without queries; the images are so many more channels."""
+        values = keys.flatten(2).mT[:, None]
+        if self.values_first:
+            values = maps.values(keys)
+        pattern = "batch heads keys channels -> 1 heads keys (batch channels)"
+        value = rearrange(values, pattern)
+        nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
+        query, key = nothing[:, :, : self.sizes.queries], nothing[:, :, : self.sizes.keys]
+        mask = displacement_mask(self.sizes.axes, [self.table], ())
+        means = fused_attention(query, key, value, mask, self.dropout)
+        pattern = "1 heads queries (batch channels) -> batch heads channels queries"
+        by_image = rearrange(means, pattern, batch=len(keys))
+        if self.values_first:
+            return maps.combine(by_image)
+        return combine_heads(by_image, maps.whole(), maps.groups)

@@ -9,7 +9,7 @@ are computed in float64, and the means at queries that are weak nevertheless are
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import log2, prod
+from math import inf, log, log2, prod
 from typing import Any, ClassVar, NamedTuple, final
 
 import torch
@@ -17,13 +17,14 @@ from einops import einsum
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.reference import (
     HeadMaps,
-    attention_weights,
     combine_heads,
     displacement_places,
+    normal_weights,
 )
 from convattn.functional.torch_modes import (
     backward_to_differentiate,
@@ -242,7 +243,7 @@ _NEGLIGIBLE = 1 / 64
 """Share of the rounding of the keys' dtype below which an error is tolerated."""
 
 _WEIGHTS = 1 << 22
-"""Attention weights of weak queries in memory at a time, unless a gradient keeps them."""
+"""Attention weights of weak queries in memory at a time; with more, they are computed again for the gradient."""
 
 
 class Filters(NamedTuple):
@@ -281,13 +282,22 @@ def fourier_filters(
         least = (_NOISE * torch.finfo(torch.float64).eps / negligible) ** 2
         surveys = []
         for scores, top in zip(table, highest, strict=True):
-            surveys.append(_survey(torch.exp(scores.double() - top), axes, least))
+            surveys.append(_survey(_exponential(scores, top), axes, least))
         totals, weak, *margins = map(torch.stack, zip(*surveys, strict=True))
         cut = _reach(margins, totals.masked_fill(weak, torch.inf), negligible)
-    exponentials = torch.exp(table[(slice(None), *cut)].double() - highest)
+    exponentials = _exponential(table[(slice(None), *cut)], highest)
     kernels = _place(exponentials, axes, _lengths(axes, cut), [part.start for part in cut])
     totals = _count(kernels, axes).masked_fill(weak, 1)
     return Filters(table, kernels, totals.reciprocal().masked_fill(weak, 0), weak)
+
+
+def _exponential(scores: Tensor, highest: Tensor) -> Float[Tensor, "..."]:
+    """Returns exp(s − max s) in float64, with zero where its square would be subnormal in the dtype of the scores.
+
+    Where such weights are all that a query sees, it is weak.
+    """
+    least = log(torch.finfo(scores.dtype).tiny) / 2
+    return functional.threshold(scores.double() - highest, least, -inf).exp()
 
 
 def fourier_attention(
@@ -322,7 +332,12 @@ def fourier_attention(
             if not len(queries):
                 continue
             scores, parts = filters.scores[head], queries.split(at_once)
-            exact = [_attend(scores, axes, some, pixels) for some in parts]
+            compute = _attend
+            if len(parts) > 1 and not needs_own_operations(pixels, scores):
+                compute = partial(
+                    checkpoint, _attend, use_reentrant=False, preserve_rng_state=False
+                )
+            exact = [compute(scores, axes, some, pixels) for some in parts]
             means = torch.cat(exact, dim=2)[:, None]
             y = y.index_add(2, queries, combine_heads(means, matrices[head, None], groups))
     return y.unflatten(2, sizes).to(keys.dtype)
@@ -333,7 +348,7 @@ def _attend(
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
     own = scores.flatten()[displacement_places(axes, queries)]
-    weights = attention_weights(own).to(pixels.dtype)
+    weights = normal_weights(own).to(pixels.dtype)
     pattern = "queries keys, batch channels keys -> batch channels queries"
     return einsum(weights, pixels.flatten(2), pattern)
 

@@ -25,7 +25,7 @@ from convattn.functional.reference import (
     attention_weights,
     displacement_places,
     displacement_scores,
-    normal_weights_,
+    normal_weights,
     windows_of_queries,
 )
 from convattn.functional.torch_modes import (
@@ -35,14 +35,11 @@ from convattn.functional.torch_modes import (
     missing_channels,
     needs_own_operations,
 )
-from convattn.functional.workspace import chunks, piece_bytes
+from convattn.functional.workspace import KEPT_BYTES, chunks, piece_bytes
 from convattn.grid import Axis
 
 _COPIES = 4
 """Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
-
-KEPT_BYTES = 1 << 26
-"""Bytes of all weights of a call up to which they are kept for the gradient: a step takes 0.8 to 0.9 of the time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -491,9 +488,8 @@ def _weights(
         add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
         sums = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
         scores = sums.unflatten(0, added.shape[:2])
-    if torch.is_grad_enabled() or needs_own_operations(scores):
-        return attention_weights(scores)
-    return normal_weights_(scores)
+    in_place = not (torch.is_grad_enabled() or needs_own_operations(scores))
+    return normal_weights(scores, in_place=in_place)
 
 
 def _mixed(

@@ -18,7 +18,7 @@ from torch import Tensor
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional.reference import HeadMaps, add_bias, pad_keys
 from convattn.functional.torch_modes import is_accelerator
-from convattn.functional.workspace import piece_bytes
+from convattn.functional.workspace import KEPT_BYTES, piece_bytes
 from convattn.grid import Axis, Geometry
 
 REQUESTED = "requested"
@@ -111,6 +111,13 @@ class CallSizes:
     def fits(self) -> bool:
         """Whether the weights of all queries and keys may be in memory."""
         return self.weights(by_axis=False) * 4 <= _MOST_WEIGHTS * piece_bytes(self.device)
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights of all queries and keys may be kept on a CPU; a compiled graph keeps them anyway."""
+        numbers = self.weights(by_axis=False) * self.softmax_dtype.itemsize
+        on_cpu = not is_accelerator(self.device) and not torch.compiler.is_compiling()
+        return not on_cpu or numbers <= KEPT_BYTES
 
     @property
     def reads_scores(self) -> bool:

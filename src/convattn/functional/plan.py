@@ -16,6 +16,7 @@ and over sequences whose weights would not fit into memory.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,7 +27,7 @@ from convattn.errors import ArgumentError, UnknownNameError
 from convattn.functional.bands import BandPath, band_cost, find_bands
 from convattn.functional.content import ContentPath, SecondDegree, fastest_form
 from convattn.functional.definition import ReferencePath
-from convattn.functional.dense import DensePath
+from convattn.functional.dense import DensePath, PiecewisePath
 from convattn.functional.fourier import FourierPath, fourier_filters, padded_pixels, transform_cost
 from convattn.functional.path import REQUESTED, CallSizes, Heads, Path
 from convattn.functional.reference import join_axes, position_weights
@@ -138,7 +139,7 @@ def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
         reason = "dropout drops single weights, so each is computed"
         if way is DensePath:
             reason = REQUESTED
-        return DensePath.of(_table(encoding, sizes), sizes, reason, heads.dropout)
+        return _dense(_table(encoding, sizes), sizes, reason, heads.dropout)
     if way is FourierPath:
         return _fourier(_table(encoding, sizes), sizes, REQUESTED)
     displacements = encoding.fixed_displacements
@@ -207,7 +208,7 @@ def _by_pair(encoding: Encoding, sizes: CallSizes) -> Path:
     if _transforms(sizes):
         reason = "the scores are not a sum over axes, and the image is large enough for transforms"
         return _fourier(table, sizes, reason)
-    return DensePath.of(table, sizes, "the scores are not a sum over axes, and the image is small")
+    return _dense(table, sizes, "the scores are not a sum over axes, and the image is small")
 
 
 def _transforms(sizes: CallSizes) -> bool:
@@ -225,17 +226,28 @@ def _table(encoding: Encoding, sizes: CallSizes) -> Float[Tensor, "heads *displa
     return encoding.table(sizes.axes, sizes.softmax_dtype, sizes.device)
 
 
+def _dense(table: Tensor, sizes: CallSizes, reason: str, dropout: float = 0.0) -> Path:
+    """Computes explicit weights of all pairs, of some queries at a time if they are many."""
+    first = values_come_first(sizes, by_axis=False)
+    options: dict[str, Any] = {"sizes": sizes, "values_first": first, "dropout": dropout}
+    if sizes.keeps_weights:
+        weights = position_weights(table, sizes.axes)
+        return DensePath(reason=reason, weights=weights, **options)
+    reason += ", some queries at a time"
+    return PiecewisePath(reason=reason, table=table.flatten(1), **options)
+
+
 def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
     """Computes by transforms, or by explicit weights if too many queries would lose digits."""
     if not can_be_read(table):
         reason = "a compiled graph cannot read the values that transforms depend on"
-        return DensePath.of(table, sizes, reason)
+        return _dense(table, sizes, reason)
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
     weak = filters.weak_share
     if weak > _WEAK:
         lost = f"transforms would lose digits at {weak:.0%} of the queries"
-        return DensePath.of(table, sizes, f"{lost}, so all are computed exactly")
+        return _dense(table, sizes, f"{lost}, so all are computed exactly")
     if weak:
         reason += f"; the {weak:.1%} of the queries that would lose digits are computed exactly"
     return FourierPath(reason=reason, sizes=sizes, filters=filters)

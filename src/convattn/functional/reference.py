@@ -226,32 +226,36 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    weights = attention_weights(displacement_scores(table, axes))
+    weights = normal_weights(displacement_scores(table, axes))
     return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
 
 
-def normal_weights_(
-    scores: Float[Tensor, "*batch queries keys"],
+def normal_weights(
+    scores: Float[Tensor, "*batch queries keys"], *, in_place: bool = False
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for what is below the root of the smallest normal number.
 
-    That is a share of the row's largest weight, as in `position_weights`. No number on the way is subnormal. The scores
-    are overwritten, and there is no gradient.
+    That is a share of the row's largest weight. No number on the way is subnormal, nor in the gradient.
 
     Args:
         scores: Scores in at least float32.
+        in_place: Whether they may be overwritten; then there is no gradient.
 
     Returns:
         Weights that sum to one over the keys.
 
     Example:
-        >>> normal_weights_(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
+        >>> normal_weights(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
         [[0.0, 1.0], [0.5, 0.5]]
     """
+    if is_accelerator(
+        scores.device
+    ):  # where each operation costs a start, and subnormal numbers cost nothing
+        return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
-    scores.sub_(scores.amax(-1, keepdim=True))
-    functional.threshold(scores, least, -math.inf, inplace=True)
-    return torch.softmax(scores, dim=-1)
+    highest = scores.detach().amax(-1, keepdim=True)
+    lowered = scores.sub_(highest) if in_place else scores - highest
+    return torch.softmax(functional.threshold(lowered, least, -math.inf, in_place), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:

@@ -45,7 +45,7 @@ from convattn.heads.jackknife import GROUPS, held_out
 from convattn.heads.kernel_fit import everywhere_alike
 from convattn.heads.layout import AttentionCall
 from convattn.heads.measure import LayerMeasure, layer_statistics
-from convattn.heads.reading import watch
+from convattn.heads.reading import Watcher
 from convattn.heads.untrained import untrained
 from convattn.provenance import describe_versions
 from convattn.structure import network_digest
@@ -115,14 +115,14 @@ def analyze(
     kernel_size = whole_number("kernel_size", kernel_size)
     radius = whole_number("radius", radius, least=0)
     require_network("model", model)
-    images = _require(images, kernel_size, controls)
-    image_shape = tuple(next(iter(_image(images, 0).values())).shape)
+    samples = _require(images, kernel_size, controls)
+    image_shape = tuple(next(iter(_image(samples, 0).values())).shape)
     refused = [layer for layer in survey(model) if layer.refused is not None]
     notes = []
     if layers is None:
         notes += [f"{layer.name}: {layer.refused}" for layer in refused]
-    counts = {MEASURED: len(images)}
-    counts |= {name: control_count(len(images)) for name in CONTROLS if name in controls}
+    counts = {MEASURED: len(samples)}
+    counts |= {name: control_count(len(samples)) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
     with _bars(counts, show=progress) as advance:
         for name, count in counts.items():
@@ -130,7 +130,7 @@ def analyze(
             grid = None
             if name == SHUFFLED:
                 grid = runs[MEASURED].grid
-                several = isinstance(images[0], Mapping)
+                several = isinstance(samples[0], Mapping)
                 if several or not can_shuffle(image_shape, grid):
                     what = "one of several inputs" if several else image_shape
                     notes.append(f"{SHUFFLED}: {what} is not cut into a grid of {grid}")
@@ -142,17 +142,17 @@ def analyze(
                     notes.append(f"{UNTRAINED}: {error}")
                     continue
             runs[name] = Run(count, layers, kernel_size)
-            image = partial(_image, images, grid=grid)
+            image = partial(_image, samples, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
     modules = model.named_modules(remove_duplicate=False)
     built = {name for name, part in modules if is_own(part) and part.content is None}
     return HeadReport(
         model=type(model).__name__,
-        images=len(images),
+        images=len(samples),
         control_images=max((run.count for run in runs.values()), default=0),
         image_shape=image_shape,
-        groups=min(GROUPS, len(images)),
+        groups=min(GROUPS, len(samples)),
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
@@ -225,7 +225,7 @@ def _image(images: Any, number: int, grid: tuple[int, ...] | None = None) -> Map
             raise ArgumentError(must_be(name, "dense", part.layout))
         if part.is_meta:
             raise ArgumentError(f"{name} must have values, but is on the meta device")
-    return inputs if grid is None else {_ONLY: shuffled(image, grid, number)}
+    return inputs if grid is None else {_ONLY: shuffled(inputs[_ONLY], grid, number)}
 
 
 _SECONDS = 10.0
@@ -293,6 +293,7 @@ class Run:
         generator = torch.Generator().manual_seed(SEED)
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
+        watcher = Watcher(model, self._names)
         shapes: dict[str, tuple[int, ...]] = {}
         parameter = next(model.parameters(), None)
         device = None if parameter is None else parameter.device
@@ -305,7 +306,7 @@ class Run:
                 batch[name] = part.to(device)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
-            self._add(model, batch, members, held_out=start >= fitted)
+            self._add(watcher, batch, members, held_out=start >= fitted)
             if len(self._masked) > known:
                 advance(-start)
                 self.layers.clear()
@@ -329,7 +330,7 @@ class Run:
 
     def _add(
         self,
-        model: nn.Module,
+        watcher: Watcher,
         batch: Mapping[str, Tensor],
         members: Int64[Tensor, " images"],
         *,
@@ -337,6 +338,7 @@ class Run:
     ) -> None:
         """Runs the network on one batch and adds it to every layer."""
         calls: Counter[str] = Counter()
+        kind = type(watcher.model).__name__
 
         def add(call: AttentionCall) -> None:
             calls[call.name] += 1
@@ -346,20 +348,20 @@ class Run:
             self._add_call(name, call, members, held_out=held_out)
 
         try:
-            watch(model, batch.get(_ONLY, batch), add, layers=self._names)
+            watcher.run(batch.get(_ONLY, batch), add)
         except Exception as error:
             if not lacks_memory(error):
                 raise
             shapes = ", ".join(str(tuple(part.shape)) for part in batch.values())
             raise UnsupportedModelError(
-                f"there is not enough memory for the attention of {type(model).__name__} on a batch of shape"
+                f"there is not enough memory for the attention of {kind} on a batch of shape"
                 f" {shapes}: a layer's weights are heads × queries × keys numbers; choose other"
                 " layers, or smaller images"
             ) from error
         if not self.layers:
             reasons = [f"{name}: {NO_POSITION}" for name in self.passed_over] or ["no layer ran"]
             raise UnsupportedModelError(
-                f"no attention of {type(model).__name__} can be measured: {', '.join(reasons)}"
+                f"no attention of {kind} can be measured: {', '.join(reasons)}"
             )
 
     def _add_call(

@@ -1,19 +1,28 @@
 """Calls of torch that multiply two tensors and sum over axes, in the notation of einsum, however they are written."""
 
 from collections.abc import Sequence
-from math import prod
 from string import ascii_letters
 from typing import Any, NamedTuple
 
 import torch
+from einops import repeat
 from torch import Tensor
 from torch.nn import functional
 
 from convattn.heads.products import Product
 
-_MATRICES = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul)
-_BATCHES = (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.mv, Tensor.mv)
-_PRODUCTS = (*_MATRICES, *_BATCHES)
+_PRODUCTS = {
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.linalg.matmul,
+    torch.bmm,
+    Tensor.bmm,
+    torch.mm,
+    Tensor.mm,
+    torch.mv,
+    Tensor.mv,
+}
 
 
 class Contraction(NamedTuple):
@@ -34,23 +43,46 @@ class Contraction(NamedTuple):
     def product(
         self, place: int, keys: str, out: Tensor, allowed: Tensor | None, *, by_hand: bool
     ) -> Product:
-        """Describes what comes out as a product of the weights at `place`, whose keys have a letter, and values.
+        """Describes what comes out as a product of the weights at `place`, whose keys have a letter, and values."""
+        sizes: dict[str, int] = {}
+        for names, operand in zip(self.names, self.operands, strict=True):
+            for name, size in zip(names, operand.shape, strict=True):
+                sizes[name] = max(size, sizes.get(name, 1))
+        names = self.names[place]
+        groups, queries, channels = self._sorted(place, keys, sizes)
+        of_weights = (*groups, queries, keys)
+        weights = _arranged(self.operands[place], names, of_weights, sizes)
+        values = _arranged(
+            self.operands[1 - place], self.names[1 - place], (*groups, keys, channels), sizes
+        )
+        mask = None
+        if allowed is not None:
+            mask = _arranged(allowed, names, of_weights, sizes)
+        wide = torch.promote_types(weights.dtype, torch.float32)
+        return Product(
+            out=_arranged(out, self.result, (*groups, queries, channels), sizes),
+            inputs=(weights, values),
+            compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
+            weights=lambda: weights.detach().to(wide, copy=True),
+            shape=tuple(weights.shape),
+            mask=mask,
+            causal=False,
+            rounding=torch.finfo(weights.dtype).eps,
+            by_hand=by_hand,
+        )
+
+    def _sorted(self, place: int, keys: str, sizes: dict[str, int]) -> tuple[list[str], str, str]:
+        """Returns the letters of leading axes, joined as they are one, of the queries, and of the channels.
 
         Axes of the weights that the values lack are those of the queries, and of heads that share their values. Axes of
         the values that the weights lack are channels, or, before all others, images that share their weights.
         """
-        sizes: dict[str, int] = {}
-        for operand, names in zip(self.operands, self.names, strict=True):
-            for name, size in zip(names, operand.shape, strict=True):
-                sizes[name] = max(size, sizes.get(name, 1))
-        own: list[
-            list[str]
-        ] = []  # Letters of axes that are not stretched to the other operand's size
-        for operand, names in zip(self.operands, self.names, strict=True):
-            pairs = zip(names, operand.shape, strict=True)
-            own.append([name for name, size in pairs if size == sizes[name]])
-        weights = own[place]
-        values = own[1 - place]
+        of_both = []
+        for names, operand in zip(self.names, self.operands, strict=True):
+            letters = _letters(operand, names, sizes)
+            of_both.append([name for name in letters if name != _STRETCHED])
+        weights = of_both[place]
+        values = of_both[1 - place]
         alone = [name for name in weights if name not in values]
         square = [name for name in alone if sizes[name] == sizes[keys]]
         queries = (square or alone or [""])[-1]
@@ -68,41 +100,25 @@ class Contraction(NamedTuple):
                 groups[-1] += name
             else:
                 groups.append(name)
+        return groups, queries, "".join(channels)
 
-        def arranged(tensor: Tensor, names: str, *last: str) -> Tensor:
-            order = "".join([*groups, *last])
-            left_out = [axis for axis, name in enumerate(names) if name not in order]
-            held = [name for name in names if name in order]
-            ordered = [name for name in order if name in held]
-            tensor = tensor.squeeze(left_out)
-            tensor = tensor.permute([held.index(name) for name in ordered])
-            for axis, name in enumerate(order):
-                if name not in held:
-                    tensor = tensor.unsqueeze(axis)
-            tensor = tensor.expand([sizes[name] for name in order])
-            joined = [prod(sizes[name] for name in group) for group in (*groups, *last)]
-            return tensor.reshape(joined)
 
-        in_order = arranged(self.operands[place], self.names[place], queries, keys)
-        wide = torch.promote_types(in_order.dtype, torch.float32)
-        channel = "".join(channels)
-        mask = None
-        if allowed is not None:
-            mask = arranged(allowed, self.names[place], queries, keys)
-        return Product(
-            out=arranged(out, self.result, queries, channel),
-            inputs=(
-                in_order,
-                arranged(self.operands[1 - place], self.names[1 - place], keys, channel),
-            ),
-            compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
-            weights=lambda: in_order.detach().to(wide, copy=True),
-            shape=tuple(in_order.shape),
-            mask=mask,
-            causal=False,
-            rounding=torch.finfo(in_order.dtype).eps,
-            by_hand=by_hand,
-        )
+_STRETCHED = "1"
+"""The name of an axis of size 1 that is repeated to the other operand's size."""
+
+
+def _letters(tensor: Tensor, names: str, sizes: dict[str, int]) -> list[str]:
+    """Lists the letters of the axes of a tensor; those that are stretched have none."""
+    pairs = zip(names, tensor.shape, strict=True)
+    return [name if size == sizes[name] else _STRETCHED for name, size in pairs]
+
+
+def _arranged(tensor: Tensor, names: str, groups: Sequence[str], sizes: dict[str, int]) -> Tensor:
+    """Sorts axes into groups, each of which becomes one; repeats what is missing."""
+    letters = _letters(tensor, names, sizes)
+    joined = " ".join(f"({' '.join(group)})" for group in groups)
+    missing = {name: sizes[name] for name in "".join(groups) if name not in letters}
+    return repeat(tensor, f"{' '.join(letters)} -> {joined}", **missing)
 
 
 def read_contraction(

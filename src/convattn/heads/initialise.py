@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float64
@@ -86,7 +86,7 @@ def init_heads_(
     network = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
-    layers = [_Maps(vit.get_submodule(name)) for name in _layers(vit, network)]
+    layers = [_Maps(vit.get_submodule(name), network) for name in _layers(vit, network)]
     if kind == "exact" and layers[0].width < _FEATURES:
         raise UnsupportedModelError(
             f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].width}"
@@ -117,22 +117,14 @@ def init_heads_(
 class _Maps:
     """Views of the matrices of a layer, (rows of heads, D), and of biases: what is written there changes the layer."""
 
-    def __init__(self, attention: nn.Module) -> None:
+    def __init__(self, attention: nn.Module, network: PatchNetwork) -> None:
         """Finds them."""
         read = read_matrices(attention)
         self.heads, self.width = read.heads, read.head_width
         self.scale = self.width**-0.5 if read.scale is None else read.scale
-        module: Any = attention
-        if hasattr(module, "qkv"):
-            self.query, self.key, self.value = module.qkv.weight.chunk(3)
-            biases = () if module.qkv.bias is None else module.qkv.bias.chunk(3)
-            self.output = module.proj.weight
-        else:
-            parts = (module.q_proj, module.k_proj, module.v_proj)
-            self.query, self.key, self.value = (part.weight for part in parts)
-            biases = tuple(part.bias for part in parts if part.bias is not None)
-            self.output = module.o_proj.weight
-        self.biases = biases[:2]
+        maps = network.maps(attention)
+        self.query, self.key, self.value, self.output = maps.weights
+        self.biases = maps.biases
 
     def rows(self, head: int) -> slice:
         """Returns the rows of a head."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import nan
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 GROUPS = 10
@@ -46,22 +46,22 @@ def held_out(images: int) -> int:
     return max(1 if images < 4 else 2, round(images / HELD_OUT))
 
 
-def jackknife(others: list[float]) -> float:
-    """Returns the standard error of a statistic from its values without each of several groups of images.
+def jackknife(others: Shaped[Tensor, "groups *statistics"]) -> Float64[Tensor, "*statistics"]:
+    """Returns the standard error of statistics from their values without each of several groups of images.
 
     Fewer than two groups have none: nan.
 
     Example:
-        >>> jackknife([1.0, 2.0, 3.0])
-        1.1547005383792515
+        >>> jackknife(torch.tensor([1, 2, 3]))
+        tensor(1.1547, dtype=torch.float64)
     """
-    if len(others) < 2:
-        return nan
-    values = torch.tensor(others, dtype=torch.float64)
-    count = len(values)
-    squares = (values - values.mean()).square().sum()
+    count = len(others)
+    values = others.double().movedim(0, -1).contiguous()
+    if count < 2:
+        return values.new_full(values.shape[:-1], nan)
+    squares = (values - values.mean(-1, keepdim=True)).square().sum(-1)
     variance = (count - 1) / count * squares
-    return float(variance.sqrt())
+    return variance.sqrt()
 
 
 def explained(
@@ -85,6 +85,7 @@ def explained(
     for group in range(groups if count > 1 else 0):
         rest = members != group
         missed = error[rest].sum() / total[rest].sum()
-        others.append(float(1 - missed))
+        others.append(1 - missed)
     value = 1 - error.sum() / total.sum()
-    return Estimate(float(value), jackknife(others))
+    spread = jackknife(torch.stack(others)) if others else torch.tensor(nan)
+    return Estimate(float(value), float(spread))

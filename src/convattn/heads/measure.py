@@ -1,6 +1,7 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
 from math import nan, prod
+from operator import itemgetter
 
 import torch
 from jaxtyping import Float64, Int64
@@ -129,23 +130,24 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     weights = total.by_displacement[:, inside] / (total.images * pairs.counts[inside])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
+    estimates = {}
+    for name in samples[0].keys() - {"shift", "shift_invariance"}:
+        estimates[name] = _estimates([sample[name] for sample in samples])
+    invariance = [sample["shift_invariance"] for sample in samples]
+    estimates["shift_invariance"] = _without_bias(invariance)
+    along_axes = torch.stack([sample["shift"] for sample in samples], -1)
+    shifts = [_estimates([*axis.T]) for axis in along_axes.unbind(1)]
+    shift_errors = jackknife(hard_shifts[1:]).tolist()
     heads = []
     for head in range(len(weights)):
-        numbers = {}
-        for name in samples[0].keys() - {"shift"}:
-            numbers[name] = _estimate([sample[name][head] for sample in samples])
-        invariance = [sample["shift_invariance"][head] for sample in samples]
-        numbers["shift_invariance"] = _without_bias(invariance)
-        shifts = torch.stack([sample["shift"][head] for sample in samples])
+        numbers = {name: of_heads[head] for name, of_heads in estimates.items()}
         has_kernel = radius is not None
         heads.append(
             HeadStatistics(
                 head=head,
-                shift=tuple(_estimate([*axis]) for axis in shifts.T),
+                shift=tuple(axis[head] for axis in shifts),
                 hard_shift=tuple(hard_shifts[0, head].tolist()),
-                hard_shift_error=tuple(
-                    jackknife(axis) for axis in hard_shifts[1:, head].T.tolist()
-                ),
+                hard_shift_error=tuple(shift_errors[head]),
                 side=directions.side(head),
                 line=int(directions.lines[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
@@ -214,24 +216,25 @@ def _without_each_group(sums: HeadSums) -> list[HeadSums]:
     present = (sums.images > 0).nonzero()[:, 0].tolist()
     if len(present) < 2:
         return []
-    return [sums.map(lambda part, left=left: part.sum(dim=0) - part[left]) for left in present]
+    others = sums.map(lambda part: part.sum(dim=0) - part)
+    return [others.map(itemgetter(left)) for left in present]
 
 
-def _estimate(values: list[Tensor]) -> Estimate:
-    """Makes an estimate of a statistic of all images, followed by those without each group."""
-    whole, *others = torch.stack(values).tolist()
-    return Estimate(whole, jackknife(others))
+def _estimates(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
+    """Makes an estimate for each head of a statistic of all images, followed by those without each group."""
+    whole = values[0].tolist()
+    errors = jackknife(torch.stack(values)[1:]).tolist()
+    return [Estimate(*pair) for pair in zip(whole, errors, strict=True)]
 
 
-def _without_bias(values: list[Tensor]) -> Estimate:
-    """Makes an estimate as `_estimate` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
+def _without_bias(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
+    """Makes estimates as `_estimates` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
 
     Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
     a share of about displacements / (pairs × images), which is larger than the standard error.
     """
-    estimate = _estimate(values)
     groups = len(values) - 1
-    if groups < 2:
-        return estimate
-    mean = float(torch.stack(values[1:]).mean())
-    return Estimate(groups * estimate.value - (groups - 1) * mean, estimate.error)
+    if groups >= 2:
+        mean = torch.stack(values[1:], -1).mean(-1)
+        values = [groups * values[0] - (groups - 1) * mean, *values[1:]]
+    return _estimates(values)

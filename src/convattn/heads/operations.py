@@ -28,11 +28,31 @@ _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
 """The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
 
 _FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_SOFTMAX = {torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax}
-_POWERS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_}
+_SOFTMAX = {
+    torch.softmax,
+    Tensor.softmax,
+    functional.softmax,
+    torch.special.softmax,
+}
+_POWERS = {
+    torch.exp,
+    Tensor.exp,
+    torch.exp_,
+    Tensor.exp_,
+}
 _SUM = {torch.sum, Tensor.sum}
-_TIMES = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
-_ADDING = {torch.baddbmm, Tensor.baddbmm, torch.addmm, Tensor.addmm}
+_TIMES = {
+    torch.mul,
+    Tensor.mul,
+    Tensor.__mul__,
+    Tensor.__rmul__,
+}
+_ADDING = {
+    torch.baddbmm,
+    Tensor.baddbmm,
+    torch.addmm,
+    Tensor.addmm,
+}
 
 
 class _Trace(NamedTuple):
@@ -147,7 +167,7 @@ class Operations(TorchFunctionMode):
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:
-    return out.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+    return torch._C._is_alias_of(out, source)
 
 
 def _is_rearranged(out: Tensor, source: Tensor) -> bool:
@@ -170,11 +190,10 @@ def _axis_after(out: Tensor, source: Tensor, keys: int, reduced: int | None) -> 
         return (whole or longer or [None])[-1]
     if out.ndim == source.ndim - 1 and reduced is not None:
         return None if reduced == keys else keys + (reduced > keys)
-    same_place = out.ndim == source.ndim or out.numel() == source.numel()
-    if not same_place or -keys > out.ndim:
-        return None
-    is_summed = out.shape[keys] == 1 < source.shape[keys]
-    return None if is_summed else keys
+    in_place = out.ndim == source.ndim or out.numel() == source.numel()
+    if in_place and -keys <= out.ndim and not out.shape[keys] == 1 < source.shape[keys]:
+        return keys
+    return None
 
 
 def _add_product(

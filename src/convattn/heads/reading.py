@@ -16,7 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
-from convattn.convert.network_runs import Arguments, keep_random_state, read_arguments
+from convattn.convert.network_runs import keep_random_state, read_arguments
 from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
@@ -105,15 +105,9 @@ def watch(
         >>> watch(layer, torch.zeros(2, 3, 4, 6), lambda call: print(tuple(call.weights.shape)))
         (2, 1, 9, 24, 24)
     """
-    _require_watchable(model)
     if not callable(callback):
         raise ArgumentError(must_be_a("callback", "a function of an AttentionCall", callback))
-    names = layers_to_read(model, layers, without)
-    arguments = read_arguments(model, images)
-    with as_it_was(model):
-        _Pass(model, names, callback, strict=layers is None).run(arguments)
-    if not names and without is None:
-        attention_layers(model)  # which says why there are none
+    Watcher(model, layers, without).run(images, callback)
 
 
 def _require_watchable(model: nn.Module) -> None:
@@ -187,64 +181,77 @@ _Seen: TypeAlias = tuple[Product, Tensor, Proof]
 """A product that a module computed, with its weights and their proof."""
 
 
-class _Pass:
-    """Watches one call of a model. Hooks are set before it and removed after it."""
+class Watcher:
+    """Watches calls of a model, whose modules are looked up once. Hooks are set before a call and removed after it."""
 
     def __init__(
         self,
         model: nn.Module,
-        names: Mapping[nn.Module, str],
-        callback: Callable[[AttentionCall], None],
-        *,
-        strict: bool,
+        layers: str | Sequence[str] | None = None,
+        without: str | Sequence[str] | None = None,
     ) -> None:
-        """Prepares to read the layers that have `names`; `strict` refuses attention in modules that are not known."""
-        self._model = model
-        self._names = names
-        self._callback = callback
-        self._strict = strict
-        self._images = 0
+        """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
+        _require_watchable(model)
+        self.model = model
+        self._names = layers_to_read(model, layers, without)
+        self._strict = layers is None  # Whether attention in modules that are not known is refused
+        self._called: dict[nn.Module, str] = {}
+        self._convolutions: set[nn.Module] = set()  # Of which some cuts the images into a grid
+        inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
+        for module, names in names_by_module(model).items():
+            if module in inside:
+                continue
+            own = is_own(module)
+            if own or isinstance(module, Encoding):
+                inside.update(module.modules())
+            if not isinstance(module, Encoding):
+                self._called[module] = names[0]
+            if isinstance(module, nn.Conv2d) or (own and module.dims == 2):
+                self._convolutions.add(module)
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         self._features: dict[nn.Module, tuple[int, ...]] = {}
         self._grids: dict[str, tuple[int, ...]] = {}  # Of the convolutions that ran, latest last
         self._operations = Operations(self._note)
-        self._raised: BaseException | None = None
 
-    def __deepcopy__(self, _: object) -> "_Pass":
+    def __deepcopy__(self, _: object) -> "Watcher":
         """Stays itself where a layer is copied with its hooks, or the whole network would be copied with each layer."""
         return self
 
-    def run(self, arguments: Arguments) -> None:
-        """Runs the model; if it raises, ArgumentError says on what."""
+    def run(self, images: Any, callback: Callable[[AttentionCall], None]) -> None:
+        """Runs the model once, as `watch` does; if it raises, ArgumentError says on what."""
+        arguments = read_arguments(self.model, images)
         leaves = tree_leaves((arguments.positional, arguments.named))
         tensors = [x for x in leaves if isinstance(x, Tensor) and x.ndim]
         self._images = len(tensors[0]) if tensors else 0
-        with ExitStack() as watching:
-            inside = _read_without_a_call(self._model)
-            for module, names in names_by_module(self._model).items():
-                if module in inside:
-                    continue
-                enter = self._entering(names[0])
+        self._callback = callback
+        self._raised: BaseException | None = None
+        for of_last_run in (self._stack, self._features, self._grids):
+            of_last_run.clear()
+        with as_it_was(self.model), ExitStack() as watching:
+            for module, name in self._called.items():
+                enter = self._entering(name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
                 watching.callback(before.remove)
                 after = module.register_forward_hook(self._leave)
                 watching.callback(after.remove)
             watching.enter_context(self._operations)
             try:
-                self._model(*arguments.positional, **arguments.named)
+                self.model(*arguments.positional, **arguments.named)
             except Exception as error:
                 if error is self._raised:
                     raise
                 words = sorts(tensors)
-                parts = _parts_by_input(self._model)
+                parts = _parts_by_input(self.model)
                 if len(tensors) == 1 and parts:
-                    kind = type(self._model).__name__
+                    kind = type(self.model).__name__
                     raise ArgumentError(
                         f"images must fit the network, but {kind} takes several inputs at once and was given one,"
                         f" {words}; pass the part of it that takes them: {' or '.join(parts)}"
                     ) from error
                 raise ArgumentError(must_fit(words, error)) from error
+        if not self._names:
+            attention_layers(self.model)  # which says why none can be read
 
     def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -264,8 +271,7 @@ class _Pass:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        may_be_convolution = is_own(module) and module.dims == 2
-        if isinstance(module, nn.Conv2d) or may_be_convolution:
+        if module in self._convolutions:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
             self._grids.pop(call.name, None)
@@ -274,7 +280,7 @@ class _Pass:
             return
         self._operations.paused = True
         try:
-            with torch._C.DisableTorchFunction(), _without_modes(self._model):
+            with torch._C.DisableTorchFunction(), _without_modes(self.model):
                 y = out[0] if isinstance(out, tuple) else out
                 self._callback(self._read(call, products, y))
         except BaseException as error:
@@ -289,7 +295,7 @@ class _Pass:
         for call, products in reversed(self._stack):
             if call.module in self._names:
                 # Now, because the module may change its tensors in place afterwards.
-                with _without_modes(self._model):
+                with _without_modes(self.model):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
                 products.append((product, weights, product.proof(weights, first)))
@@ -385,17 +391,6 @@ class _Pass:
         return max(sources, key=shared_parents, default="")
 
 
-def _read_without_a_call(model: nn.Module) -> set[nn.Module]:
-    """Returns the modules inside layers of this library, and inside encodings: they are read, and not called."""
-    inside: set[nn.Module] = set()
-    for module in model.modules():
-        if is_own(module):
-            inside.update(part for part in module.modules() if part is not module)
-        elif isinstance(module, Encoding):
-            inside.update(module.modules())
-    return inside
-
-
 def _sizes(
     shape: tuple[int, ...], layout: Layout, images: int, *, heads_first: bool
 ) -> tuple[int, ...]:
@@ -407,9 +402,10 @@ def _sizes(
     keys = layout.keys.shape[1]
     heads = prod(shape[:-2]) // max(images * groups, 1)
     lead = (images, heads, groups) if heads_first else (images, groups, heads)
-    cuts = set(accumulate(shape[:-2], mul))
-    cuts_of_lead = set(accumulate(lead, mul))
-    if (queries, keys) != shape[-2:] or not cuts <= cuts_of_lead:
+    *cuts, count = [*accumulate(shape[:-2], mul)] or [1]
+    *cuts_of_lead, expected = accumulate(lead, mul)
+    fits = count == expected and set(cuts) <= set(cuts_of_lead)
+    if (queries, keys) != shape[-2:] or not fits:
         raise UnsupportedModelError(
             f"weights of {' × '.join(map(str, shape))} for {images} images are not those of {groups} groups of"
             f" {queries} queries and {keys} keys"

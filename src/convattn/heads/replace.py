@@ -1,19 +1,15 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
-import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch import nn
 
-from convattn.budget import references
+from convattn.convert.foreign_check import certify
 from convattn.convert.network_runs import copy_network, standard_normal
 from convattn.convert.surgery import graft
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_be_a
@@ -21,9 +17,7 @@ from convattn.heads.catalogue import attention_class, is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention, MeasuredHeads
 from convattn.heads.families.attention_class import TokenAttention
 from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
-from convattn.heads.layout import WHOLE
 from convattn.heads.patch_grid import fix_grid
-from convattn.heads.products import prove
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
@@ -157,14 +151,14 @@ def replace_convolutional_heads(
     named = None if heads is None else check_heads(report, heads)
     other_weights = _other_weights(report, model, same_weights=same_weights)
     network = copy_network(model)
-    calls = _calls_on_random_images(network, report)
+    unchanged: dict[str, nn.Module] = {}
     new_layers: dict[nn.Module, nn.Module] = {}
     records: list[ReplacedHead] = []
     refused: list[str] = []
     for layer in report.layers:
         old = network.get_submodule(layer.name)
         try:
-            matrices = _read_layer(old, layer, calls.get(layer.name))
+            matrices = _read_layer(old, layer)
         except UnsupportedModelError as error:
             refused.append(f"  {layer.name} ({type(old).__name__}): {error}")
             records += _records(layer, [str(error)] * len(layer.heads), ())
@@ -178,6 +172,9 @@ def replace_convolutional_heads(
             any_length = layer.pattern == "sequence" and not layer.prefix
             grid = None if any_length else layer.grid
             attention = ConvolvedAttention(matrices, measured, grid)
+            known = attention_class(old)
+            if known is not None and known.foreign:
+                unchanged[layer.name] = _with_no_head_replaced(layer, matrices)
             new_layers[old] = _keep_modes(old, matrices.wrap(attention))
             if len(layer.grid) > 1:
                 fix_grid(network, layer, report.image_shape)
@@ -185,6 +182,8 @@ def replace_convolutional_heads(
     if len(refused) == len(report.layers):
         listed = "\n".join(refused)
         raise UnsupportedModelError(f"cannot replace heads of {type(model).__name__}:\n{listed}")
+    if unchanged:
+        _require_same(model, unchanged, report.image_shape)
     network = graft(network, new_layers)
     with_softmax = {head.layer for head in records if not head.replaced}
     without_softmax = [layer.name for layer in report.layers if layer.name not in with_softmax]
@@ -272,7 +271,7 @@ def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) 
     return [f"weights that the report was not measured with: {layers}"]
 
 
-def _read_layer(old: nn.Module, layer: LayerReport, call: "_Call | None") -> TokenAttention:
+def _read_layer(old: nn.Module, layer: LayerReport) -> TokenAttention:
     """Copies the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     if is_own(old):
         raise UnsupportedModelError(
@@ -283,77 +282,33 @@ def _read_layer(old: nn.Module, layer: LayerReport, call: "_Call | None") -> Tok
         raise ArgumentError(
             f"report must be of this network, but {layer.name} has {matrices.heads} heads"
         )
-    if call is not None and layer.pattern in WHOLE:
-        _check_matrices(old, matrices, layer, call)
     return matrices
 
 
-class _Call(NamedTuple):
-    """What a layer was called with, in one list, and the structure of that."""
-
-    parts: list[Any]
-    structure: TreeSpec
-
-
-@torch.no_grad()
-def _calls_on_random_images(network: nn.Module, report: HeadReport) -> dict[str, _Call]:
-    """Returns with what a network calls the layers for whose class a user gave matrices, if there are any."""
-    calls: dict[str, _Call] = {}
-    network = copy_network(network).eval()
-    for layer in report.layers:
-        attention = network.get_submodule(layer.name)
-        known = attention_class(attention)
-        if known is None or not known.foreign:
-            continue
-
-        def note(_: nn.Module, args: Any, kwargs: Any, name: str = layer.name) -> None:
-            calls[name] = _Call(*tree_flatten((args, kwargs)))
-
-        calls[layer.name] = _Call(*tree_flatten(((), {})))
-        attention.register_forward_pre_hook(note, with_kwargs=True)
-    if calls:
-        shape = (2, *report.image_shape)
-        like = next(network.parameters())
-        ids = torch.zeros(shape, dtype=torch.long, device=like.device)
-        for images in (standard_normal(shape).to(like), ids):
-            with suppress(Exception):  # of a network of images on ids, or the other way round
-                network(images)
-                break
-    return calls
-
-
-@torch.no_grad()
-def _check_matrices(
-    old: nn.Module, matrices: TokenAttention, layer: LayerReport, call: _Call
-) -> None:
-    """Raises UnsupportedModelError unless matrices that a user gave compute what the layer does in its network."""
-    tokens = layer.prefix + prod(layer.grid)
+def _with_no_head_replaced(layer: LayerReport, matrices: TokenAttention) -> nn.Module:
+    """Makes a layer that attends by its matrices."""
     none = MeasuredHeads(
         heads=(),
         kernel=torch.zeros(0, *(1 for _ in layer.grid)),
         first=(0,) * len(layer.grid),
         prefix_shares=torch.zeros(0, layer.prefix),
-        prefix_maps=torch.zeros(0, layer.prefix, tokens),
+        prefix_maps=torch.zeros(0, layer.prefix, layer.prefix + prod(layer.grid)),
     )
-    given = matrices.wrap(ConvolvedAttention(matrices, none, layer.grid))
-    tensors = [part for part in call.parts if isinstance(part, Tensor)]
+    return matrices.wrap(ConvolvedAttention(matrices, none, layer.grid))
 
-    def compute(attention: nn.Module, *tensors: Tensor) -> Tensor:
-        left = iter(tensors)
-        parts = [next(left) if isinstance(part, Tensor) else part for part in call.parts]
-        args, kwargs = tree_unflatten(parts, call.structure)
-        y = attention(*args, **kwargs)
-        return y[0] if isinstance(y, tuple) else y
 
-    try:
-        exact, lows = references(compute, copy.deepcopy(old).eval(), *tensors)
-        proof = prove(exact, lows, compute(copy.deepcopy(given).eval(), *tensors))
-    except Exception as error:  # a foreign module may fail in any way
+def _require_same(
+    model: nn.Module, layers: Mapping[str, nn.Module], sizes: tuple[int, ...]
+) -> None:
+    """Raises UnsupportedModelError unless layers of matrices that a user gave compute what those of the model do."""
+    copied = copy_network(model)
+    new_layers = {copied.get_submodule(name): layer for name, layer in layers.items()}
+    images = standard_normal((2, *sizes)).to(next(model.parameters()))
+    if len(sizes) == 1:
+        images = torch.zeros(2, *sizes, dtype=torch.long, device=images.device)  # token ids
+    certificate = certify(model, graft(copied, new_layers), images)
+    if certificate.verdict != "exact":
         raise UnsupportedModelError(
-            f"its `matrices` cannot be checked on random images: {error!r}"
-        ) from error
-    if not proof.error <= proof.budget:
-        raise UnsupportedModelError(
-            f"its `matrices` compute something else than it does on random images: {proof.error:.3g} off, and rounding"
-            f" explains {proof.budget:.3g}"
+            "`matrices` of register_attention must compute what the layers do, but with no head replaced:\n"
+            f"{certificate.summary()}"
         )

@@ -57,6 +57,10 @@ class MergedValues(nn.Module):
             )
         return self.weight
 
+    def extra_repr(self) -> str:
+        """Returns the shape of the weight."""
+        return "" if self.weight is None else f"weight of {tuple(self.weight.shape)}"
+
     def maps(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h."""
         return self() if self.kernel_size is None else self().flatten(2).movedim(-1, 0)

@@ -17,6 +17,7 @@ from convattn.encodings import (
 from convattn.encodings.registry import ENCODINGS
 from convattn.errors import ArgumentError, must_be
 from convattn.grid import Axis
+from convattn.heads.families.attention_class import PREFIX_TOKENS
 from convattn.heads.head_report import HEAD_NUMBERS, HeadReport, HeadStatistics
 from convattn.heads.head_snapshots import HeadSnapshot
 from convattn.layers import RelativeAttention
@@ -296,15 +297,14 @@ def _read_lattices(maps: LayerMaps, size: tuple[int, int]) -> _Lattices:
 
 
 def prefix_names(network: nn.Module, count: int) -> list[str]:
-    """Names the tokens of a network that have no place on the image, first to last."""
+    """Names the tokens of a network that have no place on the image, first to last; "token 1" if nothing says more."""
     parameters = {name.rpartition(".")[2] for name, _ in network.named_parameters()}
-    names = []
-    if parameters & {"cls_token", "class_token", "cls_embed", "class_embedding"}:
-        names.append("class")
-    if parameters & {"dist_token", "distillation_token"}:
-        names.append("distillation")
-    registers = [f"register {number + 1}" for number in range(count)]
-    return [*names, *registers][:count]
+    kinds = list(dict.fromkeys(kind for name, kind in PREFIX_TOKENS.items() if name in parameters))
+    several = "token"
+    if "register" in kinds:
+        several = kinds.pop()
+    others = [f"{several} {number + 1}" for number in range(count)]
+    return [*kinds, *others][:count]
 
 
 @torch.no_grad()

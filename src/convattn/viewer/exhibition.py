@@ -209,11 +209,12 @@ def _read_report(path: Path, first: Exhibit) -> HeadReport:
         )
     changed = []
     for name, digest in (report.weights or {}).items():
-        if name and name in modules and network_digest(modules[name]) != digest:
+        if name in modules and network_digest(modules[name]) != digest:
             changed.append(name)
     if changed:
+        layers = some([name for name in changed if name]) or "layers that were not measured"
         raise ArgumentError(
-            f"report was measured with other weights than {first.title} has, of {some(changed)}"
+            f"report was measured with other weights than {first.title} has, of {layers}"
         )
     return report
 

@@ -15,6 +15,9 @@ from convattn.viewer.page import page_html
 LARGEST = 16 * 2**20
 """Bytes that the tensors of a page may have that is stored in a notebook."""
 
+_LONGEST = 80
+"""Characters of a title that are printed."""
+
 
 @dataclass(frozen=True)
 class NotebookPage:
@@ -25,7 +28,7 @@ class NotebookPage:
 
     def __repr__(self) -> str:
         """Returns what stands where no HTML is shown."""
-        return f"<attention maps: {self.title}>"
+        return f"<attention maps: {self.title[:_LONGEST]}>"
 
     def _repr_html_(self) -> str:
         """Returns the page in a sandboxed frame."""

@@ -260,14 +260,14 @@ def test_convolutions_may_be_called_by_name_and_on_one_image(dims):
 
 def test_a_misread_convolution_does_not_pass_for_rounding(monkeypatch):
     module = importlib.import_module("convattn.convert.convolutions")
-    build = module._build_plain
+    put = module.put_tensors
 
     def misread(*arguments):
-        conv = build(*arguments)
+        conv = put(*arguments)
         conv.weight = nn.Parameter(conv.weight * 1.001)
         return conv
 
-    monkeypatch.setattr(module, "_build_plain", misread)
+    monkeypatch.setattr(module, "put_tensors", misread)
     torch.manual_seed(0)
     _, certificate = network_to_attention(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), images=images(2, 3, 7, 8)

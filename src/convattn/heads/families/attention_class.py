@@ -5,7 +5,7 @@ Classes are given by full name, so that no other library is imported.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -82,6 +82,14 @@ class CallContext:
         return global_layout(grid, prefix)
 
 
+PREFIX_TOKENS = {
+    **dict.fromkeys(("cls_token", "class_token", "cls_embed", "class_embedding"), "class"),
+    **dict.fromkeys(("dist_token", "distillation_token"), "distillation"),
+    **dict.fromkeys(("reg_token", "register_tokens"), "register"),
+}
+"""Kinds of tokens that stand before the patches, in their order, by the names of the parameters that hold them."""
+
+
 def how_to_register(cls: type[nn.Module]) -> str:
     """Returns the words, with the line to type, by which a user says where the tokens of a class lie."""
     return (
@@ -133,12 +141,20 @@ class AttentionClass:
     unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
 
 
+class MapViews(NamedTuple):
+    """Views of the numbers of a layer: what is written there changes the layer."""
+
+    weights: tuple[Tensor, ...]  # W_q, W_k, W_v and W_out
+    biases: tuple[Tensor, ...]  # Of queries and keys, if there are any
+
+
 @dataclass(frozen=True)
 class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""
 
     blocks: str  # Names of its attention layers over all tokens begin with this
     grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
+    maps: Callable[[nn.Module], MapViews]  # Finds those of an attention layer
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
 
 

@@ -11,6 +11,7 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
+    MapViews,
     PatchNetwork,
     TokenAttention,
     dropout_rate,
@@ -154,4 +155,12 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
     """Describes timm's VisionTransformer or VisionTransformerDistilled."""
     drops = not isinstance(vit.patch_drop, nn.Identity)
     rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
-    return PatchNetwork("blocks.", (int(rows), int(cols)), refused=_DROPS if drops else ())
+    grid = (int(rows), int(cols))
+    return PatchNetwork("blocks.", grid, _views, refused=_DROPS if drops else ())
+
+
+def _views(attention: Any) -> MapViews:
+    """Returns views of the maps of `Attention`, of which three are one."""
+    together = attention.qkv
+    biases = () if together.bias is None else together.bias.chunk(3)[:2]
+    return MapViews((*together.weight.chunk(3), attention.proj.weight), biases)

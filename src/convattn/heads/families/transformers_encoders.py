@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.heads.families.attention_class import (
+    PREFIX_TOKENS,
     AttentionClass,
     CallContext,
+    MapViews,
     PatchNetwork,
     TokenAttention,
     dropout_rate,
@@ -20,14 +22,12 @@ from convattn.heads.families.attention_class import (
 )
 from convattn.heads.layout import Layout
 
-_PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-
 
 def read_tower(call: CallContext) -> Layout:
     """Reads patches of an image where the embeddings hold a convolution, and else a sequence of tokens."""
     embeddings: nn.Module = call.parent("embeddings").module.embeddings  # type: ignore[assignment]
     if any(part in call.features for part in embeddings.modules()):
-        prefix = sum(_count_tokens(embeddings, name) for name in _PREFIX)
+        prefix = sum(_count_tokens(embeddings, name) for name in PREFIX_TOKENS)
         return call.global_layout(call.grid_of(embeddings), prefix)
     return read_sequence(call)
 
@@ -236,4 +236,12 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
     embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
     rows, cols = embed.image_size
     height, width = embed.patch_size
-    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))
+    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)), _views)
+
+
+def _views(attention: Any) -> MapViews:
+    """Returns views of the maps of `ViTAttention`."""
+    maps = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    weights = tuple(part.weight for part in maps)
+    biases = tuple(part.bias for part in maps[:2] if part.bias is not None)
+    return MapViews(weights, biases)
