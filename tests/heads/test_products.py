@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convattn.budget import assert_within_budget, roundings
 from convattn.heads import products
-from convattn.heads.products import fused_product, weights_of
+from convattn.heads.products import fused_product
 from convattn.heads.reading import own_weights, prove_own, rows_sum_to_one, watch
 from convattn.layers import RelativeAttention2d
 
@@ -23,18 +23,24 @@ def masks():
     left = torch.rand(5, 1, QUERIES, KEYS, generator=draw) < 0.6
     left[2, :, 3] = False  # a query that may see nothing
     return {
-        "none": (None, False),
-        "truth values": (left, False),
-        "of every image": (left[0, 0], False),
-        "added": (torch.randn(5, 3, QUERIES, KEYS, generator=draw), False),
-        "added, of every image": (torch.randn(1, 1, 1, KEYS, generator=draw), False),
-        "causal": (None, True),
+        "none": None,
+        "truth values": left,
+        "of every image": left[0, 0],
+        "added": torch.randn(5, 3, QUERIES, KEYS, generator=draw),
+        "added, of every image": torch.randn(1, 1, 1, KEYS, generator=draw),
+        "causal": "causal",
     }
 
 
-def plain(q, k, mask=None, causal=False):
+def fused(q, k, mask=None):
+    """The weights of a call of the fused kernel."""
+    options = {"is_causal": True} if isinstance(mask, str) else {"attn_mask": mask}
+    return fused_product(q, q, k, k, scale=1.0, **options).weights()
+
+
+def plain(q, k, mask=None):
     scores = q @ k.expand(len(q), -1, -1, -1).mT
-    if causal:
+    if isinstance(mask, str):
         mask = torch.ones(QUERIES, KEYS, dtype=torch.bool).tril()
     if mask is not None:
         scores = (
@@ -51,20 +57,15 @@ def test_weights_are_those_of_the_formula(name, at_once, monkeypatch):
     monkeypatch.setattr(products, "_SCORES_AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(1)
     q, k = torch.randn(5, 3, QUERIES, 4, generator=draw), torch.randn(5, 3, KEYS, 4, generator=draw)
-    mask, causal = masks()[name]
-    made = weights_of(q, k, mask, causal=causal)
-    lows = roundings(partial(plain, mask=mask, causal=causal), q, k)
-    assert_within_budget(made, plain(q.double(), k.double(), mask, causal), lows)
+    mask = masks()[name]
+    lows = roundings(partial(plain, mask=mask), q, k)
+    assert_within_budget(fused(q, k, mask), plain(q.double(), k.double(), mask), lows)
 
 
 def test_heads_that_share_keys_and_tokens_without_a_batch():
     q, k = torch.randn(5, 3, QUERIES, 4), torch.randn(1, 3, KEYS, 4)
-    made = weights_of(q, k, None, causal=False)
-    assert_within_budget(made, plain(q.double(), k.double()), roundings(plain, q, k))
-    assert torch.equal(
-        weights_of(q[0, 0], k[0, 0], None, causal=False),
-        weights_of(q[0, :1], k[0, :1], None, causal=False)[0],
-    )
+    assert_within_budget(fused(q, k), plain(q.double(), k.double()), roundings(plain, q, k))
+    assert torch.equal(fused(q[0, 0], k[0, 0]), fused(q[0, :1], k[0, :1])[0])
 
 
 @pytest.mark.parametrize("keys", [7, 197, 20_011])

@@ -1,8 +1,8 @@
 """What the heads of a network look at, measured on images: runs over the images, and the report made of them."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -128,7 +128,8 @@ def analyze(
             network = model
             grid = None
             if name == SHUFFLED:
-                grid = runs[MEASURED].grid
+                first = next(iter(runs[MEASURED].layers.values()))
+                grid = first.pairs.layout.grid
                 if isinstance(samples[0], Mapping) or not can_shuffle(image_shape, grid):
                     notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
                     continue
@@ -142,8 +143,6 @@ def analyze(
             image = partial(_image, samples, grid=grid)
             runs[name].measure(network, image, partial(advance, name), like=runs[MEASURED])
     main = runs.pop(MEASURED)
-    modules = model.named_modules(remove_duplicate=False)
-    built = {name for name, part in modules if is_own(part) and part.content is None}
     return HeadReport(
         model=type(model).__name__,
         images=len(samples),
@@ -153,7 +152,7 @@ def analyze(
         kernel_size=kernel_size,
         radius=radius,
         seed=SEED,
-        layers=tuple(_layer_report(name, main, runs, radius, built) for name in main.layers),
+        layers=tuple(_layer_report(model, name, main, runs, radius) for name in main.layers),
         versions=describe_versions(),
         weights=weight_digests(model, ("", *main.layers)),
         not_covered=(*_LIMITS, *notes, *_not_covered(main, runs)),
@@ -270,11 +269,6 @@ class Run:
         self._kernel_size = kernel_size
         self._masked: set[str] = set()  # Layers whose masks differ between batches
 
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The grid of the first layer."""
-        return next(iter(self.layers.values())).pairs.layout.grid
-
     def measure(
         self,
         model: nn.Module,
@@ -292,16 +286,13 @@ class Run:
         order = torch.randperm(self.count, generator=generator).tolist()
         fitted = self.count - held_out(self.count)
         watcher = Watcher(model, self._names)
-        shapes: dict[str, tuple[int, ...]] = {}
-        parameter = next(model.parameters(), None)
-        device = None if parameter is None else parameter.device
+        shapes = defaultdict[str, set[tuple[int, ...]]](set)
         for start, stop in self._batches((fitted, self.count), like):
             samples = [image(number) for number in order[start:stop]]
             batch = {}
             for name in samples[0]:
-                part = _batch([sample[name] for sample in samples], shapes.get(name))
-                shapes[name] = tuple(part.shape[1:])
-                batch[name] = part.to(device)
+                part = _batch([sample[name] for sample in samples], shapes[name])
+                batch[name] = part.to(next(model.parameters(), part).device)
             members = torch.arange(start, stop) * min(GROUPS, self.count) // self.count
             known = len(self._masked)
             self._add(watcher, batch, members, held_out=start >= fitted)
@@ -319,7 +310,7 @@ class Run:
             while start < end:
                 layers = self.layers or like.layers
                 largest = max((layer.bytes for layer in layers.values()), default=_WEIGHTS_AT_ONCE)
-                fitting = _WEIGHTS_AT_ONCE // max(largest, 1)
+                fitting = _WEIGHTS_AT_ONCE // largest
                 size = min(end - start, max(_FIRST, min(_MOST, fitting)))
                 if end - start - size == 1:
                     size += 1
@@ -335,16 +326,8 @@ class Run:
         held_out: bool,
     ) -> None:
         """Runs the network on one batch and adds it to every layer."""
-        calls: Counter[str] = Counter()
         kind = type(watcher.model).__name__
-
-        def add(call: AttentionCall) -> None:
-            calls[call.name] += 1
-            name = call.name
-            if calls[name] > 1:
-                name = f"{name}{AGAIN}{calls[name]})"
-            self._add_call(name, call, members, held_out=held_out)
-
+        add = partial(self._add_call, Counter(), members, held_out)
         try:
             watcher.run(batch.get(_ONLY, batch), add)
         except Exception as error:
@@ -363,13 +346,19 @@ class Run:
             )
 
     def _add_call(
-        self, name: str, call: AttentionCall, members: Int64[Tensor, " images"], *, held_out: bool
+        self,
+        calls: Counter[str],
+        members: Int64[Tensor, " images"],
+        held_out: bool,
+        call: AttentionCall,
     ) -> None:
-        """Adds one call of one layer; a layer whose mask is not that of the calls before is only noted."""
-        on_cpu = {}
-        for key, value in vars(call).items():
-            if isinstance(value, Tensor):
-                on_cpu[key] = value.cpu()
+        """Counts and adds one call of one layer; a layer whose mask is not that of the calls before is only noted."""
+        name = call.name
+        calls[name] += 1
+        if calls[name] > 1:
+            name = f"{name}{AGAIN}{calls[name]})"
+        tensors = {key: part for key, part in vars(call).items() if isinstance(part, Tensor)}
+        on_cpu = {key: tensor.cpu() for key, tensor in tensors.items()}
         call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):
             self.passed_over[name or ITSELF] = None
@@ -386,11 +375,9 @@ class Run:
             self._masked.add(name)
 
 
-def _batch(images: Sequence[Tensor], shape: tuple[int, ...] | None) -> Tensor:
-    """Makes a batch; raises ArgumentError if images differ in size, also from `shape`, or are not finite."""
-    shapes = {tuple(image.shape) for image in images}
-    if shape is not None:
-        shapes.add(shape)
+def _batch(images: Sequence[Tensor], shapes: set[tuple[int, ...]]) -> Tensor:
+    """Makes a batch; raises ArgumentError if images are not finite, or differ in size from those of `shapes`."""
+    shapes.update(tuple(image.shape) for image in images)
     if len(shapes) > 1:
         sizes = " and ".join(map(str, sorted(shapes)))
         raise ArgumentError(f"images must be of one size, but are of {sizes}")
@@ -401,13 +388,10 @@ def _batch(images: Sequence[Tensor], shape: tuple[int, ...] | None) -> Tensor:
 
 
 def _layer_report(
-    name: str,
-    main: Run,
-    controls: Mapping[str, Run],
-    radius: int,
-    built: Collection[str],
+    model: nn.Module, name: str, main: Run, controls: Mapping[str, Run], radius: int
 ) -> LayerReport:
-    """Makes the report of one layer, with its controls; `built` are the layers without content."""
+    """Makes the report of one layer, with its controls."""
+    module: Any = model.get_submodule(name.partition(AGAIN)[0])
     layer = main.layers[name]
     pairs = layer.pairs
     layout = pairs.layout
@@ -431,7 +415,7 @@ def _layer_report(
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),
         kernel_size=layer.kernel_size,
-        without_content=name.partition(AGAIN)[0] in built,
+        without_content=is_own(module) and module.content is None,
     )
 
 
@@ -448,7 +432,7 @@ def _not_covered(main: Run, controls: Mapping[str, Run]) -> Iterator[str]:
     layers = main.layers.values()
     if any(layer.masked for layer in layers):
         yield "masks differ between images: pairs that a mask excludes count as pairs of weight 0"
-    if any(layer.convolution is None for layer in layers):
+    if not all(layer.convolution.fitted for layer in layers):
         yield "convolution scores of layers whose inputs or outputs do not lie on the grid of their queries"
     unsettled = 0
     for run in (main, *controls.values()):

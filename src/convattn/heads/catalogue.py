@@ -1,6 +1,6 @@
 """The one catalogue of attention: which classes are read, replaced, initialised or refused, and a user's own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -148,7 +148,7 @@ def is_own(module: nn.Module) -> bool:
 
 
 def read_matrices(attention: nn.Module) -> TokenAttention:
-    """Copies the matrices of a layer out of it, or raises UnsupportedModelError with the reason alone."""
+    """Returns the matrices of a layer, or raises UnsupportedModelError with the reason alone."""
     known = attention_class(attention)
     if known is None or known.matrices is None:
         reason = None if known is None else known.refused or known.unchanged
@@ -219,8 +219,8 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
 
 def layers_to_read(
     model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
-) -> Mapping[nn.Module, str]:
-    """Returns the layers to read with their names, perhaps none if `layers` names none.
+) -> set[nn.Module]:
+    """Returns the layers to read, perhaps none if `layers` names none.
 
     A name or pattern that matches no layer, or only refused ones, raises.
     """
@@ -233,9 +233,9 @@ def layers_to_read(
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):
             raise UnsupportedModelError(f"{matching[0].name}: {matching[0].refused}")
-    modules: dict[nn.Module, str] = {}
+    modules = set()
     for layer in every:
         named = matches([layer.name], wanted) and not matches([layer.name], unwanted)
         if named and layer.refused is None:
-            modules[model.get_submodule(layer.name)] = layer.name
+            modules.add(model.get_submodule(layer.name))
     return modules

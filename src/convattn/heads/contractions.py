@@ -66,7 +66,6 @@ class Contraction(NamedTuple):
             weights=lambda: weights.detach().to(wide, copy=True),
             shape=tuple(weights.shape),
             mask=mask,
-            causal=False,
             rounding=torch.finfo(weights.dtype).eps,
             by_hand=by_hand,
         )

@@ -1,6 +1,5 @@
 """How much of a layer's output the best convolution of its input explains."""
 
-from itertools import product
 from math import prod
 
 import torch
@@ -33,11 +32,16 @@ class ConvolutionFit:
         """Starts without images."""
         self.grid = grid
         self.kernel_size = kernel_size
-        self.errors: list[Float64[Tensor, " images"]] = []
-        self.totals: list[Float64[Tensor, " images"]] = []
+        self.errors: Float64[Tensor, " images"] = torch.zeros(0, dtype=torch.float64)
+        self.totals = self.errors
         self._basis: Float[Tensor, "channels components"] | None = None
         self._sums: dict[str, Tensor] = {}
         self._weights: tuple[Tensor, Tensor, Tensor] | None = None  # With bias and mean output
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it was fitted to any image."""
+        return self._basis is not None
 
     def fit(
         self,
@@ -76,8 +80,8 @@ class ConvolutionFit:
         missed = target - torch.addmm(bias, features, weights)
         errors = _squares(missed).view(len(x), -1)
         totals = _squares(target - mean).view(len(x), -1)
-        self.errors.append(errors.sum(dim=1))
-        self.totals.append(totals.sum(dim=1))
+        self.errors = torch.cat([self.errors, errors.sum(dim=1)])
+        self.totals = torch.cat([self.totals, totals.sum(dim=1)])
 
     def estimate(self, groups: int) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
@@ -92,13 +96,10 @@ class ConvolutionFit:
         reduced = (x.to(basis.dtype) @ basis).unflatten(1, self.grid)
         around = (self.kernel_size // 2,) * 2 * len(self.grid)
         padded = functional.pad(reduced, (0, 0, *around))
-        parts = []
-        for tap in product(range(self.kernel_size), repeat=len(self.grid)):
-            window = []
-            for first, size in zip(tap, self.grid, strict=True):
-                window.append(slice(first, first + size))
-            parts.append(padded[:, *window])
-        windows = torch.cat(parts, dim=-1)
+        for axis, size in enumerate(self.grid, start=1):
+            padded = padded.unfold(axis, size, 1)  # taps in its place, positions behind
+        axes = len(self.grid)
+        windows = padded.movedim(tuple(range(-axes, 0)), tuple(range(1, axes + 1)))
         return windows.reshape(len(x) * prod(self.grid), -1)
 
 

@@ -207,7 +207,8 @@ class ConvolvedAttention(nn.Module):
         self.output = None
         back = None
         if output is not None:
-            self.output = linear(output.weight[:, rows], output.bias, like=output)
+            bias = None if output.bias is None else output.bias.clone()
+            self.output = linear(output.weight[:, rows], bias, like=output)
         elif order != sorted(order):
             back = torch.argsort(torch.tensor(order, device=weight.device))
         self.register_buffer("back", back, persistent=False)

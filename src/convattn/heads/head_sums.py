@@ -6,8 +6,9 @@ less a level near 1/keys, because most heads look nearly everywhere alike, and t
 a power of two, so that weights of 0 and 1 stay exact.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 
@@ -136,44 +137,20 @@ class HeadSums:
         return HeadSums(**{name: part + parts[name] for name, part in vars(self).items()})
 
 
-def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
-    """Returns the sums of a layer over no image."""
-    heads = call.weights.shape[2]
-    keys = call.weights.shape[4]
-    layout = pairs.layout
-    bins = len(pairs.counts)
-    maps = layout.prefix if layout.groups == 1 else 0
-
-    def zeros(*sizes: int) -> Tensor:
-        return torch.zeros(groups, *sizes, dtype=torch.float64, device=call.weights.device)
-
-    return HeadSums(
-        images=zeros(),
-        compared=zeros(),
-        by_displacement=zeros(heads, bins),
-        absolute=zeros(heads, bins),
-        centred=zeros(heads, bins),
-        squares=zeros(heads),
-        over_images=zeros(heads),
-        entropies=zeros(heads),
-        prefix=zeros(heads, int(layout.key_prefix.sum())),
-        prefix_size=zeros(heads),
-        prefix_maps=zeros(heads, maps, keys),
-    )
-
-
 def sum_heads(
     call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"], groups: int
 ) -> HeadSums:
     """Sums the weights of one batch; `members` says which group of images each image is in."""
     images, _, heads, _, keys = call.weights.shape
-    sums = empty_sums(call, pairs, groups)
-    ones = torch.ones(images, dtype=torch.float64, device=call.weights.device)
-    sums.images.index_add_(0, members, ones)
-    if images > 1:
-        sums.compared.index_add_(0, members, ones)
     unbiased = images / max(images - 1, 1)
     level = 2.0 ** -round(log2(keys))  # the power of two nearest to 1/keys
+
+    def by_group(of_images: Float[Tensor, "images *numbers"]) -> Float64[Tensor, "groups *numbers"]:
+        sizes = (groups, *of_images.shape[1:])
+        total = of_images.new_zeros(sizes, dtype=torch.float64)
+        return total.index_add_(0, members, of_images.double())
+
+    of_heads = defaultdict(list)
     for head in range(heads):
         attention = attention_on_grid(call, pairs, head)
         size = attention.abs()
@@ -181,14 +158,28 @@ def sum_heads(
         if pairs.valid is not None:
             shifted *= pairs.valid
         apart = shifted - shifted.mean(dim=0)
-        _add_bins(sums.absolute[:, head], size, pairs, members)
-        _add_bins(sums.centred[:, head], shifted, pairs, members)
-        sums.entropies[:, head].index_add_(0, members, _total(_entropies(size)))
-        sums.squares[:, head].index_add_(0, members, sum_squares(shifted))
-        sums.over_images[:, head].index_add_(0, members, sum_squares(apart) * unbiased)
-    _sum_prefix(sums, call, pairs, members)
-    by_displacement = sums.centred + level * sums.images[:, None, None] * pairs.counts
-    return replace(sums, by_displacement=by_displacement)
+        of_heads["absolute"].append(_by_displacement(size, pairs, members, groups))
+        of_heads["centred"].append(_by_displacement(shifted, pairs, members, groups))
+        of_heads["entropies"].append(by_group(_total(_entropies(size))))
+        of_heads["squares"].append(by_group(sum_squares(shifted)))
+        of_heads["over_images"].append(by_group(sum_squares(apart) * unbiased))
+    sums = {name: torch.stack(parts, dim=1) for name, parts in of_heads.items()}
+    counted = by_group(call.weights.new_ones(images))
+    on_prefix = _select(call.weights[..., pairs.layout.key_prefix], pairs.rows, 3).double()
+    if pairs.valid is not None:
+        on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
+    prefix_queries = pairs.layout.prefix_queries()
+    if pairs.layout.groups > 1:
+        prefix_queries = prefix_queries[:0]
+    return HeadSums(
+        images=counted,
+        compared=counted * (images > 1),
+        by_displacement=sums["centred"] + level * counted[:, None, None] * pairs.counts,
+        prefix=by_group(on_prefix.sum(dim=(1, 3))),
+        prefix_size=by_group(on_prefix.abs().sum(dim=(1, 3, 4))),
+        prefix_maps=by_group(call.weights[:, 0][:, :, prefix_queries]),
+        **sums,
+    )
 
 
 def attention_on_grid(
@@ -232,36 +223,19 @@ def _select(
     return weights.index_select(axis, places)
 
 
-def _add_bins(
-    total: Float64[Tensor, "all_groups displacements"],
+def _by_displacement(
     weights: Float[Tensor, "images groups rows cols"],
     pairs: Pairs,
     members: Int64[Tensor, " images"],
-) -> None:
+    groups: int,
+) -> Float64[Tensor, "all_groups displacements"]:
     """Adds up the weights of each displacement over the images of each group."""
     bins = pairs.bins.flatten()
     displacements = len(pairs.counts)
-    groups, group_of_image = members.unique(return_inverse=True)
-    sums = weights.new_zeros(len(groups), *weights.shape[1:])
+    total = torch.zeros_like(pairs.counts).repeat(groups, 1)
+    present, group_of_image = members.unique(return_inverse=True)
+    sums = weights.new_zeros(len(present), *weights.shape[1:])
     sums.index_add_(0, group_of_image, weights)
-    for group, values in zip(groups.tolist(), sums.double().flatten(1), strict=True):
-        by_displacement = torch.bincount(bins, values, minlength=displacements + 1)
-        total[group] += by_displacement[:displacements]
-
-
-def _sum_prefix(
-    sums: HeadSums, call: AttentionCall, pairs: Pairs, members: Int64[Tensor, " images"]
-) -> None:
-    """Sums what positions pay to prefix keys, and the maps of prefix queries."""
-    layout = pairs.layout
-    if sums.prefix.shape[2]:
-        on_prefix = call.weights[..., layout.key_prefix]
-        on_prefix = _select(on_prefix, pairs.rows, 3).double()
-        if pairs.valid is not None:
-            on_prefix = on_prefix * pairs.valid.any(dim=2)[:, None, :, None]
-        sums.prefix.index_add_(0, members, on_prefix.sum(dim=(1, 3)))
-        size = on_prefix.abs().sum(dim=(1, 3, 4))
-        sums.prefix_size.index_add_(0, members, size)
-    if sums.prefix_maps.shape[2]:
-        maps = call.weights[:, 0][:, :, layout.prefix_queries()]
-        sums.prefix_maps.index_add_(0, members, maps.double())
+    for group, values in zip(present.tolist(), sums.double().flatten(1), strict=True):
+        total[group] = torch.bincount(bins, values, minlength=displacements + 1)[:displacements]
+    return total

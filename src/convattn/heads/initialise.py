@@ -13,7 +13,7 @@ from torch.nn import functional
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
-from convattn.heads.families.attention_class import PatchNetwork
+from convattn.heads.families.attention_class import PatchNetwork, TokenAttention
 from convattn.heads.layout import lattice
 from convattn.structure import find_empty, full_name
 
@@ -88,7 +88,7 @@ def init_heads_(
     network = _description(vit)
     if (name := find_empty(vit)) is not None:
         raise ArgumentError(f"vit must have weights, but {name} is on the meta device")
-    layers = [_Maps(vit.get_submodule(name), network) for name in _layers(vit, network)]
+    layers = _layers(vit, network)
     if kind == "exact" and layers[0].width < _FEATURES:
         raise UnsupportedModelError(
             f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].width}"
@@ -123,13 +123,14 @@ def init_heads_(
 class _Maps:
     """Views of the matrices of a layer, (rows of heads, D), and of biases: what is written there changes the layer."""
 
-    def __init__(self, attention: nn.Module, network: PatchNetwork) -> None:
-        """Finds them."""
-        read = read_matrices(attention)
+    def __init__(self, read: TokenAttention) -> None:
+        """Takes what was read of the layer."""
+        assert read.output is not None
         self.heads, self.width = read.heads, read.head_width
         self.scale = self.width**-0.5 if read.scale is None else read.scale
-        views = network.maps(attention)
-        self.query, self.key, self.value, self.output, *self.biases = views
+        maps = (read.query, read.key, read.value, read.output)
+        self.query, self.key, self.value, self.output = (part.weight for part in maps)
+        self.biases = [part.bias for part in maps[:2] if part.bias is not None]
 
     def rows(self, head: int) -> slice:
         """Returns the rows of a head."""
@@ -167,28 +168,28 @@ def _description(vit: nn.Module) -> PatchNetwork:
     return PATCH_NETWORKS[kind](vit)
 
 
-def _layers(vit: nn.Module, network: PatchNetwork) -> list[str]:
-    """Lists the attention in the blocks, or raises with all reasons why it cannot be initialised."""
-    names = []
+def _layers(vit: nn.Module, network: PatchNetwork) -> list[_Maps]:
+    """Finds the attention in the blocks, or raises with all reasons why it cannot be initialised."""
+    layers = []
     refused = [f"  {reason}" for reason in network.refused]
     for layer in survey(vit):
         if not layer.name.startswith(network.blocks):
             continue
         try:
-            matrices = read_matrices(vit.get_submodule(layer.name))
+            read = read_matrices(vit.get_submodule(layer.name))
         except UnsupportedModelError as error:
             kind = layer.kind.rpartition(".")[2]
             refused.append(f"  {layer.name} ({kind}): {error}")
             continue
-        if not isinstance(matrices.query_norm, nn.Identity):
+        if not isinstance(read.query_norm, nn.Identity):
             refused.append(f"  {layer.name}: it normalises queries and keys")
-        names.append(layer.name)
-    if refused or not names:
+        layers.append(_Maps(read))
+    if refused or not layers:
         reasons = "\n".join(refused or ["  no attention of a known class was found in its blocks"])
         raise UnsupportedModelError(
             f"cannot initialise the heads of {type(vit).__name__}:\n{reasons}"
         )
-    return names
+    return layers
 
 
 def _positions(vit: nn.Module, network: PatchNetwork) -> Float64[Tensor, "patches width"]:
@@ -246,9 +247,8 @@ def _exact_scores(
     """Solves 2α (q + Δ) · k − α ‖k‖², which is −α ‖k − q − Δ‖² but for terms of the query alone."""
     sides = [torch.arange(size, dtype=torch.float64) - (size - 1) / 2 for size in grid]
     places = lattice(sides)
-    centres = places + torch.tensor(tap, dtype=torch.float64)
-    constant = torch.full((len(places), 1), -1.0, dtype=torch.float64)
-    features = torch.cat([2 * centres, constant], 1) * _SHARPNESS / layer.scale
+    centres = places + torch.tensor(tap)
+    features = functional.pad(2 * centres, (0, 1), value=-1.0) * _SHARPNESS / layer.scale
     keys = torch.cat([places, places.square().sum(1, keepdim=True)], 1)
     inverse = torch.linalg.pinv(positions)
     more = (0, layer.width - _FEATURES)

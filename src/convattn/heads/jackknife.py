@@ -1,11 +1,10 @@
 """Estimates with standard errors over images: a statistic is computed again without each of some groups of them."""
 
-import math
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 
 import torch
-from jaxtyping import Float, Float64, Shaped
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 GROUPS = 10
@@ -28,13 +27,13 @@ class Estimate:
     def __str__(self) -> str:
         """Returns the number with its standard error."""
         value = f"{self.value:.3g}"
-        return f"{value} ± {self.error:.2g}" if math.isfinite(self.error) else value
+        return f"{value} ± {self.error:.2g}" if isfinite(self.error) else value
 
     __repr__ = __str__
 
     def least(self, groups: int) -> float:
         """Returns what it is at least, but for one case in a hundred; an error that is not known counts as 0."""
-        if not math.isfinite(self.error) or groups < 2:
+        if not isfinite(self.error) or groups < 2:
             return self.value
         return self.value - _T99[min(groups, GROUPS) - 2] * self.error
 
@@ -65,25 +64,23 @@ def jackknife(others: Shaped[Tensor, "groups *statistics"]) -> Float64[Tensor, "
 
 
 def explained(
-    errors: list[Float[Tensor, " images"]],
-    totals: list[Float[Tensor, " images"]],
+    errors: Float64[Tensor, " images"],
+    totals: Float64[Tensor, " images"],
     groups: int,
     least: float = 0.0,
 ) -> Estimate:
-    """Returns R² = 1 − Σ errors / Σ totals over batches, with the standard error of a jackknife over groups of images.
+    """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of images.
 
     `totals` are the squared errors of a trivial model. R² is nan unless they are more than `least` an image.
     """
-    error = torch.cat([*errors, torch.zeros(0)])
-    total = torch.cat([*totals, torch.zeros(0)])
-    count = len(error)
-    if not float(total.sum()) > least * count:
+    count = len(errors)
+    if not float(totals.sum()) > least * count:
         return Estimate(nan, nan)
     groups = min(groups, count)
     members = torch.arange(count) * groups // count
     others = []
     for group in range(groups):
         rest = members != group
-        others.append(1 - error[rest].sum() / total[rest].sum())
-    value = 1 - error.sum() / total.sum()
+        others.append(1 - errors[rest].sum() / totals[rest].sum())
+    value = 1 - errors.sum() / totals.sum()
     return Estimate(float(value), float(jackknife(torch.stack(others))))

@@ -30,7 +30,7 @@ class KernelFit:
         logs: ln w(δ) of every head; None before the first images to score.
         settled: Which heads have the weights of maximum likelihood.
         mass: Mean attention of a query on positions.
-        errors: Squared errors of these weights, for each batch of images scored.
+        errors: Squared errors of these weights, for each image scored.
         totals: Those of uniform attention.
     """
 
@@ -39,8 +39,8 @@ class KernelFit:
         self.logs: Float64[Tensor, "heads displacements"] | None = None
         self.settled = torch.ones(0, dtype=torch.bool)
         self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
-        self.errors: list[Float64[Tensor, "heads images"]] = []
-        self.totals: list[Float64[Tensor, "heads images"]] = []
+        self.errors: Float64[Tensor, "heads images"] = torch.zeros(0, 0)
+        self.totals = self.errors
 
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
@@ -48,18 +48,17 @@ class KernelFit:
             total = fitted.map(lambda part: part.sum(dim=0))
             self.mass = total.by_displacement.sum(dim=1) / (total.images * pairs.queries)
             self.logs, self.settled = fit_logs(total, pairs)
+            self.errors = self.totals = self.mass.new_zeros(len(self.mass), 0)
         uniform = uniform_attention(pairs)
         errors = []
         totals = []
         for head, logs in enumerate(self.logs):
             attention = attention_on_grid(call, pairs, head)
-            by_displacement = self.mass[head] * shared_out(logs, pairs)
-            by_displacement = by_displacement.to(attention.dtype)
-            everywhere_alike = (self.mass[head] * uniform).to(attention.dtype)
-            errors.append(sum_squares(attention - by_displacement))
-            totals.append(sum_squares(attention - everywhere_alike))
-        self.errors.append(torch.stack(errors))
-        self.totals.append(torch.stack(totals))
+            for shares, squares in ((shared_out(logs, pairs), errors), (uniform, totals)):
+                weights = (self.mass[head] * shares).to(attention.dtype)
+                squares.append(sum_squares(attention - weights))
+        self.errors = torch.cat([self.errors, torch.stack(errors)], dim=1)
+        self.totals = torch.cat([self.totals, torch.stack(totals)], dim=1)
 
     def estimate(self, head: int, groups: int) -> Estimate:
         """Returns R² of a head on the images scored.
@@ -68,9 +67,8 @@ class KernelFit:
         """
         if self.logs is None:
             return Estimate(nan, nan)
-        errors = [part[head] for part in self.errors]
-        totals = [part[head] for part in self.totals]
-        return explained(errors, totals, groups, least=_FLAT * float(self.mass[head]) ** 2)
+        least = _FLAT * float(self.mass[head]) ** 2
+        return explained(self.errors[head], self.totals[head], groups, least)
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""

@@ -202,11 +202,10 @@ def on_grid(
         if channels_first or channels_last:
             return x.flatten(2).mT if channels_first else x.flatten(1, -2)
     lead = tuple(x.shape[:-1])
-    in_groups = (images * groups, queries)
-    if lead == (images, layout.positions) and lead != in_groups:
+    if lead == (images, layout.positions) and lead != (images * groups, queries):
         return x
-    as_queries = lead in (in_groups, (images, groups, queries))
-    if as_queries or (len(x) == images * groups and x[0, ..., 0].numel() == queries):
+    in_groups = len(x) == images * groups and x[0, ..., 0].numel() == queries
+    if in_groups or lead == (images, groups, queries):
         return _by_position(x.reshape(images, groups * queries, -1), layout)
     return None
 
@@ -215,15 +214,8 @@ def _by_position(
     tokens: Float[Tensor, "images tokens channels"], layout: Layout
 ) -> Float[Tensor, "images positions channels"] | None:
     """Moves tokens from the order of the queries to that of the positions; None unless every position has one query."""
-    queries = layout.queries.flatten().to(tokens.device)
-    inside = queries >= 0
-    count = layout.positions
-    if int(inside.sum()) != count:
+    queries = layout.queries.flatten()
+    if int((queries >= 0).sum()) != layout.positions:
         return None
-    first = int(inside.int().argmax())
-    in_order = torch.arange(count, device=queries.device)
-    if torch.equal(queries[first : first + count], in_order):
-        return tokens.narrow(1, first, count)
-    ordered = tokens.new_zeros(len(tokens), count, tokens.shape[-1])
-    ordered[:, queries[inside]] = tokens[:, inside]
-    return ordered
+    order = queries.argsort()[-layout.positions :]
+    return tokens[:, order.to(tokens.device)]

@@ -1,6 +1,7 @@
 """What is measured of one layer: sums over images, and the statistics of its heads that follow from them."""
 
-from math import nan, prod
+from dataclasses import replace
+from math import nan
 from operator import itemgetter
 
 import torch
@@ -9,9 +10,8 @@ from torch import Tensor
 
 from convattn.errors import ArgumentError, UnsupportedModelError
 from convattn.heads.convolution_fit import ConvolutionFit
-from convattn.heads.directions import Directions
 from convattn.heads.head_report import HeadStatistics, LayerStatistics
-from convattn.heads.head_sums import HeadSums, Pairs, empty_sums, make_pairs, sum_heads
+from convattn.heads.head_sums import HeadSums, Pairs, make_pairs, sum_heads
 from convattn.heads.jackknife import GROUPS, Estimate, jackknife
 from convattn.heads.kernel_fit import KernelFit, everywhere_alike
 from convattn.heads.layout import AttentionCall
@@ -22,6 +22,9 @@ _FLAT = 1e-14
 
 _ROUNDING = 2.0**-20
 """Share of a sum of squares that rounding of its parts in float32 may be, a few last places of each."""
+
+_SAME = 0.5
+"""Cells across a line within which a key lies in it."""
 
 
 class LayerMeasure:
@@ -35,7 +38,7 @@ class LayerMeasure:
         pairs: Its pairs of queries and keys.
         sums: Sums over the images.
         kernels: Weights by displacement.
-        convolution: The best convolution; None if inputs or outputs do not lie on the grid of the queries.
+        convolution: The best convolution; not fitted if inputs or outputs do not lie on the grid of the queries.
         normalised: Whether the rows of all calls sum to 1.
         masked: Whether masks differed between images.
         error: Largest difference of weights × values to the module's own result.
@@ -44,19 +47,15 @@ class LayerMeasure:
 
     def __init__(self, call: AttentionCall, kernel_size: int) -> None:
         """Starts without images for a layer of which this is the first call, which `add` then adds."""
-        grid = call.layout.grid
         self.kind = call.kind
         self.grid_source = call.grid_source
         self.kernel_size = kernel_size
         self.bytes = call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
-        self.sums = empty_sums(call, self.pairs, GROUPS)
+        nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
+        self.sums = sum_heads(nothing, self.pairs, torch.arange(0), GROUPS)
         self.kernels = KernelFit()
-        self.convolution = None
-        if call.inputs is not None and call.outputs is not None:
-            positions = prod(grid)
-            if call.inputs.shape[1] == call.outputs.shape[1] == positions:
-                self.convolution = ConvolutionFit(grid, kernel_size)
+        self.convolution = ConvolutionFit(call.layout.grid, kernel_size)
         self.normalised = True
         self.masked = False
         self.error = call.error
@@ -83,9 +82,7 @@ class LayerMeasure:
                 f"images must give finite attention, but weights of {name} are not finite"
             )
         self.sums = self.sums.plus(added)
-        if self.convolution is not None:
-            assert call.inputs is not None
-            assert call.outputs is not None
+        if call.inputs is not None and call.outputs is not None:
             take = self.convolution.score if held_out else self.convolution.fit
             take(call.inputs, call.outputs)
         if call.error - call.budget > self.error - self.budget:
@@ -117,9 +114,10 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     hardest = torch.stack([_hardest(sample, pairs) for sample in totals])
     hard = hardest[0]
     hard_shifts = pairs.displacements[hardest]
-    inside = pairs.within(0 if radius is None else radius)
+    inside = pairs.within(radius or 0)
+    shown = inside[:0] if radius is None else inside
     distance, effective_positions = everywhere_alike(pairs)
-    directions = Directions(total, pairs)
+    directions = _Directions(total, pairs)
     samples = []
     for sample in totals:
         numbers = _head_numbers(sample, pairs, hard, inside)
@@ -127,21 +125,18 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
         numbers["evenness"] = numbers["effective_positions"] / effective_positions
         numbers["nearness"] = 1 - numbers["distance"] / distance
         samples.append(numbers)
-    weights = total.by_displacement[:, inside] / (total.images * pairs.counts[inside])
+    weights = total.by_displacement[:, shown] / (total.images * pairs.counts[shown])
     prefix_weights = total.prefix / (total.images * pairs.queries)
     prefix_maps = total.prefix_maps / total.images
-    estimates = {}
-    for name in samples[0].keys() - {"shift", "shift_invariance"}:
-        estimates[name] = _estimates([sample[name] for sample in samples])
-    invariance = [sample["shift_invariance"] for sample in samples]
-    estimates["shift_invariance"] = _without_bias(invariance)
-    along_axes = torch.stack([sample["shift"] for sample in samples], -1)
-    shifts = [_estimates([*axis.T]) for axis in along_axes.unbind(1)]
+    values = {name: [sample[name] for sample in samples] for name in samples[0]}
+    along_axes = torch.stack(values.pop("shift")).unbind(2)
+    shifts = [_estimates([*axis]) for axis in along_axes]
+    values["shift_invariance"] = _without_bias(values["shift_invariance"])
+    estimates = {name: _estimates(of_samples) for name, of_samples in values.items()}
     shift_errors = jackknife(hard_shifts[1:]).tolist()
     heads = []
     for head in range(len(weights)):
         numbers = {name: of_heads[head] for name, of_heads in estimates.items()}
-        has_kernel = radius is not None
         heads.append(
             HeadStatistics(
                 head=head,
@@ -152,16 +147,46 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
                 line=int(directions.lines[head]),
                 prefix_weights=tuple(prefix_weights[head].tolist()),
                 prefix_maps=tuple(map(tuple, prefix_maps[head].tolist())),
-                kernel=tuple(weights[head].tolist()) if has_kernel else (),
-                position_kernel=kernels.kernel(head, inside) if has_kernel else (),
+                kernel=tuple(weights[head].tolist()),
+                position_kernel=kernels.kernel(head, shown),
                 position_score=kernels.estimate(head, GROUPS),
                 **numbers,
             )
         )
-    explained = Estimate(nan, nan)
-    if layer.convolution is not None:
-        explained = layer.convolution.estimate(GROUPS)
-    return LayerStatistics(int(total.images), tuple(heads), explained)
+    return LayerStatistics(int(total.images), tuple(heads), layer.convolution.estimate(GROUPS))
+
+
+class _Directions:
+    """The side and the line of each head that get most of its attention on all images.
+
+    Attributes:
+        lines: The axis across the line of each head: 0 for its row, 1 for its column.
+    """
+
+    def __init__(self, total: HeadSums, pairs: Pairs) -> None:
+        """Finds side and line of each head from the sums over all images."""
+        steps = pairs.displacements
+        self._axes = steps.shape[1]
+        self._to_sides = torch.cat([steps < 0, steps > 0], dim=1).double()
+        self._on_lines = (steps.abs() < _SAME).double()
+        self._sides = (total.absolute @ self._to_sides).argmax(dim=1)
+        self.lines = (total.absolute @ self._on_lines).argmax(dim=1)
+
+    def shares(self, sums: HeadSums) -> dict[str, Float64[Tensor, " heads"]]:
+        """Returns the shares of attention on each head's side and line, from sums over some images."""
+        mass = sums.absolute.sum(dim=1)
+        on_side = (sums.absolute @ self._to_sides).gather(1, self._sides[:, None])[:, 0]
+        on_line = (sums.absolute @ self._on_lines).gather(1, self.lines[:, None])[:, 0]
+        if self._axes == 1:
+            on_line = torch.full_like(on_line, nan)
+        return {"side_share": on_side / mass, "line_share": on_line / mass}
+
+    def side(self, head: int) -> tuple[int, ...]:
+        """Returns the side of a head: −1 or 1 along one axis, 0 along the others."""
+        number = int(self._sides[head])
+        side = [0] * self._axes
+        side[number % self._axes] = -1 if number < self._axes else 1
+        return tuple(side)
 
 
 def _head_numbers(
@@ -175,17 +200,17 @@ def _head_numbers(
     `hard` is the displacement of each head, `inside` are those of the kernels.
     """
     size = sums.absolute
-    mass = sums.absolute.sum(dim=1)
+    mass = size.sum(dim=1)
+    seen = sums.images * pairs.counts
+    count = seen.sum()
     shift = size @ pairs.displacements / mass[:, None]
     around = pairs.displacements - shift[:, None]
     squared = around.square().sum(dim=2)
     entropy = (sums.entropies / mass).clamp_min(0)
     away = size @ pairs.lengths
     at_hard = sums.by_displacement.gather(1, hard[:, None])[:, 0]
-    count = sums.images * pairs.counts.sum()
     variation = sums.squares - sums.centred.sum(dim=1).square() / count
-    per_displacement = sums.centred.square() / (sums.images * pairs.counts)
-    by_displacement = per_displacement.sum(dim=1)
+    by_displacement = (sums.centred.square() / seen).sum(dim=1)
     over_images = sums.over_images / sums.compared * sums.images
     level = sums.by_displacement.sum(dim=1) / count
     varies = variation > _FLAT * count * level.square() + _ROUNDING * sums.squares
@@ -195,7 +220,7 @@ def _head_numbers(
         "spread": ((size * squared).sum(dim=1) / mass).sqrt(),
         "entropy": entropy,
         "effective_positions": entropy.exp(),
-        "hard_share": at_hard / (sums.images * pairs.counts[hard]),
+        "hard_share": at_hard / seen[hard],
         "shift_invariance": torch.where(varies, invariance, nan),
         "content_share": torch.where(varies, over_images / variation, nan),
         "distance": away / mass,
@@ -227,8 +252,8 @@ def _estimates(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
     return [Estimate(*pair) for pair in zip(whole, errors, strict=True)]
 
 
-def _without_bias(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
-    """Makes estimates as `_estimates` does, less the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
+def _without_bias(values: list[Float64[Tensor, " heads"]]) -> list[Float64[Tensor, " heads"]]:
+    """Takes from the statistic of all images the bias that the jackknife sees: g θ − (g − 1) mean_j θ_j.
 
     Mean weights of displacements are fitted to the same images that they then explain; of pure content they explain
     a share of about displacements / (pairs × images), which is larger than the standard error.
@@ -237,4 +262,4 @@ def _without_bias(values: list[Float64[Tensor, " heads"]]) -> list[Estimate]:
     if groups >= 2:
         mean = torch.stack(values[1:], -1).mean(-1)
         values = [groups * values[0] - (groups - 1) * mean, *values[1:]]
-    return _estimates(values)
+    return values

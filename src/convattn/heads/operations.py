@@ -27,7 +27,6 @@ def _without_override(function: Any) -> Any:
 _TORCH_ATTENTION = _without_override(functional.multi_head_attention_forward)
 """The function behind `nn.MultiheadAttention`, whose products are seen like those of other modules."""
 
-_FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _SOFTMAX = {
     torch.softmax,
     Tensor.softmax,
@@ -96,7 +95,6 @@ class Operations(TorchFunctionMode):
     def __init__(self, report: Callable[[Product], None]) -> None:
         """Takes the function that is called with each product."""
         super().__init__()
-        self.paused = False
         self._report = report
         self._traces: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -109,8 +107,6 @@ class Operations(TorchFunctionMode):
     ) -> Any:
         """Computes the operation, and reports it if it is a product."""
         named = dict(kwargs or {})
-        if self.paused:
-            return func(*args, **named)
         if func is functional.multi_head_attention_forward:
             with self:
                 return _TORCH_ATTENTION(*args, **named)
@@ -123,9 +119,7 @@ class Operations(TorchFunctionMode):
                 return _add_product(*args, **named)
         out = func(*args, **named)
         if func is functional.scaled_dot_product_attention:
-            named = {**dict(zip(_FUSED_NAMES, args, strict=False)), **named}
-            q, k, v = (named.pop(name) for name in _FUSED_NAMES[:3])
-            self._report(fused_product(out, q, k, v, **named))
+            self._report(fused_product(out, *args, **named))
         elif func in _SOFTMAX or func in _POWERS:
             scores = call.tensors[0]
             allowed = scores > EXCLUDED if scores.is_floating_point() else None

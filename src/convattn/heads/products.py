@@ -3,9 +3,9 @@
 Along the first axis of every tensor of a product images are outermost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -28,7 +28,7 @@ class Proof(NamedTuple):
 
 
 def prove(
-    exact: Tensor, lows: list[Tensor], *results: Tensor, floor: Tensor | None = None
+    exact: Tensor, lows: list[Tensor], *results: Tensor, floor: Tensor | float = 0.0
 ) -> Proof:
     """Compares results with what is `exact`; `lows` are honest computations with other roundings.
 
@@ -36,9 +36,7 @@ def prove(
     """
     errors = (torch.stack([result.double() for result in results]) - exact).abs()
     budget = rounding_budget(exact, lows)
-    if floor is None:
-        return Proof(errors.max().item(), budget)
-    allowed = floor.clamp_min(budget).expand_as(errors)
+    allowed = torch.as_tensor(floor).double().clamp_min(budget).expand_as(errors)
     worst = (errors - allowed).argmax()
     return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
 
@@ -66,7 +64,6 @@ class Product:
     weights: Callable[[], Tensor]  # Returns the weights, in at least float32
     shape: tuple[int, ...]  # Sizes of the weights: leading axes, queries, keys
     mask: Tensor | None  # What is added to the scores, or which pairs count
-    causal: bool  # Whether a query sees itself and earlier keys only
     rounding: float  # How far a weight may be off, as a share of itself
     factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
     by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
@@ -85,45 +82,46 @@ class Product:
         exact = self.compute(*(part.double() for part in inputs))
         product = weights[:first].double() @ inputs[-1].double()
         lows = roundings(low, *inputs)
-        floor = None
+        floor: Tensor | float = 0.0
         if self.factor is not None:
             q, k, v = (part.double() for part in inputs)
             floor = _score_roundings(weights[:first], q, k, v, self.factor)
         return prove(exact, lows, product, out, floor=floor)
 
 
-def fused_product(
+def fused_product(  # noqa: PLR0913 - the signature of torch
     out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,  # noqa: ARG001
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **_: Any,
 ) -> Product:
-    """Describes a call of `scaled_dot_product_attention`; its weights are computed from queries and keys."""
+    """Describes what came out of `scaled_dot_product_attention`; weights are computed from queries and keys."""
     if enable_gqa:
-        share = q.shape[-3] // k.shape[-3]
-        k = k.repeat_interleave(share, -3)
-        v = v.repeat_interleave(share, -3)
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q = _expand(q, lead)
-    k = _expand(k, lead)
-    v = _expand(v, lead)
+        share = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(share, -3)
+        value = value.repeat_interleave(share, -3)
+    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    q, k, v = (part.expand(*lead, *part.shape[-2:]) for part in (query, key, value))
+    if is_causal:  # torch takes no other mask beside it
+        pairs = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
+        attn_mask = pairs.tril()
     wide = torch.promote_types(q.dtype, torch.float32)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = attn_mask
-        if mask is not None and mask.ndim == q.ndim and len(mask) > 1:
+        if mask is not None and mask.ndim == q.ndim:
             mask = mask[: len(q)]
-        return weights_of(q * factor, k, mask, causal=is_causal) @ v
+        return weights_of(q * factor, k, mask) @ v
 
     def weights() -> Tensor:
-        return weights_of(q.to(wide) * factor, k.to(wide), attn_mask, causal=is_causal)
+        return weights_of(q.to(wide) * factor, k.to(wide), attn_mask)
 
     return Product(
         out=out,
@@ -132,37 +130,23 @@ def fused_product(
         weights=weights,
         shape=(*lead, q.shape[-2], k.shape[-2]),
         mask=attn_mask,
-        causal=is_causal,
         rounding=torch.finfo(wide).eps,
         factor=factor,
     )
 
 
-def _expand(matrices: Tensor, lead: Sequence[int]) -> Tensor:
-    """Repeats matrices along leading axes."""
-    return matrices.expand(*lead, *matrices.shape[-2:])
-
-
 def weights_of(
-    q: Float[Tensor, "*one queries width"],
-    k: Float[Tensor, "*two keys width"],
+    q: Float[Tensor, "*lead queries width"],
+    k: Float[Tensor, "*lead keys width"],
     mask: Tensor | None,
-    *,
-    causal: bool,
 ) -> Float[Tensor, "*lead queries keys"]:
     """Computes softmax(q kᵀ + mask), a few entries of the first axis at a time, so that scores stay in the cache.
 
     A query whose keys are all masked has weights 0.
     """
-    if q.ndim == k.ndim == 2:
-        return weights_of(q[None], k[None], mask, causal=causal)[0]
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-    weights = q.new_empty(*lead, q.shape[-2], k.shape[-2])
-    if causal:  # torch takes no other mask beside it
-        mask = torch.ones(weights.shape[-2:], dtype=torch.bool, device=q.device)
-        mask = mask.tril()
-    q = _expand(q, lead)
-    k = _expand(k, lead)
+    if q.ndim == 2:
+        return weights_of(q[None], k[None], mask)[0]
+    weights = q.new_empty(*q.shape[:-1], k.shape[-2])
     if mask is not None:
         mask = mask.expand(weights.shape)
     size = max(1, _SCORES_AT_ONCE // max(weights[:1].numel(), 1))

@@ -44,9 +44,9 @@ from convattn.heads.layout import (
     WHOLE,
     AttentionCall,
     Layout,
-    cells,
     global_layout,
     grouped_layout,
+    lattice,
     on_grid,
 )
 from convattn.heads.operations import Operations
@@ -181,25 +181,22 @@ class Watcher:
         """Finds the layers to read; raises if the model cannot be watched, or has no such layers."""
         _require_watchable(model)
         self.model = model
-        self._names = layers_to_read(model, layers, without)
+        self._layers = layers_to_read(model, layers, without)
         self._strict = layers is None  # Whether attention in modules that are not known is refused
         self._called: dict[nn.Module, str] = {}
-        self._convolutions: set[nn.Module] = set()  # Of which some cuts the images into a grid
         inside: set[nn.Module] = set()  # What own layers hold, and encodings: read without a call
         for module, names in names_by_module(model).items():
             if module in inside:
                 continue
-            own = is_own(module)
-            if own or isinstance(module, Encoding):
+            if is_own(module) or isinstance(module, Encoding):
                 inside.update(module.modules())
             if not isinstance(module, Encoding):
                 self._called[module] = names[0]
-            if isinstance(module, nn.Conv2d) or (own and module.dims == 2):
-                self._convolutions.add(module)
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
         # Output sizes of the convolutions that ran, latest last
         self._features: dict[nn.Module, tuple[int, ...]] = {}
+        self._paused = False  # While a layer is read, which may run modules again
         self._operations = Operations(self._note)
 
     def __deepcopy__(self, _: object) -> "Watcher":
@@ -238,29 +235,29 @@ class Watcher:
                         f" {words}; pass the part of it that takes them: {' or '.join(parts)}"
                     ) from error
                 raise ArgumentError(must_fit(words, error)) from error
-        if not self._names:
+        if not self._layers:
             attention_layers(self.model)  # which says why none can be read
 
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if self._operations.paused:
+        if self._paused:
             return
         parents = tuple(call for call, _ in reversed(self._stack))
         self._stack.append((CallContext(name, module, args, kwargs, parents), []))
 
     def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
-        if self._operations.paused:
+        if self._paused:
             return
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        if module in self._convolutions:
+        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
-        if module not in self._names:
+        if module not in self._layers:
             return
-        self._operations.paused = True
+        self._paused = True
         try:
             with torch._C.DisableTorchFunction(), without_modes(self.model):
                 y = out[0] if isinstance(out, tuple) else out
@@ -269,13 +266,13 @@ class Watcher:
             self._raised = error
             raise
         finally:
-            self._operations.paused = False
+            self._paused = False
 
     def _note(self, product: Product) -> None:
         """Notes a product for the attention module that is running."""
         running = [call for call, _ in reversed(self._stack)]
         for call, products in reversed(self._stack):
-            if call.module in self._names:
+            if call.module in self._layers:
                 # Now, because the module may change its tensors in place afterwards.
                 with without_modes(self.model):
                     weights = product.weights()
@@ -321,7 +318,6 @@ class Watcher:
             call,
             images=images,
             shape=product.shape,
-            mask=product.mask,
             features=self._features,
         )
         try:
@@ -404,18 +400,13 @@ def _with_mask(
     `by_group` gives pairs of the product the axes images, groups, heads, queries and keys. Masks that differ between
     images are not added, but returned.
     """
-    if layout.allowed is not None:
+    mask = product.mask
+    if layout.allowed is not None or mask is None:
         return layout, None
-    allowed = torch.ones(1, 1, *product.shape[-2:], dtype=torch.bool)
-    if product.causal:
-        allowed = allowed.tril()
-    if product.mask is not None:
-        mask = product.mask
-        left = mask if mask.dtype == torch.bool else mask > EXCLUDED
-        if not bool(left.all()):
-            whole = by_group(left.broadcast_to(product.shape))
-            allowed = allowed.to(whole.device) & whole.any(2)
-    pairs = allowed.expand(-1, layout.groups, -1, -1).cpu()
+    left = mask if mask.dtype == torch.bool else mask > EXCLUDED
+    if bool(left.all()):
+        return layout, None
+    pairs = by_group(left.broadcast_to(product.shape)).any(2).cpu()
     if bool((pairs == pairs[:1]).all()):
         return layout.with_allowed(pairs[0]), None
     return layout, pairs
@@ -473,11 +464,12 @@ def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
 
 def _own_layout(axes: list[Axis]) -> Layout:
     """Makes the layout of a layer; keys are the pixels of the padded image, seen in steps of the queries."""
-    start = torch.tensor([axis.queries.start for axis in axes])
-    step = torch.tensor([axis.queries.step for axis in axes])
-    keys = (cells(tuple(axis.keys for axis in axes)) - start) / step
+    places = []
+    for axis in axes:
+        keys = torch.arange(axis.keys, dtype=torch.float64)
+        places.append((keys - axis.queries.start) / axis.queries.step)
     grid = tuple(len(axis.queries) for axis in axes)
-    return global_layout(grid, keys=keys)
+    return global_layout(grid, keys=lattice(places))
 
 
 def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:

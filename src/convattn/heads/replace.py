@@ -1,10 +1,9 @@
 """Replaces heads that a report calls convolutions by convolutions."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isnan, nan, prod
 
 import torch
 from torch import nn
@@ -74,7 +73,7 @@ class HeadReplacement(Record):
     def summary(self) -> str:
         """Returns the record in a few lines of plain text."""
         rule = f"R² ≥ {self.threshold:g}"
-        if math.isnan(self.threshold):
+        if isnan(self.threshold):
             rule = "named by the caller"
         layers = {head.layer for head in self.heads}
         with_softmax = len(layers) - len(self.layers_without_softmax)
@@ -189,7 +188,7 @@ def replace_convolutional_heads(
     without_softmax = [layer.name for layer in report.layers if layer.name not in with_softmax]
     return network, HeadReplacement(
         model=type(model).__name__,
-        threshold=float(threshold) if named is None else math.nan,
+        threshold=float(threshold) if named is None else nan,
         heads=tuple(records),
         layers_without_softmax=tuple(without_softmax),
         parameters=sum(parameter.numel() for parameter in network.parameters()),

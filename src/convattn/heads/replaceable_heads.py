@@ -1,9 +1,8 @@
 """Which heads of a report can run as convolutions, and the heads' kernels."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from math import prod
+from math import isfinite, isnan, prod
 from typing import Any, TypeAlias
 
 import torch
@@ -83,12 +82,12 @@ def why_not(
     """
     reasons: list[str | None] = []
     for head in layer.heads:
+        reason = _unusable(layer, head)
         if named is None:
-            reasons.append(_unusable(layer, head) or _below(head, threshold))
-        elif (layer.name, head.head) in named:
-            reasons.append(_unusable(layer, head))
-        else:
-            reasons.append("it was not named")
+            reason = reason or _below(head, threshold)
+        elif (layer.name, head.head) not in named:
+            reason = "it was not named"
+        reasons.append(reason)
     return reasons
 
 
@@ -102,7 +101,7 @@ def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
     if not torch.equal(displacements, displacements.round()):
         return "its keys lie between the positions"
     kernel = head.position_kernel
-    complete = len(kernel) == len(layer.displacements) and math.isfinite(sum(kernel))
+    complete = len(kernel) == len(layer.displacements) and isfinite(sum(kernel))
     if not complete or min(kernel, default=-1) < 0:
         return "the report holds no kernel of weights for it"
     if sum(kernel) <= 0:
@@ -113,7 +112,7 @@ def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
 def _below(head: HeadStatistics, threshold: float) -> str | None:
     """Returns why a head's numbers do not make it a convolution; None if they do."""
     score = head.position_score.value
-    if math.isnan(score):
+    if isnan(score):
         return "its position score is not known: its weights do not vary, or it was measured on one image"
     if score < threshold:
         return "its position score is below the threshold"
@@ -157,13 +156,11 @@ def _whole_kernels(layer: LayerReport, heads: Sequence[int]) -> Float[Tensor, "h
     displacements = torch.tensor(layer.displacements, dtype=torch.float64).round().long()
     radius = int(displacements.abs().max())
     places = (displacements + radius).unbind(1)
-    kernels = []
-    for head in heads:
-        weights = torch.tensor(layer.heads[head].position_kernel, dtype=torch.float64)
-        kernel = weights.new_zeros((2 * radius + 1,) * len(layer.grid))
-        kernel[places] = weights / weights.sum()
-        kernels.append(kernel)
-    return torch.stack(kernels)
+    rows = [layer.heads[head].position_kernel for head in heads]
+    weights = torch.tensor(rows, dtype=torch.float64)
+    kernels = weights.new_zeros(len(heads), *(2 * radius + 1,) * len(layer.grid))
+    kernels[:, *places] = weights / weights.sum(1, keepdim=True)
+    return kernels
 
 
 def _without_a_side(kernels: Float[Tensor, "heads *whole"], box: _Box) -> _Box | None:
@@ -172,14 +169,12 @@ def _without_a_side(kernels: Float[Tensor, "heads *whole"], box: _Box) -> _Box |
     inside = kernels[:, *box]
     sides = []
     for axis, taps in enumerate(box):
-        shorter = []
-        if taps.start < middle:
-            shorter.append((0, slice(taps.start + 1, taps.stop)))
-        if taps.stop > middle + 1:
-            shorter.append((-1, slice(taps.start, taps.stop - 1)))
-        for end, rest in shorter:
-            weight = inside.select(axis + 1, end).sum()
-            sides.append((weight.item(), (*box[:axis], rest, *box[axis + 1 :])))
+        without_first = slice(taps.start + 1, taps.stop)
+        without_last = slice(taps.start, taps.stop - 1)
+        for end, rest in ((0, without_first), (-1, without_last)):
+            if rest.start <= middle < rest.stop:
+                weight = inside.select(axis + 1, end).sum()
+                sides.append((weight.item(), (*box[:axis], rest, *box[axis + 1 :])))
     if not sides:
         return None
     return min(sides, key=lambda side: side[0])[1]

@@ -5,13 +5,13 @@ more: at least half of what displacement explains stays on images with shuffled 
 made it so), and with untrained weights the word or the place is another (else the architecture made it so).
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import hypot, isfinite, isnan, prod
 from typing import Any
 
-from convattn.heads.jackknife import GROUPS, Estimate, held_out
+from convattn.heads.jackknife import Estimate, held_out
 from convattn.wording import counted
 
 CONVOLUTIONAL = 0.9
@@ -32,7 +32,7 @@ class Rule:
         """Says whether a head, measured on some images, keeps the rule; a number that is not known does not."""
         for name, limit in self.limits.items():
             groups = held_out(images) if name == "position_score" else images
-            if not getattr(head, name).least(min(groups, GROUPS)) >= limit:
+            if not getattr(head, name).least(groups) >= limit:
                 return False
         return True
 
@@ -174,7 +174,7 @@ def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
     """Says whether most of what displacement explains is gone on shuffled images, by more than chance."""
     left = shuffled.position_score
     lost = Estimate(_STAYS * head.position_score.value - left.value, left.error)
-    return lost.least(min(held_out(images), GROUPS)) > 0
+    return lost.least(held_out(images)) > 0
 
 
 def _verdict(rule: Rule | None, head: Any, images: int, *, by_construction: bool) -> HeadVerdict:
@@ -241,7 +241,7 @@ def held_in_words(heads: Sequence[HeadVerdict], kernel: Sequence[int]) -> str:
     taps = taps_held(heads, kernel)
     if not taps:
         return ""
-    count = math.prod(kernel)
+    count = prod(kernel)
     return f"They hold {len(taps)} of the {count} taps of a {_sizes(kernel)} kernel ({'; '.join(taps)})"
 
 
@@ -262,16 +262,16 @@ def explained_in_words(
     """
     if score.value < _RESOLVED * score.error:
         return f"How much of its output a {_sizes(kernel)} convolution explains is not resolved on these images"
-    if not math.isfinite(score.value):
+    if not isfinite(score.value):
         return ""
     share = f"{100 * max(score.value, 0):.0f}"
-    if math.isfinite(score.error):
+    if isfinite(score.error):
         share += f" ± {100 * score.error:.0f}"
     parts = [f"{percent(control.value)} with {name}" for name, control in in_controls.items()]
     controls = ", ".join(parts)
     for control in in_controls.values():
-        errors = [one.error for one in (score, control) if math.isfinite(one.error)]
-        if score.value - control.value <= _RESOLVED * math.hypot(*errors):
+        errors = [one.error for one in (score, control) if isfinite(one.error)]
+        if score.value - control.value <= _RESOLVED * hypot(*errors):
             return (
                 f"The best {_sizes(kernel)} convolution explains {share} % of the layer's output, and as much in a"
                 f" control ({controls})"
@@ -317,6 +317,6 @@ def taps_held(heads: Sequence[HeadVerdict], kernel: Sequence[int]) -> tuple[str,
 
 def percent(share: float) -> str:
     """Writes a share in per cent, at least 0 and at most 100."""
-    if math.isnan(share):
+    if isnan(share):
         return "an unknown share"
     return f"{100 * min(max(share, 0), 1):.0f} %"

@@ -28,7 +28,6 @@ class CallContext:
     parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
     images: int = 0  # Number of images in the batch
     shape: tuple[int, ...] = ()  # Sizes of the weights: leading axes, heads, queries, keys
-    mask: Tensor | None = None  # Mask or bias that the kernel was given
     # Latest output size of each convolution, or of what it became
     features: Mapping[nn.Module, tuple[int, ...]] = field(default_factory=dict)
 
@@ -147,8 +146,6 @@ class PatchNetwork:
 
     blocks: str  # Names of its attention layers over all tokens begin with this
     grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
-    # Returns views of W_q, W_k, W_v and W_out of an attention layer, then of the biases of queries and keys
-    maps: Callable[[nn.Module], tuple[Tensor, ...]]
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
 
 
@@ -168,18 +165,18 @@ def linear(
     *,
     like: nn.Linear,
 ) -> nn.Linear:
-    """Makes a linear map from copied numbers, with the dtype, device and `requires_grad` of the map `like`."""
+    """Makes a linear map that holds these numbers, no copies of them, with the `requires_grad` of the map `like`."""
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach().clone(), like.weight.requires_grad)
+    layer.weight = nn.Parameter(weight.detach(), like.weight.requires_grad)
     if bias is not None:
         assert like.bias is not None
-        layer.bias = nn.Parameter(bias.detach().clone(), like.bias.requires_grad)
+        layer.bias = nn.Parameter(bias.detach(), like.bias.requires_grad)
     return layer
 
 
 def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
-    """Copies the outputs of a linear map into as many maps of equal size."""
+    """Splits the outputs of a linear map into as many maps of equal size, which hold its own numbers."""
     weights = whole.weight.chunk(parts)
     biases = (None,) * parts if whole.bias is None else whole.bias.chunk(parts)
     pairs = zip(weights, biases, strict=True)
@@ -208,12 +205,12 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
 
     It must be of the class `kind` itself and its weight not computed; it and the layer may have no hooks of the user.
     """
-    part = getattr(attention, name, None)
+    part: Any = getattr(attention, name, None)
     if isinstance(part, nn.Module) and parametrize.is_parametrized(part):
         raise UnsupportedModelError(
             f"its {name} has a parametrised weight; make it permanent first"
         )
-    if not isinstance(part, kind) or type(part) is not kind:
+    if type(part) is not kind:
         raise UnsupportedModelError(
             f"its {name} must be an nn.{kind.__name__}, but is a {type(part).__name__}"
         )

@@ -155,11 +155,4 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
     drops = not isinstance(vit.patch_drop, nn.Identity)
     rows, cols = vit.patch_embed.grid_size  # type: ignore[union-attr, misc]
     grid = (int(rows), int(cols))
-    return PatchNetwork("blocks.", grid, _views, refused=_DROPS if drops else ())
-
-
-def _views(attention: Any) -> tuple[Tensor, ...]:
-    """Returns views of the maps of `Attention`, of which three are one."""
-    together = attention.qkv
-    biases = () if together.bias is None else together.bias.chunk(3)[:2]
-    return (*together.weight.chunk(3), attention.proj.weight, *biases)
+    return PatchNetwork("blocks.", grid, refused=_DROPS if drops else ())

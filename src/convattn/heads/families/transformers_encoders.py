@@ -227,12 +227,4 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
     embed: Any = model.get_submodule(f"{base}embeddings.patch_embeddings")
     rows, cols = embed.image_size
     height, width = embed.patch_size
-    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)), _views)
-
-
-def _views(attention: Any) -> tuple[Tensor, ...]:
-    """Returns views of the maps of `ViTAttention`."""
-    maps = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    views = [part.weight for part in maps]
-    views += [part.bias for part in maps[:2] if part.bias is not None]
-    return tuple(views)
+    return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)))
