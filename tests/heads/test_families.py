@@ -28,7 +28,7 @@ def seen(queries, keys, *arguments, inside=None, around=(), given=(), features=N
     parents = tuple(CallContext("around", part, given, {}) for part in around)
     layer = module() if inside is None else inside
     return CallContext(
-        "layer", layer, arguments, named, parents, 2, (2, 3, queries, keys), features or {}
+        "layer", layer, arguments, named, parents, (2, 3, queries, keys), features or {}
     )
 
 

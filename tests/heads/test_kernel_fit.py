@@ -43,7 +43,7 @@ def test_weights_by_position_are_found_again(name):
     """Their shares are those of softmax, which the mean weight of each displacement is not."""
     call, pairs, table = by_position(LAYOUTS[name])
     layer = scored(call, 4)
-    assert layer.kernels.settled.all()
+    assert layer.kernels.unsettled == 0
     for head in range(2):
         exact, again = (shared_out(logs[head], pairs) for logs in (table, layer.kernels.logs))
         # Rounds end where displacements get what was measured to 1e-5 of the largest.

@@ -25,12 +25,7 @@ from convattn.errors import (
 )
 from convattn.grid import whole_number
 from convattn.heads.catalogue import is_own, survey
-from convattn.heads.controls import (
-    CONTROLS,
-    can_shuffle,
-    control_count,
-    shuffled,
-)
+from convattn.heads.controls import CONTROLS, can_shuffle, control_count, shuffled
 from convattn.heads.head_report import (
     AGAIN,
     MEASURED,
@@ -414,7 +409,7 @@ def _layer_report(
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),
-        kernel_size=layer.kernel_size,
+        kernel_size=layer.convolution.kernel_size,
         without_content=is_own(module) and module.content is None,
     )
 

@@ -218,7 +218,7 @@ def survey(model: nn.Module) -> tuple[AttentionModule, ...]:
 
 
 def layers_to_read(
-    model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None = None
+    model: nn.Module, layers: str | Sequence[str] | None, without: str | Sequence[str] | None
 ) -> set[nn.Module]:
     """Returns the layers to read, perhaps none if `layers` names none.
 

@@ -64,7 +64,6 @@ class Contraction(NamedTuple):
             inputs=(weights, values),
             compute=lambda weights, values: (values.mT.contiguous() @ weights.mT.contiguous()).mT,
             weights=lambda: weights.detach().to(wide, copy=True),
-            shape=tuple(weights.shape),
             mask=mask,
             rounding=torch.finfo(weights.dtype).eps,
             by_hand=by_hand,

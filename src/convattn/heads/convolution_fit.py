@@ -32,8 +32,8 @@ class ConvolutionFit:
         """Starts without images."""
         self.grid = grid
         self.kernel_size = kernel_size
-        self.errors: Float64[Tensor, " images"] = torch.zeros(0, dtype=torch.float64)
-        self.totals = self.errors
+        # Of the convolution's errors, and of what the mean output misses
+        self.squares: Float64[Tensor, "2 images"] = torch.zeros(2, 0, dtype=torch.float64)
         self._basis: Float[Tensor, "channels components"] | None = None
         self._sums: dict[str, Tensor] = {}
         self._weights: tuple[Tensor, Tensor, Tensor] | None = None  # With bias and mean output
@@ -78,14 +78,13 @@ class ConvolutionFit:
         features = self._windows(x, self._basis)
         weights, bias, mean = (part.to(target) for part in self._weights)
         missed = target - torch.addmm(bias, features, weights)
-        errors = _squares(missed).view(len(x), -1)
-        totals = _squares(target - mean).view(len(x), -1)
-        self.errors = torch.cat([self.errors, errors.sum(dim=1)])
-        self.totals = torch.cat([self.totals, totals.sum(dim=1)])
+        rows = torch.stack([_squares(missed), _squares(target - mean)])
+        of_images = rows.view(2, len(x), -1).sum(dim=2)
+        self.squares = torch.cat([self.squares, of_images], dim=1)
 
     def estimate(self, groups: int) -> Estimate:
         """Returns R² on the images scored, with the standard error of a jackknife over groups of them."""
-        return explained(self.errors, self.totals, groups)
+        return explained(self.squares, groups)
 
     def _windows(
         self,

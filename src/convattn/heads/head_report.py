@@ -163,15 +163,24 @@ class LayerReport:
     @property
     def verdicts(self) -> tuple[HeadVerdict, ...]:
         """What each head is, by the rules, with errors and both controls."""
-        shuffled = self.control(SHUFFLED)
-        untrained = self.control(UNTRAINED)
+        return self.verdicts_in(MEASURED)
+
+    def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
+        """What each head is as measured, with both controls, or in one of them; empty if it was not measured."""
+        conditions = self._conditions()
+        statistics = conditions.get(condition)
+        if statistics is None:
+            return ()
+        controls = conditions if condition == MEASURED else {}
+        shuffled = controls.get(SHUFFLED)
+        untrained = controls.get(UNTRAINED)
         control = shuffled or untrained
         verdicts = []
-        for number, head in enumerate(self.heads):
+        for number, head in enumerate(statistics.heads):
             verdicts.append(
                 judge(
                     head,
-                    self.measured.images,
+                    statistics.images,
                     shuffled=shuffled and shuffled.heads[number],
                     untrained=untrained and untrained.heads[number],
                     control_images=control.images if control else 0,
@@ -179,16 +188,6 @@ class LayerReport:
                 )
             )
         return tuple(verdicts)
-
-    def verdicts_in(self, condition: str) -> tuple[HeadVerdict, ...]:
-        """What each head is in a control; empty if it was not measured."""
-        if condition == MEASURED:
-            return self.verdicts
-        control = self.control(condition)
-        if control is None:
-            return ()
-        built = self.without_content
-        return tuple(judge(head, control.images, without_content=built) for head in control.heads)
 
     @property
     def kernel(self) -> tuple[int, ...]:

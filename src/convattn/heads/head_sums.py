@@ -47,11 +47,6 @@ class Pairs:
         """‖δ‖ of every displacement."""
         return self.displacements.norm(dim=1)
 
-    @cached_property
-    def common(self) -> Bool[Tensor, " displacements"]:
-        """Displacements at least a quarter as frequent as the most frequent one: means over fewer pairs are chance."""
-        return self.counts * 4 >= self.counts.max()
-
     def within(self, radius: int) -> Int64[Tensor, " kernel"]:
         """Returns the numbers of the displacements of at most `radius` along each axis."""
         largest = self.displacements.abs().amax(dim=1)
@@ -88,9 +83,8 @@ def make_pairs(layout: Layout, name: str) -> Pairs:
     steps = (cells.double() * _STEPS).round().long()
     first = steps.amin(dim=(0, 1, 2))
     sizes = steps.amax(dim=(0, 1, 2)) - first + 1
-    code = torch.zeros(steps.shape[:-1], dtype=torch.int64, device=steps.device)
-    for axis in range(len(layout.grid)):
-        code = code * sizes[axis] + steps[..., axis] - first[axis]
+    strides = sizes.flip(0).cumprod(0).flip(0) // sizes
+    code = ((steps - first) * strides).sum(dim=-1)
     codes, numbers = code[valid].unique(return_inverse=True)
     bins = torch.full_like(code, len(codes))
     bins[valid] = numbers

@@ -105,7 +105,7 @@ def init_heads_(
             tap = taps[head % len(taps)]
             at_tap = _at_tap(network.grid, tap)
             if kind == "mimetic":
-                near = _near_identity(layer.query.shape[1], *_QUERY_KEY, generator)
+                near = _near_identity(layer.query.shape[2], *_QUERY_KEY, generator)
                 scores = _halves(near, layer.width)
             elif kind == "impulse":
                 scores = _impulse_scores(layer, positions, at_tap, generator)
@@ -121,27 +121,25 @@ def init_heads_(
 
 
 class _Maps:
-    """Views of the matrices of a layer, (rows of heads, D), and of biases: what is written there changes the layer."""
+    """Views of the matrices of a layer, of queries and keys by head, and of biases: writing there changes the layer."""
 
     def __init__(self, read: TokenAttention) -> None:
         """Takes what was read of the layer."""
         assert read.output is not None
         self.heads, self.width = read.heads, read.head_width
         self.scale = self.width**-0.5 if read.scale is None else read.scale
-        maps = (read.query, read.key, read.value, read.output)
-        self.query, self.key, self.value, self.output = (part.weight for part in maps)
-        self.biases = [part.bias for part in maps[:2] if part.bias is not None]
-
-    def rows(self, head: int) -> slice:
-        """Returns the rows of a head."""
-        return slice(head * self.width, (head + 1) * self.width)
+        self.value, self.output = read.value.weight, read.output.weight
+        maps = (read.query, read.key)
+        by_head = (self.heads, self.width)
+        self.query, self.key = (part.weight.unflatten(0, by_head) for part in maps)
+        self.biases = [part.bias.unflatten(0, by_head) for part in maps if part.bias is not None]
 
     def set_scores(self, head: int, query: Tensor, key: Tensor) -> None:
         """Writes W_Q and W_K of a head, (D, width); their biases are 0."""
-        self.query[self.rows(head)] = query.T.to(self.query)
-        self.key[self.rows(head)] = key.T.to(self.key)
+        self.query[head] = query.T.to(self.query)
+        self.key[head] = key.T.to(self.key)
         for bias in self.biases:
-            bias[self.rows(head)] = 0
+            bias[head] = 0
 
     def set_values(self, generator: torch.Generator | None) -> None:
         """Writes W_V and W_out of all heads: a mimetic product."""
@@ -152,7 +150,7 @@ class _Maps:
 
     def weights(self, head: int, tokens: Float64[Tensor, "tokens width"]) -> Tensor:
         """Returns the attention of a head between tokens."""
-        maps = (self.query[self.rows(head)], self.key[self.rows(head)])
+        maps = (self.query[head], self.key[head])
         query, key = (tokens @ one.T.to(tokens) for one in maps)
         return (self.scale * query @ key.T).softmax(-1)
 

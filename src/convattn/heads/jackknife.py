@@ -63,16 +63,13 @@ def jackknife(others: Shaped[Tensor, "groups *statistics"]) -> Float64[Tensor, "
     return variance.sqrt()
 
 
-def explained(
-    errors: Float64[Tensor, " images"],
-    totals: Float64[Tensor, " images"],
-    groups: int,
-    least: float = 0.0,
-) -> Estimate:
+def explained(squares: Float64[Tensor, "2 images"], groups: int, least: float = 0.0) -> Estimate:
     """Returns R² = 1 − Σ errors / Σ totals, with the standard error of a jackknife over groups of images.
 
-    `totals` are the squared errors of a trivial model. R² is nan unless they are more than `least` an image.
+    `squares` are the squared errors of a model and the totals, those of a trivial one. R² is nan unless totals are more
+    than `least` an image.
     """
+    errors, totals = squares
     count = len(errors)
     if not float(totals.sum()) > least * count:
         return Estimate(nan, nan)

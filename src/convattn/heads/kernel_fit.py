@@ -28,37 +28,35 @@ class KernelFit:
 
     Attributes:
         logs: ln w(δ) of every head; None before the first images to score.
-        settled: Which heads have the weights of maximum likelihood.
+        unsettled: Number of heads whose weights are not yet those of maximum likelihood.
         mass: Mean attention of a query on positions.
-        errors: Squared errors of these weights, for each image scored.
-        totals: Those of uniform attention.
+        squares: Squared errors of these weights, and of uniform attention, for each image scored.
     """
 
     def __init__(self) -> None:
         """Starts without images."""
         self.logs: Float64[Tensor, "heads displacements"] | None = None
-        self.settled = torch.ones(0, dtype=torch.bool)
+        self.unsettled = 0
         self.mass: Float64[Tensor, " heads"] = torch.zeros(0)
-        self.errors: Float64[Tensor, "heads images"] = torch.zeros(0, 0)
-        self.totals = self.errors
+        self.squares: Float64[Tensor, "heads 2 images"] = torch.zeros(0, 2, 0)
 
     def score(self, call: AttentionCall, pairs: Pairs, fitted: HeadSums) -> None:
         """Adds images to score; `fitted` are the sums over the images to fit to, used for the first batch only."""
         if self.logs is None:
             total = fitted.map(lambda part: part.sum(dim=0))
             self.mass = total.by_displacement.sum(dim=1) / (total.images * pairs.queries)
-            self.logs, self.settled = fit_logs(total, pairs)
-            self.errors = self.totals = self.mass.new_zeros(len(self.mass), 0)
+            self.logs, settled = fit_logs(total, pairs)
+            self.unsettled = int((~settled).sum())
+            self.squares = self.mass.new_zeros(len(self.mass), 2, 0)
         uniform = uniform_attention(pairs)
-        errors = []
-        totals = []
+        squares = []
         for head, logs in enumerate(self.logs):
             attention = attention_on_grid(call, pairs, head)
-            for shares, squares in ((shared_out(logs, pairs), errors), (uniform, totals)):
+            for shares in (shared_out(logs, pairs), uniform):
                 weights = (self.mass[head] * shares).to(attention.dtype)
                 squares.append(sum_squares(attention - weights))
-        self.errors = torch.cat([self.errors, torch.stack(errors)], dim=1)
-        self.totals = torch.cat([self.totals, torch.stack(totals)], dim=1)
+        of_heads = torch.stack(squares).unflatten(0, (-1, 2))
+        self.squares = torch.cat([self.squares, of_heads], dim=2)
 
     def estimate(self, head: int, groups: int) -> Estimate:
         """Returns R² of a head on the images scored.
@@ -68,7 +66,7 @@ class KernelFit:
         if self.logs is None:
             return Estimate(nan, nan)
         least = _FLAT * float(self.mass[head]) ** 2
-        return explained(self.errors[head], self.totals[head], groups, least)
+        return explained(self.squares[head], groups, least)
 
     def kernel(self, head: int, inside: Int64[Tensor, " kernel"]) -> tuple[float, ...]:
         """Returns the weights of a head at some displacements; over all of them they sum to its mean attention."""
@@ -76,11 +74,6 @@ class KernelFit:
             return ()
         weights = self.logs[head, inside].exp()
         return tuple((self.mass[head] * weights).tolist())
-
-    @property
-    def unsettled(self) -> int:
-        """Number of heads whose weights are not yet those of maximum likelihood."""
-        return int((~self.settled).sum())
 
 
 def shared_out(

@@ -59,10 +59,6 @@ class Layout:
         places = cells(self.grid)[self.queries.clamp(min=0)]
         return torch.where((self.queries >= 0)[..., None], places, torch.nan)
 
-    def in_order(self) -> bool:
-        """Tells whether queries and keys are prefix tokens and then the grid row by row."""
-        return self.lies_like(global_layout(self.grid, self.prefix))
-
     def lies_like(self, other: "Layout") -> bool:
         """Tells whether queries and keys lie where those of another layout do."""
         if self.grid != other.grid:

@@ -33,7 +33,6 @@ class LayerMeasure:
     Attributes:
         kind: Full name of its class.
         grid_source: Name of the convolution whose output has its grid; empty if none has.
-        kernel_size: Taps along each axis of the convolution.
         bytes: Memory of the weights of one image.
         pairs: Its pairs of queries and keys.
         sums: Sums over the images.
@@ -49,7 +48,6 @@ class LayerMeasure:
         """Starts without images for a layer of which this is the first call, which `add` then adds."""
         self.kind = call.kind
         self.grid_source = call.grid_source
-        self.kernel_size = kernel_size
         self.bytes = call.weights[0].numel() * 4
         self.pairs = make_pairs(call.layout, call.name or ITSELF)
         nothing = replace(call, weights=call.weights[:0], inputs=None, outputs=None, allowed=None)
@@ -231,9 +229,13 @@ def _head_numbers(
 
 
 def _hardest(sums: HeadSums, pairs: Pairs) -> Int64[Tensor, " heads"]:
-    """Returns the displacement with the largest mean weight, of those that are frequent enough."""
+    """Returns the displacement with the largest mean weight, of those at least a quarter as frequent as any other.
+
+    Means over fewer pairs are chance.
+    """
     mean = sums.by_displacement / (sums.images * pairs.counts)
-    return mean.masked_fill(~pairs.common, -torch.inf).argmax(dim=1)
+    rare = pairs.counts * 4 < pairs.counts.max()
+    return mean.masked_fill(rare, -torch.inf).argmax(dim=1)
 
 
 def _without_each_group(sums: HeadSums) -> list[HeadSums]:

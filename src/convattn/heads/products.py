@@ -62,11 +62,15 @@ class Product:
     inputs: tuple[Tensor, ...]  # What it was computed from; the last are the values
     compute: Callable[..., Tensor]  # Computes the product from inputs, by another road
     weights: Callable[[], Tensor]  # Returns the weights, in at least float32
-    shape: tuple[int, ...]  # Sizes of the weights: leading axes, queries, keys
     mask: Tensor | None  # What is added to the scores, or which pairs count
     rounding: float  # How far a weight may be off, as a share of itself
     factor: float | None = None  # s of the scores s q kᵀ; None if the weights are inputs
     by_hand: bool = False  # Whether the weights are made of exponentials, and not of a softmax
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the weights: leading axes, queries, keys."""
+        return (*self.inputs[0].shape[:-1], self.inputs[-1].shape[-2])
 
     def proof(self, weights: Float[Tensor, "*lead queries keys"], first: int) -> Proof:
         """Proves weights on the `first` entries of the first axis.
@@ -79,13 +83,13 @@ class Product:
         def low(*parts: Tensor) -> Tensor:
             return self.compute(*(part.to(out.dtype) for part in parts))
 
-        exact = self.compute(*(part.double() for part in inputs))
-        product = weights[:first].double() @ inputs[-1].double()
+        doubles = [part.double() for part in inputs]
+        exact = self.compute(*doubles)
+        product = weights[:first].double() @ doubles[-1]
         lows = roundings(low, *inputs)
         floor: Tensor | float = 0.0
         if self.factor is not None:
-            q, k, v = (part.double() for part in inputs)
-            floor = _score_roundings(weights[:first], q, k, v, self.factor)
+            floor = _score_roundings(weights[:first], *doubles, self.factor)
         return prove(exact, lows, product, out, floor=floor)
 
 
@@ -128,7 +132,6 @@ def fused_product(  # noqa: PLR0913 - the signature of torch
         inputs=(q, k, v),
         compute=compute,
         weights=weights,
-        shape=(*lead, q.shape[-2], k.shape[-2]),
         mask=attn_mask,
         rounding=torch.finfo(wide).eps,
         factor=factor,

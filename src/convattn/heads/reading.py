@@ -22,7 +22,6 @@ from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
-from convattn.grid import Axis
 from convattn.heads.catalogue import (
     AttentionModule,
     attention_class,
@@ -115,12 +114,13 @@ def _require_watchable(model: nn.Module) -> None:
     require_network("model", model)
     for name, module in model.named_modules():
         compiled = getattr(module, "_compiled_call_impl", None) is not None
+        kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
         reason = None
         if isinstance(module, torch.jit.ScriptModule):
             reason = "scripted, and what it computes is not seen"
         elif compiled or hasattr(module, "_orig_mod"):
             reason = "compiled; pass it as it was before `torch.compile`"
-        elif (kernel := _hiding_kernel(module)) is not None:
+        elif any(hiding in str(kernel) for hiding in _HIDING):
             reason = f'run by {kernel}, which hides its weights; call `set_attn_implementation("sdpa")` on the network'
         if reason is not None:
             raise UnsupportedModelError(f"{name or 'the model'} is {reason}")
@@ -133,12 +133,6 @@ def _require_watchable(model: nn.Module) -> None:
 
 _HIDING = ("flex_attention", "flash_attention")
 """Kernels of transformers by which weights are not seen: they are compiled, or foreign."""
-
-
-def _hiding_kernel(module: nn.Module) -> str | None:
-    """Returns the kernel that a network of transformers is set to, if weights are not seen by it."""
-    kernel = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    return kernel if any(name in str(kernel) for name in _HIDING) else None
 
 
 def _parts_by_input(model: nn.Module) -> list[str]:
@@ -270,7 +264,6 @@ class Watcher:
 
     def _note(self, product: Product) -> None:
         """Notes a product for the attention module that is running."""
-        running = [call for call, _ in reversed(self._stack)]
         for call, products in reversed(self._stack):
             if call.module in self._layers:
                 # Now, because the module may change its tensors in place afterwards.
@@ -282,8 +275,9 @@ class Watcher:
             if is_own(call.module) or attention_class(call.module) is not None:
                 return
         if self._strict:
-            with_parts = [call for call in running if list(call.module.children())]
-            call = [*with_parts, running[0]][0]
+            running = [call for call, _ in reversed(self._stack)]
+            with_parts = (call for call in running if list(call.module.children()))
+            call = next(with_parts, running[0])
             sizes = " × ".join(map(str, product.shape))
             cls = type(call.module)
             self._raised = UnsupportedModelError(
@@ -316,7 +310,6 @@ class Watcher:
         assert known.layout is not None
         context = replace(
             call,
-            images=images,
             shape=product.shape,
             features=self._features,
         )
@@ -330,7 +323,8 @@ class Watcher:
         if not isinstance(layout, Layout):
             returned = f"what `read` of {type(call.module).__name__} returns"
             raise ArgumentError(must_be_a(returned, "a Layout", layout))
-        if layout.pattern in WHOLE and not layout.in_order():
+        in_order = global_layout(layout.grid, layout.prefix)
+        if layout.pattern in WHOLE and not layout.lies_like(in_order):
             layout = replace(layout, pattern=f"{layout.pattern}, in another order")
         sizes = _sizes(product.shape, layout, images, heads_first=known.heads_first)
 
@@ -448,28 +442,23 @@ def _read_own(call: CallContext, out: Tensor) -> AttentionCall:
     assert isinstance(layer, RelativeAttention)
     x = layer.batch_of(*call.args, **call.kwargs)
     y = out if out.ndim == x.ndim else out[None]
-    grid = tuple(x.shape[2:])
-    layout = _own_layout(list(layer.geometry.axes(grid)))
+    sizes = tuple(x.shape[2:])
+    axes = layer.geometry.axes(sizes)
+    places = []  # of the padded image's pixels, in steps of the queries
+    for axis in axes:
+        keys = torch.arange(axis.keys, dtype=torch.float64)
+        places.append((keys - axis.queries.start) / axis.queries.step)
+    grid = tuple(len(axis.queries) for axis in axes)
     weights = own_weights(layer, x)
     return _proved(
         call,
         prove_own(layer, x[:1], y[:1], weights[:1]),
         weights[:, None],
         torch.finfo(weights.dtype).eps,
-        layout=layout,
-        inputs=x.flatten(2).mT if grid == layout.grid else None,  # channels are first
+        layout=global_layout(grid, keys=lattice(places)),
+        inputs=x.flatten(2).mT if sizes == grid else None,  # channels are first
         outputs=y.flatten(2).mT,
     )
-
-
-def _own_layout(axes: list[Axis]) -> Layout:
-    """Makes the layout of a layer; keys are the pixels of the padded image, seen in steps of the queries."""
-    places = []
-    for axis in axes:
-        keys = torch.arange(axis.keys, dtype=torch.float64)
-        places.append((keys - axis.queries.start) / axis.queries.step)
-    grid = tuple(len(axis.queries) for axis in axes)
-    return global_layout(grid, keys=lattice(places))
 
 
 def own_weights(layer: RelativeAttention, x: Tensor) -> Float[Tensor, "images heads queries keys"]:

@@ -26,7 +26,6 @@ class CallContext:
     args: tuple[Any, ...]  # Positional arguments of the call
     kwargs: Mapping[str, Any]  # Named ones
     parents: tuple["CallContext", ...] = ()  # The modules around it, innermost first
-    images: int = 0  # Number of images in the batch
     shape: tuple[int, ...] = ()  # Sizes of the weights: leading axes, heads, queries, keys
     # Latest output size of each convolution, or of what it became
     features: Mapping[nn.Module, tuple[int, ...]] = field(default_factory=dict)

@@ -59,10 +59,8 @@ def _rolled(size: int, window: int, shift: int, *, roll_first: bool) -> Int[Tens
 
 
 def _regions(padded: int, window: int, shift: int) -> Int[Tensor, " padded"]:
-    """Numbers the parts of one axis between which a mask lies."""
+    """Numbers the parts of one axis between which a mask lies; no window holds two of them without a shift."""
     place = torch.arange(padded)
-    if not shift:
-        return torch.zeros_like(place)
     return (place >= padded - window).long() + (place >= padded - shift).long()
 
 
