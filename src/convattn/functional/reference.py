@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.torch_modes import at_least_float32, is_accelerator, needs_own_operations
+from convattn.functional.torch_modes import at_least_float32, is_accelerator
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {
@@ -227,7 +227,7 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not (scores.requires_grad or needs_own_operations(scores))
+    in_place = not scores.requires_grad
     weights = normal_weights(scores, in_place=in_place)
     least = torch.finfo(weights.dtype).tiny ** 0.5
     return functional.threshold(weights, least, 0.0, in_place)
@@ -251,9 +251,8 @@ def normal_weights(
         >>> normal_weights(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
         [[0.0, 1.0], [0.5, 0.5]]
     """
-    if is_accelerator(
-        scores.device
-    ):  # where each operation costs a start, and subnormal numbers cost nothing
+    # on a GPU each operation costs a start, and subnormal numbers cost nothing
+    if scores.device.type != "cpu":
         return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
