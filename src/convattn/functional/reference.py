@@ -296,7 +296,8 @@ def content_scores(
     Returns:
         Scores in at least float32.
     """
-    query, key = _widened(query), _widened(key)
+    query = _widened(query)
+    key = _widened(key)
     biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
     scores = einsum(
         biased,
@@ -512,7 +513,8 @@ def attend_by_axis(
         Output channels at each query.
     """
     names = AXES[-len(weights) :]
-    mixed, before = keys, "batch channels " + " ".join(names)
+    mixed = keys
+    before = "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
         # heads first: exporters fix a batch of one image where einsum has to move it
         after = "heads batch channels " + before.split("channels ")[1].replace(name, "queries")
