@@ -227,7 +227,7 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not scores.requires_grad
+    in_place = not (scores.requires_grad or torch._C._are_functorch_transforms_active())
     weights = normal_weights(scores, in_place=in_place)
     least = torch.finfo(weights.dtype).tiny ** 0.5
     return functional.threshold(weights, least, 0.0, in_place)
