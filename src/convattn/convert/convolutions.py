@@ -202,6 +202,8 @@ def why_refused(module: nn.Module) -> str | None:
         reason = "it is compiled by TorchScript; convert the network that it was made from"
     elif name.startswith("torch._dynamo."):
         reason = "it is compiled; convert the network that it was made from, and compile the result"
+    elif name.startswith("torch.distributed."):
+        reason = "it is sharded; convert the network first, and shard the result"
     elif name.startswith("torch.ao.nn.") and "Conv" in type(module).__name__:
         reason = "it is quantised; convert the network before quantising"
     elif isinstance(module, LazyModuleMixin):

@@ -793,6 +793,8 @@ def require_images(
     """Checks images: ShapeError for a wrong shape; ArgumentError for no tensor or another dtype than the weights."""
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
+    if x.is_nested:
+        raise ArgumentError(must_be("x", "images of one size; call the layer on each", "nested"))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         expected = f"of shape (batch, {channels}, {_AXES[dims]})"
         message = must_be("x", expected, tuple(x.shape))
