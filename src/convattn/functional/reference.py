@@ -52,8 +52,9 @@ def pad_keys(
     x = dilate(x, geometry.input_dilation)
     if all(pair == (0, 0) for pair in geometry.padding):
         return x
-    for number, size in enumerate(x.shape[2:]):
-        geometry.require_padding(number, size)
+    if geometry.padding_mode in ("reflect", "circular"):
+        for number, size in enumerate(x.shape[2:]):
+            geometry.require_padding(number, size)
     flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
     padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
     for dim, (before, after) in enumerate(geometry.padding, start=2):

@@ -130,10 +130,8 @@ def analyze(
             grid = None
             if name == SHUFFLED:
                 grid = runs[MEASURED].grid
-                several = isinstance(samples[0], Mapping)
-                if several or not can_shuffle(image_shape, grid):
-                    what = "one of several inputs" if several else image_shape
-                    notes.append(f"{SHUFFLED}: {what} is not cut into a grid of {grid}")
+                if isinstance(samples[0], Mapping) or not can_shuffle(image_shape, grid):
+                    notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
                 try:

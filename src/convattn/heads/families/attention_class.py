@@ -186,11 +186,17 @@ def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
 
 
+def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
+    """Copies some outputs of a linear map."""
+    bias = None if whole.bias is None else whole.bias[rows]
+    return linear(whole.weight[rows], bias, like=whole)
+
+
 def repeat_heads(shared: nn.Linear, times: int, *, width: int) -> nn.Linear:
     """Makes a map of keys or values for all heads from one whose heads, of a width, are shared by as many each."""
-    rows = torch.arange(shared.out_features).view(-1, 1, width).expand(-1, times, -1).flatten()
-    bias = None if shared.bias is None else shared.bias[rows]
-    return linear(shared.weight[rows], bias, like=shared)
+    rows = torch.arange(shared.out_features).view(-1, width)
+    rows = rows.repeat_interleave(times, 0)
+    return some_rows(shared, rows.flatten())
 
 
 _RECORDERS = "transformers.utils.output_capturing"
