@@ -159,7 +159,8 @@ class ConvolutionLike(nn.Module, ABC):
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        maps, taps = self._factors().whole(), self.geometry.kernel_size
+        maps = self._factors().whole()
+        taps = self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(
                 f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
@@ -350,7 +351,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        window, values = self.window_convolution(), self.values
+        window = self.window_convolution()
+        values = self.values
         if window is not None:
             kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
             require_images(x, self.in_channels, self.dims, kernel.dtype)
@@ -403,7 +405,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
         path = self.path(maps, x.shape, x.dtype, on)
-        cost, bound = path.cost(), 2 * path.bound
+        cost = path.cost()
+        bound = 2 * path.bound
         if bound:
             whole = maps.whole().detach()
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
@@ -552,7 +555,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         return self.values.factors()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
-        values, prefix = self.values, others[0]
+        values = self.values
+        prefix = others[0]
         kernel = state_dict.get(prefix + "weight")
         fixed = self.encoding.fixed_displacements is not None
         elsewhere = fixed and not _is_window(self.encoding, self.geometry)
