@@ -53,6 +53,11 @@ class Axis:
         object.__setattr__(self, "highest", self.keys - 1 - self.queries[0])
 
     @property
+    def span(self) -> int:
+        """Number of displacements."""
+        return self.highest - self.lowest + 1
+
+    @property
     def mirrored(self) -> "Axis":
         """The same axis counted from its other end, so that displacements change sign."""
         first = self.keys - 1 - self.queries[-1]

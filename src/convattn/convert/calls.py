@@ -191,7 +191,7 @@ class AttendedCalls(nn.Module):
                 raise
             return getattr(self.module, name)
 
-    def register_parameter(self, name: str, *_: Any) -> None:
+    def register_parameter(self, name: str, param: Any) -> None:  # noqa: ARG002 - as torch calls it
         """Raises ArgumentError: parameters are those of the module."""
         raise ArgumentError(
             f"AttendedCalls has no parameter {name!r}: write `layer.module`, whose parameters compute its weight, in"
@@ -315,8 +315,7 @@ def _attend(
     """Runs a layer in place of a call, on the weight and the bias of the call."""
     given = {"weight": weight, "bias": bias}
     if isinstance(layer, RelativeAttention):
-        values = layer.values
-        if values.kernel_size is None:
+        if layer.values.kernel_size is None:
             weight = maps_of(weight, call.module, call.options["groups"])
         given = {"values.weight": weight, "bias": bias}
     elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:

@@ -18,7 +18,7 @@ from convattn.functional.reference import (
     combine_heads,
     normal_weights,
 )
-from convattn.functional.torch_modes import product_dtype, without_autocast
+from convattn.functional.torch_modes import at_least_float32, product_dtype, without_autocast
 from convattn.grid import Axis
 
 MOST_TAPS = 14
@@ -188,7 +188,7 @@ def band_attention(
         order flow to keys, maps and scores.
     """
     keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
-    wide = torch.promote_types(keys.dtype, torch.float32)
+    wide = at_least_float32(keys.dtype)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
         y = None

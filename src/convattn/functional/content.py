@@ -31,6 +31,7 @@ from convattn.functional.positions import (
 from convattn.functional.reference import HeadMaps, add_bias, combine_heads, pad_keys
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
+    at_least_float32,
     can_be_read,
     is_accelerator,
     without_autocast,
@@ -96,7 +97,7 @@ class PositionForm(ABC):
 
     def precision(self, dtype: torch.dtype, device: torch.device) -> Precision:
         """Chooses the dtype of queries and keys from that of products, and the parts of positions."""
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = at_least_float32(dtype)
         if not is_accelerator(device) or dtype == wide:
             return Precision(wide)
         return self._narrow(dtype)
@@ -207,7 +208,7 @@ class SecondDegree(PositionForm):
     def _narrow(self, dtype: torch.dtype) -> Precision:
         if max(axis.keys for axis in self.axes) <= 256:
             return Precision(dtype, 3, 2)
-        return Precision(torch.promote_types(dtype, torch.float32))
+        return Precision(at_least_float32(dtype))
 
     def channels(self, query: Tensor) -> Channels:
         """Returns the terms of second degree, of first, and the keys' own."""
@@ -360,7 +361,7 @@ class ContentPath(Path):
         content, narrow = self.form.content, self.precision.dtype
         query, key = content.project(keys, self.sizes.axes)
         with without_autocast(keys.device):
-            wide = torch.promote_types(narrow, torch.float32)
+            wide = at_least_float32(narrow)
             scale = content.key_width**-0.5
             unbiased = query.to(wide) * scale
             # narrow queries are scaled by the kernel, or they would be rounded once more

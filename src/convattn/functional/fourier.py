@@ -27,6 +27,7 @@ from convattn.functional.reference import (
     normal_weights,
 )
 from convattn.functional.torch_modes import (
+    at_least_float32,
     backward_to_differentiate,
     is_accelerator,
     needs_own_operations,
@@ -277,7 +278,7 @@ def fourier_filters(
         The filters; gradients flow back to `table`.
     """
     highest = table.detach().double().amax(tuple(range(1, table.ndim)), keepdim=True)
-    negligible = torch.finfo(torch.promote_types(dtype, torch.float32)).eps * _NEGLIGIBLE
+    negligible = torch.finfo(at_least_float32(dtype)).eps * _NEGLIGIBLE
     with torch.no_grad():
         least = (_NOISE * torch.finfo(torch.float64).eps / negligible) ** 2
         surveys = []
@@ -320,7 +321,7 @@ def fourier_attention(
         Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
     keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
-    wide = torch.promote_types(keys.dtype, torch.float32)
+    wide = at_least_float32(keys.dtype)
     with without_autocast(keys.device):
         pixels, matrices = keys.to(wide), maps.to(wide)
         y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from convattn.functional.convolution import convolve
-from convattn.functional.torch_modes import needs_own_operations
+from convattn.functional.torch_modes import at_least_float32, needs_own_operations
 from convattn.grid import Axis
 
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -40,7 +40,7 @@ def kernels_of_scores(
     """
     kernels = []
     for table in scores:
-        wide = table.to(torch.promote_types(table.dtype, torch.float32))
+        wide = table.to(at_least_float32(table.dtype))
         highest = wide.detach().amax(tuple(range(1, wide.ndim)), keepdim=True)
         kernels.append((wide - highest).exp())
     return kernels

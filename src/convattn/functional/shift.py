@@ -129,65 +129,6 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
     return Shifts(tuple(offsets), leak=0.0)
 
 
-def shift_attention(
-    shifts: Shifts,
-    axes: Sequence[Axis],
-    geometry: Geometry,
-    x: Float[Tensor, "batch channels *spatial"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int = 1,
-    bias: Float[Tensor, " outputs"] | None = None,
-    *,
-    unmoved: Sequence[Tensor] = (),
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes attention with hard heads as one convolution.
-
-    Where the images are spread out it is a transposed one if that has such arguments, so that the zeros between the
-    pixels are not made.
-
-    Args:
-        shifts: Where the heads look.
-        axes: Queries and keys along each axis of the padded images.
-        geometry: How the images are padded.
-        x: Images, before padding.
-        maps: W_h; with groups its block-diagonal.
-        groups: Number of blocks.
-        bias: Added to the output.
-        unmoved: Scores of heads that learn; they get a gradient of zero.
-
-    Returns:
-        Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
-    """
-    if unmoved and not needs_own_operations(maps, *unmoved):
-        maps = _NoGradient.apply(maps, *unmoved)
-    first, taps, steps = shifts.window
-    by_tap = _by_tap(maps, shifts.offsets, first, taps, steps)
-    window = None
-    if _pads_zeros(geometry):
-        window = Window.fit(geometry, first, taps, steps, transposed=geometry.spreads, axes=axes)
-    stride = tuple(axis.queries.step for axis in axes)
-    if window is None or not _stays_inside(window, axes):
-        last = Window(first, taps, steps, ()).last
-        seen = _pixels_seen(pad_keys(x, geometry), axes, first, last)
-        unpadded = (0,) * len(axes)
-        return convolve(seen, _as_kernel(by_tap, taps), bias, stride, unpadded, steps, groups)
-    assert not isinstance(window.padding, str)
-    if window.output_padding is None:
-        kernel = _as_kernel(by_tap, taps)
-        return convolve(x, kernel, bias, stride, window.padding, steps, groups)
-    kernel = _as_transposed_kernel(by_tap, groups, taps)
-    return convolve_transposed(
-        x,
-        kernel,
-        bias,
-        geometry.input_dilation,
-        window.padding,
-        window.output_padding,
-        groups,
-        steps,
-    )
-
-
 def _as_kernel(
     maps: Tensor, taps: tuple[int, ...]
 ) -> Float[Tensor, "outputs channels_per_group *taps"]:
@@ -356,18 +297,37 @@ class ShiftPath(Path):
         return _kernel_cost(self.sizes, self.shifts.window[1])
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
-        """Convolves."""
-        sizes = self.sizes
-        return shift_attention(
-            self.shifts,
-            sizes.axes,
-            sizes.geometry,
-            x,
-            maps.whole(),
+        """Convolves; gradients with respect to images, matrices and bias are exact.
+
+        Where the images are spread out it is a transposed convolution if that has such arguments, so that the zeros
+        between the pixels are not made.
+        """
+        axes, geometry, groups, whole = (
+            self.sizes.axes,
+            self.sizes.geometry,
             maps.groups,
-            bias,
-            unmoved=self.unmoved,
+            maps.whole(),
         )
+        if self.unmoved and not needs_own_operations(whole, *self.unmoved):
+            whole = _NoGradient.apply(whole, *self.unmoved)
+        first, taps, steps = self.shifts.window
+        by_tap = _by_tap(whole, self.shifts.offsets, first, taps, steps)
+        spreads = geometry.spreads
+        window = None
+        if _pads_zeros(geometry):
+            window = Window.fit(geometry, first, taps, steps, transposed=spreads, axes=axes)
+        stride = tuple(axis.queries.step for axis in axes)
+        if window is None or not _stays_inside(window, axes):
+            last = Window(first, taps, steps, ()).last
+            x = _pixels_seen(pad_keys(x, geometry), axes, first, last)
+            window = Window(first, taps, steps, (0,) * len(axes))
+        padding, extra = window.padding, window.output_padding
+        assert not isinstance(padding, str)
+        if extra is None:
+            return convolve(x, _as_kernel(by_tap, taps), bias, stride, padding, steps, groups)
+        kernel = _as_transposed_kernel(by_tap, groups, taps)
+        spread = geometry.input_dilation
+        return convolve_transposed(x, kernel, bias, spread, padding, extra, groups, steps)
 
 
 @final
