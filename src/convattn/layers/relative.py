@@ -190,9 +190,10 @@ class ConvolutionLike(nn.Module, ABC):
         It is none if it is transposed or the sides differ, nor with soft heads or content: a program that fuses a
         convolution with what follows would take these for one, and torch refuses pairs.
         """
-        before, after = zip(*self.geometry.padding, strict=True)
-        if self.geometry.spreads or before != after or not self._is_convolution():
-            return self.geometry.padding
+        geometry = self.geometry
+        before, after = zip(*geometry.padding, strict=True)
+        if geometry.spreads or before != after or not self._is_convolution():
+            return geometry.padding
         return before
 
     def _is_convolution(self) -> bool:
@@ -768,11 +769,10 @@ def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images, and no view."""
     layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
     y = y.contiguous(memory_format=layout)
-    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
-    is_open = 1 in y.shape[1:]
     # of a view that is changed in place, FSDP loses the hook that brings the weights back
     is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
-    return y.clone(memory_format=layout) if is_open or is_view else y
+    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
+    return y.clone(memory_format=layout) if is_view or 1 in y.shape[1:] else y
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -783,8 +783,7 @@ def _has_channels_last(x: Tensor) -> bool:
         if step < least:
             return False
         least = step * size
-    is_last = x.stride(1) not in (0, least) and x.stride(0) >= least
-    return is_last and x.ndim in _CHANNELS_LAST
+    return x.stride(1) not in (0, least) and x.stride(0) >= least and x.ndim in _CHANNELS_LAST
 
 
 def require_images(
