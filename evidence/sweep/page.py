@@ -161,11 +161,11 @@ def sections(networks: Sequence[Line]) -> dict[str, list[str]]:
             reasons = [line.get("reason")]
             for path in paths([line]):
                 reasons.append(path.get("reason"))
-                if path.get("measured_error", 0) > path.get("rounding", 0):
+                if (path.get("measured_error") or 0) > (path.get("rounding") or 0):
                     off = f"{path['measured_error']:.2g}, rounding explains {path['rounding']:.2g}"
                     reasons.append(f"it is off by {off}")
                 elif path["outcome"] == "failed":
-                    reasons += path["not_covered"][-1:]
+                    reasons += path.get("not_covered", [])[-1:]
             reason = next(filter(None, reasons), "see the record")
             words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
             listed["Not passed"].append(f"{words}. {' '.join(reason.split())}")
