@@ -255,7 +255,7 @@ def network_to_conv(
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
-    weights: dict[str, dict[str, torch.Tensor]] = {}
+    weights: dict[str, Any] = {}
     if arguments is not None:
         names = [named[layer][0] for layer in selected]
         shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)
