@@ -112,6 +112,14 @@ def test_what_looks_measured_or_judged_needs_a_record(template, found):
     assert pages.untied(template) == [f"line {one}" for one in found]
 
 
+def test_every_page_that_a_record_or_a_recipe_names_is_there():
+    records = [*ROOT.glob("evidence/**/record.json"), *ROOT.glob("pretrained/*/card.json")]
+    recipes = [*ROOT.glob("src/convattn/lab/recipes/*.toml"), *ROOT.glob("evidence/**/*.toml")]
+    for file in records + recipes:
+        for page in re.findall(r"docs/results/[\w-]+\.md", file.read_text(encoding="utf-8")):
+            assert (ROOT / page).is_file(), f"{file} names {page}"
+
+
 def test_every_changed_verdict_of_every_template_is_found():
     """A verdict is typed where a function gave one, and another word where one is named."""
     verdict = re.compile(
