@@ -147,21 +147,24 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
 
 
-_PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
+PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
+"""Precisions of training by their names in recipes."""
 
 
 def precision(*studies: Study) -> str:
     """Says in which precision the runs of studies were trained."""
-    return _each(studies, lambda record: _PRECISIONS[record["recipe"]["training"]["precision"]])
+    return _each(studies, lambda record: PRECISIONS[record["recipe"]["training"]["precision"]])
 
 
 def setting(*studies: Study) -> str:
     """Says in one line how the runs of studies were trained: their number, precision, processor, torch and data."""
-    seeds = " and ".join(dict.fromkeys(f"{len(one.seeds)}" for one in studies))
+    counts = [len(one.seeds) for one in studies]
+    seeds = " and ".join(f"{count}" for count in dict.fromkeys(counts))
     processor = _each(studies, lambda record: _processor(record["hardware"]))
     torch = _each(studies, lambda record: record["versions"]["torch"])
     data = _each(studies, lambda record: record["data"]["name"])
-    return f"n = {seeds} seeds; {precision(*studies)}; {processor}; torch {torch}; {data}"
+    plural = "" if max(counts) == 1 else "s"
+    return f"n = {seeds} seed{plural}; {precision(*studies)}; {processor}; torch {torch}; {data}"
 
 
 def _processor(hardware: dict[str, Any]) -> str:
