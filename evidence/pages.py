@@ -83,8 +83,9 @@ SET = re.compile(r"\d+\.\d+\.\d+|Python \d\.\d+|Apache-2\.0|(?<!\d)95 %")
 """Numbers that are set: versions, and the level of intervals."""
 
 VERDICT = re.compile(
-    r"\b(?:(?:un)?resolved|ahead|behind|better|worse|beats?|gains?|loses?|wins?|won|helps?|steadily|twice|thirds?|faster|slower|as fast|significant\w*"
-    r"|no (?:difference|change)|(?:more|fewer|than|by|above|below|within|beyond|be) chance|chance gives"
+    r"\b(?:(?:un)?resolved|ahead|behind|better|worse|beats?|gains?|loses?|wins?|won|helps?|steadily|significant\w*"
+    r"|twice|thirds?|faster|slower|as fast|no (?:difference|change)"
+    r"|(?:more|fewer|than|by|above|below|within|beyond|be) chance|chance gives"
     r"|exact(?:ly)?|bit for bit|b?float(?:16|32|64)|half precision|held-out|n = \d+"
     r"|(?:grids?|kernels?) (?:do(?:es)? not )?forms?|forms? (?:\w+ )*(?:grids?|kernels?)"
     r"|(?:without|free of|has no) (?:an?y? )?convolutions?|wider|narrower|narrow(?=s? with)|lower than|higher than)\b"
