@@ -20,14 +20,14 @@ PACKAGE = REPOSITORY / "src" / "convattn"
 ROOT = "root files"
 BUDGETS = {
     ROOT: 11_900,
-    "encodings": 8_200,
-    "functional": 30_500,
-    "layers": 10_300,
+    "encodings": 8_400,
+    "functional": 33_800,
+    "layers": 7_800,
     "convert": 34_100,
     "models": 3_000,
     "networks": 11_500,
     "heads": 38_000,
-    "viewer": 12_000,
+    "viewer": 11_000,
     "cli": 7_200,
     "testing": 2_000,
     "lab": 32_000,

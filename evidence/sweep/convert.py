@@ -23,14 +23,8 @@ from evidence.sweep.subjects import Built, WithoutConvolutionError
 from evidence.sweep.training import train_beside
 from evidence.trained_networks.measure import same_weights
 
-PARTS = {
-    "find_convolutions": "finding",
-    "input_shapes": "finding",
-    "with_attention": "layers",
-    "_convert_layer": "layers",
-    "compare_networks": "comparing",
-}
-"""What the functions of a conversion do: find what to convert, make and certify layers, or compare whole networks."""
+PARTS = {"with_attention": "layers", "_convert_layer": "layers", "compare_networks": "comparing"}
+"""What functions of a conversion do: make and certify layers, or compare whole networks."""
 
 _SEED = 0
 

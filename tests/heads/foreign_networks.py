@@ -150,25 +150,16 @@ def normed_matrices(m):
     )
 
 
-class Causal(nn.Module):
-    def __init__(self, tokens, bias):
-        super().__init__()
-        self.tokens, self.bias = tokens, bias
-
-    def forward(self, x):
-        return self.tokens(x, bias=torch.where(self.bias == 0, -torch.inf, 0.0).to(x.dtype))
-
-
 def causal_matrices(m):
     query, key, value = split_linear(m.c_attn, 3)
-    bias = m.bias.expand(-1, m.n_head, -1, -1)
+    mask = m.bias.expand(-1, m.n_head, -1, -1)
+
+    class Causal(nn.Sequential):
+        def forward(self, x):
+            return self[0](x, bias=mask.log().to(x.dtype))
+
     return TokenAttention(
-        heads=m.n_head,
-        query=query,
-        key=key,
-        value=value,
-        output=m.c_proj,
-        wrap=lambda tokens: Causal(tokens, bias),
+        heads=m.n_head, query=query, key=key, value=value, output=m.c_proj, wrap=Causal
     )
 
 

@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import fuse_conv_bn_eval, parametrizations, prune
 
 from convattn import conv_to_attention
 from convattn.encodings import Shift
+from convattn.errors import ArgumentError
 from convattn.layers import RelativeAttention2d
 
 CONVOLUTIONS = {
@@ -35,7 +37,7 @@ def test_the_attributes_and_the_checkpoint_of_a_convolution(name, sharpness):
     layer, _ = conv_to_attention(conv, sharpness=sharpness)
     for attribute in ATTRIBUTES:
         if attribute == "padding" and sharpness is not None:
-            assert not hasattr(layer, attribute)  # to fuse soft heads would make other ones of them
+            assert layer.padding == layer.geometry.padding
         else:
             assert getattr(layer, attribute) == getattr(conv, attribute), attribute
     other = copy.deepcopy(conv)
@@ -55,7 +57,7 @@ def test_the_attributes_and_the_checkpoint_of_a_convolution(name, sharpness):
 
 OTHERS = {
     "another shape": conv_to_attention(nn.Conv2d(3, 3, 3))[0],
-    "transposed": conv_to_attention(nn.ConvTranspose2d(3, 3, 5, stride=2))[0],
+    "transposed": conv_to_attention(nn.ConvTranspose2d(3, 2, 5, stride=2))[0],
     "heads in another order": RelativeAttention2d(
         3, 3, (1, 5), encoding=Shift(5, 2, displacements=[[0, place] for place in range(5)])
     ),
@@ -71,8 +73,37 @@ def test_weights_that_are_not_those_of_the_heads_are_not_loaded(name):
         OTHERS[name].load_state_dict(checkpoint)
 
 
-def test_a_layer_has_no_padding_that_no_convolution_has():
+def test_padding_of_what_is_no_convolution_makes_none():
+    """A program that fuses takes the attributes and the weight: soft heads must not become hard ones unseen."""
     uneven = RelativeAttention2d(3, 3, 5, padding=[(2, 1), (0, 0)], encoding="shift")
     content = RelativeAttention2d(3, 3, 5, padding=2, encoding="shift", content=True)
-    for layer in (uneven, content, OTHERS["transposed"]):
-        assert not hasattr(layer, "padding")
+    soft = RelativeAttention2d(3, 3, 5, padding=2)
+    for layer in (uneven, content, soft, OTHERS["transposed"]):
+        assert layer.padding == layer.geometry.padding
+        with pytest.raises(TypeError, match="conv2d"):
+            nn.Conv2d(3, 3, 5, padding=layer.padding)(torch.zeros(1, 3, 7, 11))
+
+
+def test_a_norm_is_merged_into_hard_heads():
+    conv, norm = nn.Conv2d(3, 5, 3, bias=False).eval(), nn.BatchNorm2d(5).eval()
+    nn.init.uniform_(norm.running_mean)
+    layer, _ = conv_to_attention(conv)
+    x = torch.randn(2, 3, 7, 11)
+    assert torch.equal(fuse_conv_bn_eval(layer, norm)(x), fuse_conv_bn_eval(conv, norm)(x))
+
+
+def test_what_torch_does_to_a_weight_is_done_to_that_of_the_values():
+    soft, _ = conv_to_attention(nn.Conv1d(3, 3, 3), sharpness=5.0)
+    for change in (
+        lambda: prune.l1_unstructured(soft, "weight", 0.5),
+        lambda: setattr(soft, "weight", nn.Parameter(soft.weight)),
+    ):
+        with pytest.raises(ArgumentError, match=r"prune.l1_unstructured\(layer.values, 'weight'"):
+            change()
+    for change in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        with pytest.raises(
+            ValueError, match=r"\(values\): .*MergedValues\(\s*weight of \(3, 3, 3\)"
+        ):
+            change(soft)
+        change(soft.values)
+    assert soft(torch.randn(2, 3, 7)).requires_grad

@@ -9,6 +9,7 @@ from convattn.encodings import ENCODINGS, LearnedAxial, Quadratic, create_encodi
 from convattn.errors import ArgumentError, EncodingRangeError, ShapeError, UnknownNameError
 from convattn.functional.plan import WAYS
 from convattn.layers import Content, RelativeAttention1d, RelativeAttention2d, RelativeAttention3d
+from convattn.layers.relative import require_images
 
 LAYERS = {1: RelativeAttention1d, 2: RelativeAttention2d, 3: RelativeAttention3d}
 
@@ -394,3 +395,10 @@ def test_padding_without_a_window_warns():
 def test_images_of_another_form_are_refused_with_the_remedy(x, words):
     with pytest.raises(ArgumentError, match=words):
         RelativeAttention2d(3, 8, 3, padding=1)(x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_images_are_refused():
+    x = torch.nested.nested_tensor([torch.zeros(3, 8, 8)])
+    with pytest.raises(ArgumentError, match="x must be images of one size"):
+        require_images(x, 3, 2, torch.float32)

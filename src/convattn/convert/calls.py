@@ -191,7 +191,7 @@ class AttendedCalls(nn.Module):
                 raise
             return getattr(self.module, name)
 
-    def register_parameter(self, name: str, *_: Any) -> None:
+    def register_parameter(self, name: str, param: Any) -> None:  # noqa: ARG002 - as torch calls it
         """Raises ArgumentError: parameters are those of the module."""
         raise ArgumentError(
             f"AttendedCalls has no parameter {name!r}: write `layer.module`, whose parameters compute its weight, in"
@@ -235,8 +235,7 @@ class AttendedCalls(nn.Module):
             for key in keys:  # of the network before its conversion, in which layers hold nothing
                 state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
             first: dict[nn.Parameter, str] = {}
-            place = prefix.removesuffix(".")
-            for key, parameter in self.named_parameters(place, remove_duplicate=False):
+            for key, parameter in self.named_parameters(prefix[:-1], remove_duplicate=False):
                 other = first.setdefault(parameter, key)
                 if other in state_dict:
                     state_dict[key] = state_dict[other]
@@ -315,8 +314,7 @@ def _attend(
     """Runs a layer in place of a call, on the weight and the bias of the call."""
     given = {"weight": weight, "bias": bias}
     if isinstance(layer, RelativeAttention):
-        values = layer.values
-        if values.kernel_size is None:
+        if layer.values.kernel_size is None:
             weight = maps_of(weight, call.module, call.options["groups"])
         given = {"values.weight": weight, "bias": bias}
     elif type(layer) is not call.module or tuple(layer.weight.shape) != call.shape:

@@ -160,7 +160,6 @@ def with_attention(
     for convolution in convolutions:
         old: Any = result.get_submodule(convolution.name)
         layer, certificate = conv_to_attention(convolution.conv, **options)
-        layer.train(old.training)
         if convolution.call is not None:
             calling.setdefault(old, []).append((convolution.call, layer))
         else:
@@ -256,7 +255,7 @@ def network_to_conv(
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
-    weights: dict[str, dict[str, torch.Tensor]] = {}
+    weights: dict[str, Any] = {}
     if arguments is not None:
         names = [named[layer][0] for layer in selected]
         shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)
@@ -341,12 +340,11 @@ def _convert_layer(
     return attention_to_conv(layer, spatial=sizes, **options)
 
 
-def _require_call(conv: nn.Module, layer: RelativeAttention, call: Call) -> None:
+def _require_call(conv: Any, layer: RelativeAttention, call: Call) -> None:
     """Raises unless a convolution is that of a call, whose weight the module around it computes."""
-    is_same = isinstance(conv, AnyConvolution) and type(conv) is call.module
+    is_same = type(conv) is call.module
     if is_same:
-        maps = maps_of(conv.weight, call.module, conv.groups)
-        is_same = torch.equal(maps, layer.values.maps())
+        is_same = torch.equal(maps_of(conv.weight, type(conv), conv.groups), layer.values.maps())
     if not is_same:
         raise ConversionError(
             "its weight is computed in each call: it comes back with heads fixed on the taps alone"

@@ -145,9 +145,7 @@ def compare_networks(
     images, and ConversionError if the other network does not run.
     """
     notes = list[str]()
-    arguments = noticing_draws(source, arguments, _BATCH)
-    if arguments.draws:
-        notes.append("other random numbers than the ones that all runs drew")
+    arguments = noticing_draws(source, arguments, _BATCH, notes)
     batches = arguments.batches(_BATCH)
 
     # the source, in its own dtype with several roundings, and in float64
@@ -161,7 +159,19 @@ def compare_networks(
     of_source = [run.ordered(places) for run in runs]
     high = run_in_float64(source, batches, notes, places)
 
-    # the other, and the network of convolutions: in float64, and summed tap by tap
+    # the network of convolutions, in float64, and summed tap by tap
+    network = other if to_conv else source
+    as_read = partial(_with_convolutions, network, convolutions)
+    convolved = None
+    if high is not None:
+        change = partial(as_read, _compute_in_float64)
+        convolved = run_in_float64(network, batches, notes, places, change)
+    of_convolutions = []
+    if not to_conv or (convolved is not None and dtype == torch.float64):
+        summed = run_copy(network, batches, partial(as_read, summed_otherwise))
+        of_convolutions.append(summed.ordered(places))
+
+    # the other itself comes last, because it may change itself
     other_run = _run_other(
         other,
         batches,
@@ -169,16 +179,8 @@ def compare_networks(
         "other" if rounded else "the converted network",
     )
     result = other_run.ordered(places)
-    network = other if to_conv else source
-    as_read = partial(_with_convolutions, network, convolutions)
-    convolved = None
-    if high is not None:
-        change = partial(as_read, _compute_in_float64)
-        convolved = run_in_float64(network, batches, notes, places, change)
-    of_convolutions = [result] if to_conv else []
-    if not to_conv or (convolved is not None and dtype == torch.float64):
-        summed = run_copy(network, batches, partial(as_read, summed_otherwise))
-        of_convolutions.append(summed.ordered(places))
+    if to_conv:
+        of_convolutions.append(result)
 
     # layers are compared where outputs show little
     honest = [*of_source, *of_convolutions, high or plain, convolved or plain]

@@ -440,11 +440,16 @@ def run_copy(
         raise ArgumentError(must_fit(words, error)) from error
 
 
-def noticing_draws(source: nn.Module, arguments: Arguments, size: int) -> Arguments:
+def noticing_draws(
+    source: nn.Module, arguments: Arguments, size: int, notes: list[str]
+) -> Arguments:
     """Runs a copy of a network on a batch; if it draws random numbers there, all runs on the result get the same."""
     drawing = arguments._replace(mode=SameDraws())
     run_copy(source, drawing.batches(size)[:1])
-    return drawing if drawing.draws else arguments
+    if not drawing.draws:
+        return arguments
+    notes.append("other random numbers than the ones that all runs drew")
+    return drawing
 
 
 def run_source(source: nn.Module, batches: Sequence[Arguments]) -> list[Run]:

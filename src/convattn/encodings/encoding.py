@@ -185,7 +185,7 @@ class Encoding(nn.Module, ABC):
         self.require_axes(axes)
         compute_parameters(self)
         scores = self.grid_score(axes, dtype, device)
-        sizes = [axis.highest - axis.lowest + 1 for axis in axes]
+        sizes = [axis.span for axis in axes]
         self._require_scores(scores, sizes)
         return scores.to(dtype)
 
@@ -392,7 +392,7 @@ class AxisAdditiveEncoding(Encoding):
         tables = []
         for number, axis in enumerate(axes):
             scores = self.axis_grid_score(number, axis, dtype, device)
-            self._require_scores(scores, [axis.highest - axis.lowest + 1])
+            self._require_scores(scores, [axis.span])
             tables.append(scores.to(dtype))
         return tables
 

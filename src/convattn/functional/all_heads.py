@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
+    at_least_float32,
     backward_to_differentiate,
     needs_own_operations,
     product_dtype,
@@ -59,7 +60,7 @@ class _AllHeads(torch.autograd.Function):
             return tuple(backward_to_differentiate(compute, inputs, ctx.needs_input_grad, gradient))
         means = _Planes(weights, pixels.shape[1], pixels)
         matrix = _side_by_side(maps, pixels.dtype)
-        wide = torch.promote_types(pixels.dtype, torch.float32)
+        wide = at_least_float32(pixels.dtype)
         by_pixels = torch.empty_like(pixels) if needs_pixels else None
         by_matrix = torch.zeros_like(matrix, dtype=wide) if needs_maps else None
         by_weights = []

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from convattn.functional.reference import (
     displacement_scores,
     gated_weights,
 )
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import at_least_float32, without_autocast
 from convattn.grid import Axis
 
 
@@ -33,7 +32,7 @@ def weights_by_definition(
     Returns:
         The weights; queries and keys are flattened.
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
+    dtype = at_least_float32(like.dtype)
     with without_autocast(like.device):
         position = displacement_scores(heads.encoding.table(axes, dtype, like.device), axes)
     if heads.content is None:
@@ -59,7 +58,8 @@ class ReferencePath(KeyPath):
 
     def cost(self) -> Cost:
         """Counts weights and means of all images at once, and features for every query and key."""
-        sizes, content = self.sizes, self.heads.content
+        sizes = self.sizes
+        content = self.heads.content
         weights = sizes.weights(by_axis=False)
         if content is None:
             means = sizes.batch * sizes.heads * sizes.channels * sizes.queries

@@ -30,6 +30,7 @@ from convattn.functional.reference import (
 )
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
+    at_least_float32,
     backward_to_differentiate,
     is_accelerator,
     missing_channels,
@@ -82,12 +83,8 @@ class Mask(ABC):
         wanted = (needed[0] and self.numbers > 0, *needed[3:])
         if not any(wanted):
             return [None] * len(wanted)
-        return self._backward(some, (query, *tables), wanted, upstream)
-
-    def _backward(
-        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
-    ) -> list[Tensor | None]:
-        return backward_to_differentiate(partial(self.scores, some), inputs, wanted, upstream)
+        scores = partial(self.scores, some)
+        return backward_to_differentiate(scores, (query, *tables), wanted, upstream)
 
 
 @final
@@ -99,42 +96,18 @@ class SumOfAxes(Mask):
 
     def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
         """Adds up what each axis gives."""
-        total = query.new_zeros(*query.shape[:3], 1)
-        for own in self._rows(some, query, *tables).split(self._keys, dim=-1):
-            total = (total[..., None] + own[..., None, :]).flatten(-2)
-        return total
-
-    @property
-    def _keys(self) -> list[int]:
-        return [axis.keys for axis in self.axes]
-
-    def _rows(
-        self, some: slice, query: Tensor, *tables: Tensor
-    ) -> Float[Tensor, "images heads queries _"]:
-        """Returns the scores of the keys along each axis, side by side."""
         own, features = self.split(tables)
         sizes = [len(axis.queries) for axis in self.axes]
         numbers = torch.arange(prod(sizes), device=query.device)[some]
-        rows = []
+        total = query.new_zeros(*query.shape[:3], 1)
         for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
-            row = query.new_zeros(*query.shape[:3], 1)
+            row = query.new_zeros(())
             if own:
-                row = row + own[axis].index_select(1, along)
+                row = own[axis].index_select(1, along)[None]
             if features:
                 row = row + _looked_up(query, features[axis], self.places[axis][along])
-            rows.append(row)
-        return torch.cat(rows, dim=-1)
-
-    def _backward(
-        self, some: slice, inputs: Sequence[Tensor], wanted: Sequence[bool], upstream: Tensor
-    ) -> list[Tensor | None]:
-        by_axis = upstream.unflatten(-1, self._keys)
-        sums = []
-        for axis in range(len(self.axes)):
-            others = [3 + other for other in range(len(self.axes)) if other != axis]
-            sums.append(by_axis.sum(others))
-        along = torch.cat(sums, dim=-1)
-        return backward_to_differentiate(partial(self._rows, some), inputs, wanted, along)
+            total = (total[..., None] + row[..., None, :]).flatten(-2)
+        return total
 
 
 @final
@@ -159,7 +132,7 @@ class OfAllDisplacements(Mask):
         return total
 
     def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
-        spans = [axis.highest - axis.lowest + 1 for axis in self.axes]
+        spans = [axis.span for axis in self.axes]
         total = query.new_zeros(())
         for table in own:
             total = total + displacement_scores(table.unflatten(1, spans), self.axes)[None]
@@ -231,7 +204,8 @@ def fused_attention(
     widened = value.shape[-1] > query.shape[-1]
     if mask is None and not (dropout or widened or own_operations):
         return _by_kernel(mask, dropout, scale, query, key, value)
-    given, wide = query.dtype, torch.promote_types(query.dtype, torch.float32)
+    given = query.dtype
+    wide = at_least_float32(query.dtype)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
     if own_operations:
@@ -261,7 +235,7 @@ def _by_kernel(
     for own in pieces:
         inputs = _fitting_widths(*own)
         if mask is not None:
-            wide = torch.promote_types(query.dtype, torch.float32)
+            wide = at_least_float32(query.dtype)
             scaled = own[0].to(wide) * scale
             scores = mask.scores(slice(None), scaled, *mask.tables)
             inputs.append(scores.to(query.dtype))
@@ -333,7 +307,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *saved, y = ctx.saved_tensors
-        inputs, leaves = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        inputs = saved[: len(saved) // 2]
+        leaves = saved[len(saved) // 2 :]
         needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_by_definition, ctx.scale)
@@ -402,9 +377,12 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask, saved, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        mask = ctx.mask
+        saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
         dropout: _Dropout | None = ctx.dropout
-        inputs, kept = saved[: len(needed)], saved[len(needed) :]
+        inputs = saved[: len(needed)]
+        kept = saved[len(needed) :]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_all_pieces, mask, dropout)
             found = backward_to_differentiate(compute, inputs, needed, gradient)
@@ -415,7 +393,8 @@ class _InPieces(torch.autograd.Function):
             query, key, value, *tables = parts
             weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
             upstream = gradient[places[0]]
-            by_scores, seen_weights = _by_weights(upstream, value), weights
+            by_scores = _by_weights(upstream, value)
+            seen_weights = weights
             if dropout is not None:
                 factors = dropout.factors(number, weights)
                 by_scores *= factors
@@ -424,7 +403,8 @@ class _InPieces(torch.autograd.Function):
             by_scores *= weights
             by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
             # of narrow queries and keys these products take a quarter of the time of by_scores @ key
-            by_query, by_key = (key.mT @ by_scores.mT).mT, (query.mT @ by_scores).mT
+            by_query = (key.mT @ by_scores.mT).mT
+            by_key = (query.mT @ by_scores).mT
             found = [by_query, by_key, _by_value(seen_weights, upstream, value)]
             if mask is not None:
                 seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)

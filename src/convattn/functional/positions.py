@@ -24,6 +24,7 @@ from convattn.encodings.encoding import compute_parameters
 from convattn.errors import ShapeError, must_be
 from convattn.functional.reference import displacement_scores, windows_of_queries
 from convattn.functional.torch_modes import (
+    at_least_float32,
     missing_channels,
     without_autocast,
 )
@@ -112,7 +113,7 @@ def position_channels(
         >>> scores = channels.query @ channels.key.mT  # of every query and key
     """
     grid = as_axes(axes)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = at_least_float32(dtype)
     with without_autocast(device or torch.device("cpu")):
         if isinstance(encoding, AxisAdditiveEncoding):
             query = score_channels(encoding.axis_tables(grid, wide, device), grid)
@@ -191,7 +192,7 @@ def quadratic_channels(
     """
     grid = as_axes(axes)
     encoding.require_axes(grid)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = at_least_float32(dtype)
     with without_autocast(device or torch.device("cpu")):
         square, linear = second_degree(encoding, wide, device)
         query = second_degree_query(square[:, None], linear[:, None], grid) / scale
@@ -356,5 +357,5 @@ def second_degree_error(
         slope = linear[:, number] + 2 * square * farthest
         largest = largest + slope * middle + square * middle**2
     roundings = torch.finfo(dtype).eps / 2 * (len(axes) + 5)
-    roundings += torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2 * width
+    roundings += torch.finfo(at_least_float32(dtype)).eps / 2 * width
     return tanh(roundings * largest.amax().item() / 2)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.torch_modes import is_accelerator
+from convattn.functional.torch_modes import at_least_float32, is_accelerator
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {
@@ -52,8 +52,9 @@ def pad_keys(
     x = dilate(x, geometry.input_dilation)
     if all(pair == (0, 0) for pair in geometry.padding):
         return x
-    for number, size in enumerate(x.shape[2:]):
-        geometry.require_padding(number, size)
+    if geometry.padding_mode in ("reflect", "circular"):
+        for number, size in enumerate(x.shape[2:]):
+            geometry.require_padding(number, size)
     flat = tuple(max(pixels, 0) for pair in reversed(geometry.padding) for pixels in pair)
     padded = functional.pad(x, flat, mode=_TORCH_MODES[geometry.padding_mode])
     for dim, (before, after) in enumerate(geometry.padding, start=2):
@@ -143,7 +144,7 @@ def windows_of_queries(
         Scores; keys are flattened.
     """
     dims = len(axes)
-    moved = scores.unflatten(-1, [axis.highest - axis.lowest + 1 for axis in axes])
+    moved = scores.unflatten(-1, [axis.span for axis in axes])
     moved = moved.unflatten(-1 - dims, [len(axis.queries) for axis in axes])
     for number, axis in enumerate(axes):
         places = (number - 2 * dims, number - dims)
@@ -184,7 +185,7 @@ def displacement_places(
         positions = axis.queries.start + axis.queries.step * along
         keys = torch.arange(axis.keys, device=queries.device)
         own = keys - positions[:, None, None] - axis.lowest
-        displacements = axis.highest - axis.lowest + 1
+        displacements = axis.span
         places = (places[:, :, None] * displacements + own).flatten(1)
     return places
 
@@ -204,7 +205,7 @@ def attention_weights(
         >>> attention_weights(torch.tensor([[0.0, 0.0]])).tolist()
         [[0.5, 0.5]]
     """
-    return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return torch.softmax(scores, dim=-1, dtype=at_least_float32(scores.dtype))
 
 
 def position_weights(
@@ -226,8 +227,11 @@ def position_weights(
         >>> position_weights(torch.tensor([[0.0, -60.0]]), [Axis(range(1), 2)]).tolist()
         [[[1.0, 0.0]]]
     """
-    weights = normal_weights(displacement_scores(table, axes))
-    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
+    scores = displacement_scores(table, axes)
+    in_place = not (scores.requires_grad or torch._C._are_functorch_transforms_active())
+    weights = normal_weights(scores, in_place=in_place)
+    least = torch.finfo(weights.dtype).tiny ** 0.5
+    return functional.threshold(weights, least, 0.0, in_place)
 
 
 def normal_weights(
@@ -248,9 +252,8 @@ def normal_weights(
         >>> normal_weights(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
         [[0.0, 1.0], [0.5, 0.5]]
     """
-    if is_accelerator(
-        scores.device
-    ):  # where each operation costs a start, and subnormal numbers cost nothing
+    # on a GPU each operation costs a start, and subnormal numbers cost nothing
+    if scores.device.type != "cpu":
         return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
@@ -294,7 +297,8 @@ def content_scores(
     Returns:
         Scores in at least float32.
     """
-    query, key = _at_least_float32(query), _at_least_float32(key)
+    query = _widened(query)
+    key = _widened(key)
     biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
     scores = einsum(
         biased,
@@ -349,12 +353,12 @@ def position_share(
         >>> position_share(torch.tensor([0.0, 20.0]), "tanh").tolist()
         [1.0, 0.0]
     """
-    gate = _at_least_float32(gate)
+    gate = _widened(gate)
     return torch.sigmoid(gate) if kind == "sigmoid" else 1 - torch.tanh(gate)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _widened(x: Tensor) -> Tensor:
+    return x.to(at_least_float32(x.dtype))
 
 
 def attend(
@@ -416,7 +420,7 @@ class HeadMaps(NamedTuple):
         """Sums means of `values` over heads, after W_out if there is one."""
         if self.output is not None:
             return combine_heads(means, self.output, self.groups)
-        return means.sum(1, dtype=torch.promote_types(means.dtype, torch.float32)).to(means.dtype)
+        return means.sum(1, dtype=at_least_float32(means.dtype)).to(means.dtype)
 
     def whole(self) -> Float[Tensor, "heads outputs channels_per_group"]:
         """Returns W_h = W_out^(h) W_val^(h), group by group."""
@@ -510,7 +514,8 @@ def attend_by_axis(
         Output channels at each query.
     """
     names = AXES[-len(weights) :]
-    mixed, before = keys, "batch channels " + " ".join(names)
+    mixed = keys
+    before = "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
         # heads first: exporters fix a batch of one image where einsum has to move it
         after = "heads batch channels " + before.split("channels ")[1].replace(name, "queries")

@@ -71,7 +71,8 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     window = Window.fit(geometry, first, geometry.kernel_size, geometry.dilation)
     if window is None:
         return None
-    padding, smallest = [], 1
+    padding = []
+    smallest = 1
     for axis, pixels in enumerate(window.padding):
         assert isinstance(pixels, int)
         span = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) + 1
@@ -102,9 +103,12 @@ class Shifts(NamedTuple):
     @property
     def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
-        first, taps, steps = [], [], []
+        first = []
+        taps = []
+        steps = []
         for along in zip(*self.offsets, strict=True):
-            low, high = min(along), max(along)
+            low = min(along)
+            high = max(along)
             step = math.gcd(*(offset - low for offset in along)) or 1
             first.append(low)
             taps.append((high - low) // step + 1)
@@ -127,65 +131,6 @@ def fixed_shifts(displacements: Sequence[tuple[int, ...]], axes: Sequence[Axis])
             limited.append(min(max(along, axis.lowest), axis.highest))
         offsets.append(tuple(limited))
     return Shifts(tuple(offsets), leak=0.0)
-
-
-def shift_attention(
-    shifts: Shifts,
-    axes: Sequence[Axis],
-    geometry: Geometry,
-    x: Float[Tensor, "batch channels *spatial"],
-    maps: Float[Tensor, "heads outputs channels_per_group"],
-    groups: int = 1,
-    bias: Float[Tensor, " outputs"] | None = None,
-    *,
-    unmoved: Sequence[Tensor] = (),
-) -> Float[Tensor, "batch outputs *queries"]:
-    """Computes attention with hard heads as one convolution.
-
-    Where the images are spread out it is a transposed one if that has such arguments, so that the zeros between the
-    pixels are not made.
-
-    Args:
-        shifts: Where the heads look.
-        axes: Queries and keys along each axis of the padded images.
-        geometry: How the images are padded.
-        x: Images, before padding.
-        maps: W_h; with groups its block-diagonal.
-        groups: Number of blocks.
-        bias: Added to the output.
-        unmoved: Scores of heads that learn; they get a gradient of zero.
-
-    Returns:
-        Output channels at each query. Gradients with respect to `x`, `maps` and `bias` are exact.
-    """
-    if unmoved and not needs_own_operations(maps, *unmoved):
-        maps = _NoGradient.apply(maps, *unmoved)
-    first, taps, steps = shifts.window
-    by_tap = _by_tap(maps, shifts.offsets, first, taps, steps)
-    window = None
-    if _pads_zeros(geometry):
-        window = Window.fit(geometry, first, taps, steps, transposed=geometry.spreads, axes=axes)
-    stride = tuple(axis.queries.step for axis in axes)
-    if window is None or not _stays_inside(window, axes):
-        last = Window(first, taps, steps, ()).last
-        seen = _pixels_seen(pad_keys(x, geometry), axes, first, last)
-        unpadded = (0,) * len(axes)
-        return convolve(seen, _as_kernel(by_tap, taps), bias, stride, unpadded, steps, groups)
-    assert not isinstance(window.padding, str)
-    if window.output_padding is None:
-        kernel = _as_kernel(by_tap, taps)
-        return convolve(x, kernel, bias, stride, window.padding, steps, groups)
-    kernel = _as_transposed_kernel(by_tap, groups, taps)
-    return convolve_transposed(
-        x,
-        kernel,
-        bias,
-        geometry.input_dilation,
-        window.padding,
-        window.output_padding,
-        groups,
-        steps,
-    )
 
 
 def _as_kernel(
@@ -243,7 +188,8 @@ def _pixels_seen(
     """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
     repeats = []
     for dim, (axis, low, high) in enumerate(zip(axes, first, last, strict=True), start=2):
-        start, stop = axis.queries[0] + low, axis.queries[-1] + high + 1
+        start = axis.queries[0] + low
+        stop = axis.queries[-1] + high + 1
         inside = slice(min(max(0, start), axis.keys - 1), max(1, min(stop, axis.keys)))
         keys = keys[(slice(None),) * dim + (inside,)]
         repeats.append((max(0, -start), max(0, stop - axis.keys)))
@@ -292,7 +238,8 @@ def find_shifts(
         >>> shifts.offsets, shifts.leak
         (((1,),), 0.0)
     """
-    offsets, leak = [], torch.zeros((), device="cpu")
+    offsets = []
+    leak = torch.zeros((), device="cpu")
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
         highest = scores.argmax(-1, keepdim=True)
@@ -317,10 +264,12 @@ def _leak_at_end(
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
     # The displacements that lead to the last key are at first:stop.
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest
+    first = axis.keys - 1
+    stop = int(offsets.max()) - axis.lowest
     if first >= stop:
         return torch.zeros((), device="cpu")
-    nearest, lower = scores[:, first:stop], scores[:, :first]
+    nearest = scores[:, first:stop]
+    lower = scores[:, :first]
     if first:
         # All that lies below, as its largest score divided by the softmax there: quicker than its logarithm.
         share = torch.softmax(lower, -1).amax(-1, keepdim=True)
@@ -356,18 +305,38 @@ class ShiftPath(Path):
         return _kernel_cost(self.sizes, self.shifts.window[1])
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
-        """Convolves."""
-        sizes = self.sizes
-        return shift_attention(
-            self.shifts,
-            sizes.axes,
-            sizes.geometry,
-            x,
-            maps.whole(),
+        """Convolves; gradients with respect to images, matrices and bias are exact.
+
+        Where the images are spread out it is a transposed convolution if that has such arguments, so that the zeros
+        between the pixels are not made.
+        """
+        axes, geometry, groups, whole = (
+            self.sizes.axes,
+            self.sizes.geometry,
             maps.groups,
-            bias,
-            unmoved=self.unmoved,
+            maps.whole(),
         )
+        if self.unmoved and not needs_own_operations(whole, *self.unmoved):
+            whole = _NoGradient.apply(whole, *self.unmoved)
+        first, taps, steps = self.shifts.window
+        by_tap = _by_tap(whole, self.shifts.offsets, first, taps, steps)
+        spreads = geometry.spreads
+        window = None
+        if _pads_zeros(geometry):
+            window = Window.fit(geometry, first, taps, steps, transposed=spreads, axes=axes)
+        stride = tuple(axis.queries.step for axis in axes)
+        if window is None or not _stays_inside(window, axes):
+            last = Window(first, taps, steps, ()).last
+            x = _pixels_seen(pad_keys(x, geometry), axes, first, last)
+            window = Window(first, taps, steps, (0,) * len(axes))
+        padding = window.padding
+        extra = window.output_padding
+        assert not isinstance(padding, str)
+        if extra is None:
+            return convolve(x, _as_kernel(by_tap, taps), bias, stride, padding, steps, groups)
+        kernel = _as_transposed_kernel(by_tap, groups, taps)
+        spread = geometry.input_dilation
+        return convolve_transposed(x, kernel, bias, spread, padding, extra, groups, steps)
 
 
 @final

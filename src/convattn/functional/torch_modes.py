@@ -108,6 +108,11 @@ def autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.get_autocast_dtype(device.type)
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which numbers of a dtype are summed, and scores computed: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def needs_own_operations(*tensors: Tensor) -> bool:
     """Tells whether torch must see its own operations: in `torch.func`, in a trace, or if a tensor has a tangent."""
     # A graph that is being compiled consists of torch's own operations anyway.

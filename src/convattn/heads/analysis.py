@@ -130,10 +130,8 @@ def analyze(
             grid = None
             if name == SHUFFLED:
                 grid = runs[MEASURED].grid
-                several = isinstance(samples[0], Mapping)
-                if several or not can_shuffle(image_shape, grid):
-                    what = "one of several inputs" if several else image_shape
-                    notes.append(f"{SHUFFLED}: {what} is not cut into a grid of {grid}")
+                if isinstance(samples[0], Mapping) or not can_shuffle(image_shape, grid):
+                    notes.append(f"{SHUFFLED}: {image_shape} is not cut into a grid of {grid}")
                     continue
             elif name == UNTRAINED:
                 try:
@@ -198,11 +196,12 @@ def _by_sample(inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     """Cuts a batch of each of several inputs into samples."""
     counts = {}
     for name, batch in inputs.items():
-        if not isinstance(batch, Tensor) or not batch.ndim:
-            raise ArgumentError(must_be_a(f"images[{name!r}]", "a batch, which is a tensor", batch))
-        counts[name] = len(batch)
-    if len(set(counts.values())) > 1:
-        raise ArgumentError(f"images must hold as many of each input, but hold {counts}")
+        is_batch = isinstance(batch, Tensor) and batch.ndim
+        counts[name] = len(batch) if is_batch else None
+    if None in counts.values() or len(set(counts.values())) > 1:
+        raise ArgumentError(
+            f"images must hold a batch of each input, all as long, but hold {counts}"
+        )
     return [dict(zip(inputs, parts, strict=True)) for parts in zip(*inputs.values(), strict=True)]
 
 

@@ -71,7 +71,12 @@ class Contraction(NamedTuple):
             by_hand=by_hand,
         )
 
-    def _sorted(self, place: int, keys: str, sizes: dict[str, int]) -> tuple[list[str], str, str]:
+    def _sorted(
+        self,
+        place: int,
+        keys: str,
+        sizes: dict[str, int],
+    ) -> tuple[list[str], str, str]:
         """Returns the letters of leading axes, joined as they are one, of the queries, and of the channels.
 
         Axes of the weights that the values lack are those of the queries, and of heads that share their values. Axes of
@@ -113,7 +118,12 @@ def _letters(tensor: Tensor, names: str, sizes: dict[str, int]) -> list[str]:
     return [name if size == sizes[name] else _STRETCHED for name, size in pairs]
 
 
-def _arranged(tensor: Tensor, names: str, groups: Sequence[str], sizes: dict[str, int]) -> Tensor:
+def _arranged(
+    tensor: Tensor,
+    names: str,
+    groups: Sequence[str],
+    sizes: dict[str, int],
+) -> Tensor:
     """Sorts axes into groups, each of which becomes one; repeats what is missing."""
     letters = _letters(tensor, names, sizes)
     joined = " ".join(f"({' '.join(group)})" for group in groups)

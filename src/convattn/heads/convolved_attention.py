@@ -16,7 +16,7 @@ from convattn.functional.quotient import kernel_means
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
-from convattn.heads.families.attention_class import TokenAttention, linear
+from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
 
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
@@ -127,8 +127,8 @@ class OtherHeads(nn.Module):
         """Copies some heads of a layer."""
         super().__init__()
         rows = _head_rows(heads, layer.head_width)
-        self.query = _some_rows(layer.query, rows)
-        self.key = _some_rows(layer.key, rows)
+        self.query = some_rows(layer.query, rows)
+        self.key = some_rows(layer.key, rows)
         self.query_norm = layer.query_norm
         self.key_norm = layer.key_norm
         self.heads = tuple(heads)
@@ -160,12 +160,6 @@ def _head_rows(heads: Sequence[int], width: int) -> Tensor:
     first = torch.tensor(list(heads)) * width
     rows = first[:, None] + torch.arange(width)
     return rows.flatten()
-
-
-def _some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
-    """Copies some rows of a linear map."""
-    bias = None if whole.bias is None else whole.bias[rows]
-    return linear(whole.weight[rows], bias, like=whole)
 
 
 def _split_heads(
@@ -206,7 +200,7 @@ class ConvolvedAttention(nn.Module):
         rows = _head_rows(order, layer.head_width)
         self.heads = layer.heads
         self.grid = grid
-        self.value = _some_rows(layer.value, rows)
+        self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
         weight = layer.value.weight
         output = layer.output

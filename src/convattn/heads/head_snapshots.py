@@ -11,7 +11,7 @@ from jaxtyping import Float
 from convattn.errors import CheckpointError, optional_module
 
 HEADS = "heads.parquet"
-"""The file in the folder of a run of quadratic heads."""
+"""The file in the folder of a run whose heads have centres and widths."""
 
 HEAD_COLUMNS = {
     **dict.fromkeys(("step", "epoch", "layer", "head"), "int64"),
@@ -23,12 +23,12 @@ HEAD_COLUMNS = {
 
 @dataclass(frozen=True, eq=False)
 class HeadSnapshot:
-    """The quadratic heads of one layer at one moment of a run.
+    """The heads of one layer at one moment of a run.
 
     Attributes:
         epoch: Epochs done.
         step: Optimizer steps done.
-        layer: Number of the layer among those with quadratic heads, from 0.
+        layer: Number of the layer among those whose heads have centres and widths, from 0.
         centres: Δ, (heads, 2), (row, col) in pixels.
         precisions: Σ⁻¹ of the attention exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)), (heads, 2, 2), in 1/pixel²; 2α times the identity
             for the score −α‖δ − Δ‖².
@@ -51,7 +51,7 @@ def read_heads(run: str | os.PathLike[str]) -> list[HeadSnapshot]:
         One snapshot for each layer at each moment recorded, by time and then by layer.
 
     Raises:
-        CheckpointError: The folder has no such file (as runs of networks without quadratic heads), or it is damaged.
+        CheckpointError: The folder has no such file (as runs of networks without such heads), or it is damaged.
         MissingDependencyError: pyarrow is not installed.
     """
     path = Path(run) / HEADS

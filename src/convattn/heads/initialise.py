@@ -122,9 +122,8 @@ class _Maps:
         read = read_matrices(attention)
         self.heads, self.width = read.heads, read.head_width
         self.scale = self.width**-0.5 if read.scale is None else read.scale
-        maps = network.maps(attention)
-        self.query, self.key, self.value, self.output = maps.weights
-        self.biases = maps.biases
+        views = network.maps(attention)
+        self.query, self.key, self.value, self.output, *self.biases = views
 
     def rows(self, head: int) -> slice:
         """Returns the rows of a head."""

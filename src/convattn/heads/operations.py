@@ -63,6 +63,28 @@ class _Trace(NamedTuple):
     factors: tuple[Tensor, ...] = ()  # The two of which it is the product element by element
 
 
+class _Call(NamedTuple):
+    """A call of a function of torch."""
+
+    func: Any
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it is given."""
+        return _tensors((self.args, self.named))
+
+    def axis(self, tensor: Tensor) -> int | None:
+        """Returns the axis that is given after a tensor, counted from the last; None for none or several."""
+        axis = self.named.get("dim", self.args[1] if len(self.args) > 1 else None)
+        if isinstance(axis, list | tuple) and len(axis) == 1:
+            (axis,) = axis
+        if not isinstance(axis, int) or not tensor.ndim:
+            return None
+        return axis % tensor.ndim - tensor.ndim
+
+
 class Operations(TorchFunctionMode):
     """Reports each product of weights and values.
 
@@ -92,9 +114,10 @@ class Operations(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             with self:
                 return _TORCH_ATTENTION(*args, **named)
+        call = _Call(func, args, named)
         sources = []
         if len(self._traces):
-            sources = [part for part in _tensors((args, named)) if part in self._traces]
+            sources = [part for part in call.tensors if part in self._traces]
         if sources and func in _ADDING and sources[0] is not args[0]:
             with self:
                 return _add_product(*args, **named)
@@ -104,21 +127,20 @@ class Operations(TorchFunctionMode):
             q, k, v = (named.pop(name) for name in _FUSED_NAMES[:3])
             self._report(fused_product(out, q, k, v, **named))
         elif func in _SOFTMAX or func in _POWERS:
-            scores = _tensors((args, named))[0]
+            scores = call.tensors[0]
             allowed = scores > EXCLUDED if scores.is_floating_point() else None
-            axis = None if func in _POWERS else _axis(args, named, scores)
+            axis = None if func in _POWERS else call.axis(scores)
             self._traces[out] = _Trace(axis, allowed)
         elif sources:
             source = min(sources, key=lambda part: self._traces[part].axis is None)
-            self._follow(func, args, named, out, source)
+            self._follow(call, out, source)
         return out
 
-    def _follow(
-        self, func: Any, args: tuple[Any, ...], named: Mapping[str, Any], out: Any, source: Tensor
-    ) -> None:
+    def _follow(self, call: _Call, out: Any, source: Tensor) -> None:
         """Notes what is made of weights, or reports it."""
-        tensors = _tensors((args, named))
-        axis = _axis(args, named, source)
+        func, args, named = call
+        tensors = call.tensors
+        axis = call.axis(source)
         trace = self._traces[source]
         contraction = read_contraction(func, args, tensors)
         if func in _SUM and trace.factors and axis is not None:
@@ -167,7 +189,7 @@ class Operations(TorchFunctionMode):
 
 
 def _is_view(out: Tensor, source: Tensor) -> bool:
-    return torch._C._is_alias_of(out, source)
+    return torch._C._is_alias_of(out, source)  # type: ignore[attr-defined]
 
 
 def _is_rearranged(out: Tensor, source: Tensor) -> bool:
@@ -201,16 +223,6 @@ def _add_product(
 ) -> Tensor:
     """Computes what `baddbmm` and `addmm` do in two steps, of which the product is seen."""
     return beta * added + alpha * torch.matmul(left, right)
-
-
-def _axis(args: tuple[Any, ...], named: Mapping[str, Any], tensor: Tensor) -> int | None:
-    """Returns the axis that a function is given after a tensor, counted from the last; None for none or several."""
-    axis = named.get("dim", args[1] if len(args) > 1 else None)
-    if isinstance(axis, list | tuple) and len(axis) == 1:
-        (axis,) = axis
-    if not isinstance(axis, int) or not tensor.ndim:
-        return None
-    return axis % tensor.ndim - tensor.ndim
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -20,13 +20,11 @@ class PatchGrid:
 
     Attributes:
         sizes: Rows and columns on which heads were measured.
-        words: What happens to an image, before its sizes.
-        cells: What the sizes count.
+        words: What an image is, with its sizes.
     """
 
     sizes: tuple[int, ...]
-    words: str = "cut into"
-    cells: str = "patches"
+    words: str = "cut into {} patches"
 
     def __call__(
         self, _module: nn.Module, arguments: tuple[Any, ...], rest: Tensor | dict[str, Any]
@@ -39,8 +37,8 @@ class PatchGrid:
         sizes = tuple(seen[0].shape[2:])
         if sizes != self.sizes:
             raise ShapeError(
-                f"images must be {self.words} {_words(self.sizes)} {self.cells}, on which the heads were measured, but"
-                f" these are {self.words} {_words(sizes)}"
+                f"images must be {self.words.format(_words(self.sizes))}, on which the heads were measured, but"
+                f" these are {self.words.format(_words(sizes))}"
             )
 
 
@@ -56,6 +54,6 @@ def fix_grid(network: nn.Module, layer: LayerReport, image: tuple[int, ...]) -> 
         if guard not in source._forward_hooks.values():
             source.register_forward_hook(guard)
         return
-    guard = PatchGrid(image[1:], "of", "pixels")
+    guard = PatchGrid(image[1:], "of {} pixels")
     if guard not in network._forward_pre_hooks.values():
         network.register_forward_pre_hook(guard, with_kwargs=True)

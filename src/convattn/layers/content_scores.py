@@ -17,7 +17,7 @@ from convattn.functional.reference import (
     displacement_places,
     query_pixels,
 )
-from convattn.functional.torch_modes import without_autocast
+from convattn.functional.torch_modes import at_least_float32, without_autocast
 from convattn.grid import Axis, whole_number
 
 
@@ -96,7 +96,7 @@ class ContentScores(nn.Module):
         with without_autocast(keys.device):
             position = None
             if self.uses_position:
-                wide = query.to(torch.promote_types(query.dtype, torch.float32))
+                wide = query.to(at_least_float32(query.dtype))
                 (table,) = self.features(axes, encoding, wide, by_axis=False)
                 position = table[:, displacement_places(axes, torch.arange(query.shape[2]))]
             return content_scores(query, key, position, self.content_bias)

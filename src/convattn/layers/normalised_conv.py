@@ -21,7 +21,7 @@ from convattn.errors import ArgumentError, ShapeError, must_be
 from convattn.functional import HeadMaps, pad_keys
 from convattn.functional.convolution import convolve
 from convattn.functional.quotient import kernel_divisors, kernel_means, kernels_of_scores
-from convattn.functional.torch_modes import fixed_sizes, without_autocast
+from convattn.functional.torch_modes import at_least_float32, fixed_sizes, without_autocast
 from convattn.grid import Geometry, PerAxis, axis_lists, whole_number
 from convattn.layers.relative import ConvolutionLike, arguments_of, layer_sizes, require_images
 from convattn.layers.values import make_values
@@ -107,7 +107,7 @@ class NormalisedConv(ConvolutionLike):
             bound = (num_heads * in_channels // groups) ** -0.5
             self.bias = nn.Parameter(torch.empty(out_channels).uniform_(-bound, bound))
         self.to(device=device, dtype=dtype)
-        wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+        wide = at_least_float32(dtype or torch.get_default_dtype())
         shapes = [(taps,) for taps in self.taps] if separable else [self.taps]
         self.scores = nn.ParameterList(
             torch.zeros(num_heads, *shape, device=device, dtype=wide) for shape in shapes
@@ -186,7 +186,8 @@ class NormalisedConv(ConvolutionLike):
         if self.groups > 1:
             means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
-        ones, none = (1,) * self.dims, (0,) * self.dims
+        ones = (1,) * self.dims
+        none = (0,) * self.dims
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
         return y.contiguous()

@@ -113,7 +113,7 @@ class ConvolutionLike(nn.Module, ABC):
         x = self.batch_of(input)
         return self._run(x) if x is input else self._run(x)[0]
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+    def register_parameter(self, name: str, param: Any) -> None:
         """Adds a parameter, as torch does when one is assigned; a weight becomes that of `values`.
 
         Raises:
@@ -123,7 +123,7 @@ class ConvolutionLike(nn.Module, ABC):
         if not name.startswith("weight") or values is None:
             super().register_parameter(name, param)
             return
-        held = values._parameters.get("weight")
+        held = values._parameters.get("weight") if values.kernel_size else None
         if name != "weight" or param is None or held is None or held.shape != param.shape:
             raise ArgumentError(
                 f"{type(self).__name__} has no parameter {name!r}: its weight is that of `layer.values`, so prune or"
@@ -159,7 +159,8 @@ class ConvolutionLike(nn.Module, ABC):
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        maps, taps = self._factors().whole(), self.geometry.kernel_size
+        maps = self._factors().whole()
+        taps = self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(
                 f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
@@ -183,18 +184,16 @@ class ConvolutionLike(nn.Module, ABC):
         return self.geometry.dilation
 
     @property
-    def padding(self) -> tuple[int, ...]:
-        """Pixels added on both sides along each axis.
+    def padding(self) -> tuple[Any, ...]:
+        """Pixels added on both sides along each axis; a pair for each axis if the layer is not a convolution of torch.
 
-        There is none if the layer is transposed or the sides differ, nor with soft heads or content: programs that
-        fuse a convolution with what follows ask for it, and would take these for a convolution.
+        It is none if it is transposed or the sides differ, nor with soft heads or content: a program that fuses a
+        convolution with what follows would take these for one, and torch refuses pairs.
         """
-        before, after = zip(*self.geometry.padding, strict=True)
-        if self.geometry.spreads or before != after or not self._is_convolution():
-            raise AttributeError(
-                "this layer has no `padding`, because it is no convolution that a program could fuse: read"
-                " layer.geometry.padding, or make it one by network_to_conv"
-            )
+        geometry = self.geometry
+        before, after = zip(*geometry.padding, strict=True)
+        if geometry.spreads or before != after or not self._is_convolution():
+            return geometry.padding
         return before
 
     def _is_convolution(self) -> bool:
@@ -352,7 +351,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        window, values = self.window_convolution(), self.values
+        window = self.window_convolution()
+        values = self.values
         if window is not None:
             kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
             require_images(x, self.in_channels, self.dims, kernel.dtype)
@@ -405,7 +405,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
         path = self.path(maps, x.shape, x.dtype, on)
-        cost, bound = path.cost(), 2 * path.bound
+        cost = path.cost()
+        bound = 2 * path.bound
         if bound:
             whole = maps.whole().detach()
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
@@ -554,7 +555,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         return self.values.factors()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
-        values, prefix = self.values, others[0]
+        values = self.values
+        prefix = others[0]
         kernel = state_dict.get(prefix + "weight")
         fixed = self.encoding.fixed_displacements is not None
         elsewhere = fixed and not _is_window(self.encoding, self.geometry)
@@ -764,11 +766,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
-    """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images."""
+    """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images, and no view."""
     layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
     y = y.contiguous(memory_format=layout)
+    # of a view that is changed in place, FSDP loses the hook that brings the weights back
+    is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
     # along an axis of one pixel or channel any step will do, and others read there which layout was meant
-    return y.clone(memory_format=layout) if 1 in y.shape[1:] else y
+    return y.clone(memory_format=layout) if is_view or 1 in y.shape[1:] else y
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -779,8 +783,7 @@ def _has_channels_last(x: Tensor) -> bool:
         if step < least:
             return False
         least = step * size
-    is_last = x.stride(1) not in (0, least) and x.stride(0) >= least
-    return is_last and x.ndim in _CHANNELS_LAST
+    return x.stride(1) not in (0, least) and x.stride(0) >= least and x.ndim in _CHANNELS_LAST
 
 
 def require_images(
@@ -789,6 +792,8 @@ def require_images(
     """Checks images: ShapeError for a wrong shape; ArgumentError for no tensor or another dtype than the weights."""
     if not isinstance(x, Tensor):
         raise ArgumentError(must_be_a("x", "a tensor", x))
+    if x.is_nested:
+        raise ArgumentError(must_be("x", "images of one size; call the layer on each", "nested"))
     if x.ndim != dims + 2 or x.shape[1] != channels:
         expected = f"of shape (batch, {channels}, {_AXES[dims]})"
         message = must_be("x", expected, tuple(x.shape))

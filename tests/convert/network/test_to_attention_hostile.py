@@ -22,6 +22,8 @@ from tests.convert.network.hostile_cases import (
 )
 from tests.convert.network.network_cases import Called, hard, images, unchanged
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from convattn import network_to_attention, network_to_conv
@@ -162,6 +164,9 @@ def test_a_network_that_trains_on_several_devices_is_refused(tmp_path):
             match=r"itself .DistributedDataParallel.: .* convert its `module`",
         ):
             attempt(network, images(2, 3, 7, 9))
+        sharded = fully_shard(nn.Sequential(conv()), mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(UnsupportedModelError, match="it is sharded; convert the network first"):
+            attempt(sharded, images(2, 3, 7, 9))
     finally:
         torch.distributed.destroy_process_group()
 

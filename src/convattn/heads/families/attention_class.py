@@ -5,7 +5,7 @@ Classes are given by full name, so that no other library is imported.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -141,20 +141,14 @@ class AttentionClass:
     unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
 
 
-class MapViews(NamedTuple):
-    """Views of the numbers of a layer: what is written there changes the layer."""
-
-    weights: tuple[Tensor, ...]  # W_q, W_k, W_v and W_out
-    biases: tuple[Tensor, ...]  # Of queries and keys, if there are any
-
-
 @dataclass(frozen=True)
 class PatchNetwork:
     """A vision transformer whose tokens are prefix tokens, then patches row by row."""
 
     blocks: str  # Names of its attention layers over all tokens begin with this
     grid: tuple[int, int]  # Rows and columns of the patches of the network's own images
-    maps: Callable[[nn.Module], MapViews]  # Finds those of an attention layer
+    # Returns views of W_q, W_k, W_v and W_out of an attention layer, then of the biases of queries and keys
+    maps: Callable[[nn.Module], tuple[Tensor, ...]]
     refused: tuple[str, ...] = ()  # Parts that compute something else, and what
 
 
@@ -192,11 +186,17 @@ def split_linear(whole: nn.Linear, parts: int) -> tuple[nn.Linear, ...]:
     return tuple(linear(weight, bias, like=whole) for weight, bias in pairs)
 
 
+def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
+    """Copies some outputs of a linear map."""
+    bias = None if whole.bias is None else whole.bias[rows]
+    return linear(whole.weight[rows], bias, like=whole)
+
+
 def repeat_heads(shared: nn.Linear, times: int, *, width: int) -> nn.Linear:
     """Makes a map of keys or values for all heads from one whose heads, of a width, are shared by as many each."""
-    rows = torch.arange(shared.out_features).view(-1, 1, width).expand(-1, times, -1).flatten()
-    bias = None if shared.bias is None else shared.bias[rows]
-    return linear(shared.weight[rows], bias, like=shared)
+    rows = torch.arange(shared.out_features).view(-1, width)
+    rows = rows.repeat_interleave(times, 0)
+    return some_rows(shared, rows.flatten())
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -11,7 +11,6 @@ from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     AttentionClass,
     CallContext,
-    MapViews,
     PatchNetwork,
     TokenAttention,
     dropout_rate,
@@ -159,8 +158,8 @@ def timm_network(vit: nn.Module) -> PatchNetwork:
     return PatchNetwork("blocks.", grid, _views, refused=_DROPS if drops else ())
 
 
-def _views(attention: Any) -> MapViews:
+def _views(attention: Any) -> tuple[Tensor, ...]:
     """Returns views of the maps of `Attention`, of which three are one."""
     together = attention.qkv
     biases = () if together.bias is None else together.bias.chunk(3)[:2]
-    return MapViews((*together.weight.chunk(3), attention.proj.weight), biases)
+    return (*together.weight.chunk(3), attention.proj.weight, *biases)

@@ -13,7 +13,6 @@ from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
     CallContext,
-    MapViews,
     PatchNetwork,
     TokenAttention,
     dropout_rate,
@@ -239,9 +238,9 @@ def transformers_network(model: nn.Module) -> PatchNetwork:
     return PatchNetwork(base, (int(rows) // int(height), int(cols) // int(width)), _views)
 
 
-def _views(attention: Any) -> MapViews:
+def _views(attention: Any) -> tuple[Tensor, ...]:
     """Returns views of the maps of `ViTAttention`."""
     maps = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    weights = tuple(part.weight for part in maps)
-    biases = tuple(part.bias for part in maps[:2] if part.bias is not None)
-    return MapViews(weights, biases)
+    views = [part.weight for part in maps]
+    views += [part.bias for part in maps[:2] if part.bias is not None]
+    return tuple(views)
