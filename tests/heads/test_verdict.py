@@ -134,7 +134,7 @@ def test_no_word_of_position_is_given_by_chance():
     scores[:, 500:] = scores[:1, 500:]
     sharpness = torch.linspace(0.5, 5, 1000)[:, None, None]
     words = words_of((sharpness * scores).softmax(-1), grid)
-    by_position = {"row", "column", *(rule.word for rule in RULES if rule.by_position)}
+    by_position = {"row", "column", *(rule.word for rule in RULES if rule.place)}
     assert sum(word in by_position for word in words) <= 10
     assert "special tokens" not in words
     assert {"content", MIXED} <= set(words)
@@ -194,7 +194,7 @@ def test_controls_decide():
 def test_the_architecture_makes_a_head_only_of_the_same_word_and_place():
     sure = {name: Estimate(0.99, 0.001) for rule in RULES for name in rule.limits}
     elsewhere = {"hard_shift": (0.0, 1.0), "side": (1, 0), "line": 1}
-    for rule in (rule for rule in RULES if rule.by_position):
+    for rule in (rule for rule in RULES if rule.place):
         numbers = {name: sure[name] for name in rule.limits}
         trained = head(**numbers)
         starts = {

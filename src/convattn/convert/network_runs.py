@@ -332,24 +332,29 @@ def standard_normal(shape: Sequence[int]) -> Tensor:
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
+def without_modes(network: nn.Module) -> ExitStack:
+    """Enters a context without gradients, autocast and TF32, also inside a network that turns them on."""
+    settings = ExitStack()
+    settings.enter_context(torch.no_grad())
+    settings.enter_context(plain_float32())
+    devices = {parameter.device for parameter in network.parameters()}
+    for device in {torch.device("cpu"), *devices}:
+        settings.enter_context(without_autocast(device))
+    return settings
+
+
 def output_of(network: nn.Module, arguments: Arguments, dtype: torch.dtype | None = None) -> Any:
     """Runs a network on copies of its arguments, with the same random numbers each time, and returns its output.
 
     It has no gradients and no autocast, and computes float32 in full. The run may change the network's state.
     """
-    with ExitStack() as settings:
-        settings.enter_context(keep_random_state(network))
-        settings.enter_context(torch.no_grad())
-        settings.enter_context(plain_float32())
-        devices = {parameter.device for parameter in network.parameters()}
-        for device in {torch.device("cpu"), *devices}:
-            settings.enter_context(without_autocast(device))
+    with keep_random_state(network), without_modes(network):
         arguments = arguments.copied(dtype)
         torch.manual_seed(SEED)
         np.random.seed(SEED)  # noqa: NPY002
         random.seed(SEED)
-        settings.enter_context(arguments.mode)
-        return network(*arguments.positional, **arguments.named)
+        with arguments.mode:
+            return network(*arguments.positional, **arguments.named)
 
 
 Parts = dict[str, Any]

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.torch_modes import at_least_float32, is_accelerator
+from convattn.functional.torch_modes import at_least_float32, is_accelerator, needs_own_operations
 from convattn.grid import Axis, Geometry
 
 _TORCH_MODES = {
@@ -228,7 +228,7 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not (scores.requires_grad or torch._C._are_functorch_transforms_active())
+    in_place = not (scores.requires_grad or needs_own_operations())
     weights = normal_weights(scores, in_place=in_place)
     least = torch.finfo(weights.dtype).tiny ** 0.5
     return functional.threshold(weights, least, 0.0, in_place)

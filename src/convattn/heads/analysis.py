@@ -39,6 +39,7 @@ from convattn.heads.head_report import (
     Control,
     HeadReport,
     LayerReport,
+    weight_digests,
 )
 from convattn.heads.head_sums import NO_POSITION, has_positions
 from convattn.heads.jackknife import GROUPS, held_out
@@ -48,7 +49,6 @@ from convattn.heads.measure import LayerMeasure, layer_statistics
 from convattn.heads.reading import Watcher
 from convattn.heads.untrained import untrained
 from convattn.provenance import describe_versions
-from convattn.structure import network_digest
 from convattn.wording import ITSELF, counted
 
 SEED = 0
@@ -117,10 +117,9 @@ def analyze(
     require_network("model", model)
     samples = _require(images, kernel_size, controls)
     image_shape = tuple(next(iter(_image(samples, 0).values())).shape)
-    refused = [layer for layer in survey(model) if layer.refused is not None]
     notes = []
     if layers is None:
-        notes += [f"{layer.name}: {layer.refused}" for layer in refused]
+        notes += [f"{layer.name}: {layer.refused}" for layer in survey(model) if layer.refused]
     counts = {MEASURED: len(samples)}
     counts |= {name: control_count(len(samples)) for name in CONTROLS if name in controls}
     runs: dict[str, Run] = {}
@@ -156,7 +155,7 @@ def analyze(
         seed=SEED,
         layers=tuple(_layer_report(name, main, runs, radius, built) for name in main.layers),
         versions=describe_versions(),
-        weights=_digests(model, main),
+        weights=weight_digests(model, ("", *main.layers)),
         not_covered=(*_LIMITS, *notes, *_not_covered(main, runs)),
     )
 
@@ -411,7 +410,8 @@ def _layer_report(
     """Makes the report of one layer, with its controls; `built` are the layers without content."""
     layer = main.layers[name]
     pairs = layer.pairs
-    layout = layer.pairs.layout
+    layout = pairs.layout
+    uniform_distance, _ = everywhere_alike(pairs)
     beside = []
     for control, run in controls.items():
         if name in run.layers:
@@ -426,20 +426,13 @@ def _layer_report(
         normalised=layer.normalised,
         error=layer.error,
         budget=layer.budget,
-        uniform_distance=everywhere_alike(pairs).distance,
+        uniform_distance=uniform_distance,
         displacements=tuple(map(tuple, pairs.displacements[pairs.within(radius)].tolist())),
         measured=layer_statistics(layer, radius),
         controls=tuple(beside),
         kernel_size=layer.kernel_size,
         without_content=name.partition(AGAIN)[0] in built,
     )
-
-
-def _digests(model: nn.Module, main: Run) -> dict[str, str]:
-    """Returns the digest of the weights of each layer, and of the whole network by the name ""."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    measured = [name for name in ("", *main.layers) if name in modules]
-    return {name: network_digest(modules[name]) for name in measured}
 
 
 _LIMITS = (

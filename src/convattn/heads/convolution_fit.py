@@ -90,9 +90,8 @@ class ConvolutionFit:
     ) -> Float[Tensor, "rows features"]:
         """Returns the window of every position, one row each."""
         reduced = (x.to(basis.dtype) @ basis).unflatten(1, self.grid)
-        before = (self.kernel_size - 1) // 2
-        after = self.kernel_size - 1 - before
-        padded = functional.pad(reduced, (0, 0, *(before, after) * len(self.grid)))
+        around = (self.kernel_size // 2,) * 2 * len(self.grid)
+        padded = functional.pad(reduced, (0, 0, *around))
         parts = []
         for tap in product(range(self.kernel_size), repeat=len(self.grid)):
             window = []

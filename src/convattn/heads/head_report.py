@@ -6,10 +6,12 @@ determine, as the share explained where nothing varies, is nan.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from convattn.errors import CheckpointError, UnknownNameError
 from convattn.heads.jackknife import Estimate
@@ -24,6 +26,7 @@ from convattn.heads.verdict import (
     taps_held,
 )
 from convattn.record import Record
+from convattn.structure import network_digest
 from convattn.wording import ITSELF, counted
 
 MEASURED = "measured"
@@ -107,7 +110,9 @@ class LayerStatistics:
 
     def mean(self, name: str) -> float:
         """Returns the mean of a number, such as "distance", over the heads that have one; nan if none has."""
-        return mean_of([getattr(head, name) for head in self.heads])
+        values = [getattr(head, name).value for head in self.heads]
+        known = [value for value in values if math.isfinite(value)]
+        return sum(known) / len(known) if known else math.nan
 
 
 HEAD_NUMBERS = tuple(item.name for item in fields(HeadStatistics) if item.type is Estimate)
@@ -160,7 +165,7 @@ class LayerReport:
         """What each head is, by the rules, with errors and both controls."""
         shuffled = self.control(SHUFFLED)
         untrained = self.control(UNTRAINED)
-        controls = shuffled or untrained
+        control = shuffled or untrained
         verdicts = []
         for number, head in enumerate(self.heads):
             verdicts.append(
@@ -169,7 +174,7 @@ class LayerReport:
                     self.measured.images,
                     shuffled=shuffled and shuffled.heads[number],
                     untrained=untrained and untrained.heads[number],
-                    control_images=controls.images if controls else 0,
+                    control_images=control.images if control else 0,
                     without_content=self.without_content,
                 )
             )
@@ -294,7 +299,11 @@ class HeadReport(Record):
         lines += [f"  not covered     {item}" for item in self.not_covered]
         return "\n".join(lines)
 
-    __str__ = summary
+
+def weight_digests(network: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Returns the digests of the weights of modules, of those names that the network has."""
+    modules = dict(network.named_modules(remove_duplicate=False))
+    return {name: network_digest(modules[name]) for name in names if name in modules}
 
 
 def read_report(path: Path) -> HeadReport:
@@ -307,9 +316,3 @@ def read_report(path: Path) -> HeadReport:
         raise CheckpointError(f"there is no report {str(path)!r}")
     file = path / "report.json" if path.is_dir() else path
     return HeadReport.load(file)
-
-
-def mean_of(estimates: Sequence[Estimate]) -> float:
-    """Returns the mean of the values that are numbers; nan if none is."""
-    known = [item.value for item in estimates if math.isfinite(item.value)]
-    return sum(known) / len(known) if known else math.nan

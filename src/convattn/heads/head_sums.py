@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from convattn.errors import UnsupportedModelError
-from convattn.heads.layout import OUTSIDE, AttentionCall, Layout
+from convattn.heads.layout import AttentionCall, Layout
 
 _STEPS = 720
 """Positions of keys are told apart to 1/720 of a cell: halves, thirds, … of one are exact."""
@@ -58,15 +58,12 @@ class Pairs:
 
     def fits(self, layout: Layout) -> bool:
         """Says whether another call of the layer has the same layout, but for pairs that it alone excludes."""
-        own = self.layout
-        if own.grid != layout.grid:
+        if not self.layout.lies_like(layout):
             return False
-        for name in ("queries", "keys", "key_prefix"):
-            if not torch.equal(getattr(own, name), getattr(layout, name)):
-                return False
-        if own.allowed is None:
+        own = self.layout.allowed
+        if own is None:
             return True
-        return layout.allowed is not None and torch.equal(own.allowed, layout.allowed)
+        return layout.allowed is not None and torch.equal(own, layout.allowed)
 
 
 def has_positions(layout: Layout) -> bool:
@@ -145,7 +142,7 @@ def empty_sums(call: AttentionCall, pairs: Pairs, groups: int) -> HeadSums:
     keys = call.weights.shape[4]
     layout = pairs.layout
     bins = len(pairs.counts)
-    maps = len(_prefix_queries(layout)) if layout.groups == 1 else 0
+    maps = layout.prefix if layout.groups == 1 else 0
 
     def zeros(*sizes: int) -> Tensor:
         return torch.zeros(groups, *sizes, dtype=torch.float64, device=call.weights.device)
@@ -266,12 +263,5 @@ def _sum_prefix(
         size = on_prefix.abs().sum(dim=(1, 3, 4))
         sums.prefix_size.index_add_(0, members, size)
     if sums.prefix_maps.shape[2]:
-        maps = call.weights[:, 0][:, :, _prefix_queries(layout)]
+        maps = call.weights[:, 0][:, :, layout.prefix_queries()]
         sums.prefix_maps.index_add_(0, members, maps.double())
-
-
-def _prefix_queries(layout: Layout) -> Int64[Tensor, " prefix_queries"]:
-    """Returns which queries of the only group are prefix tokens, in the order of the tokens."""
-    queries = layout.queries[0]
-    tokens = ((queries < 0) & (queries != OUTSIDE)).nonzero()[:, 0]
-    return tokens[queries[tokens].argsort(descending=True)]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -13,6 +14,7 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be
 from convattn.grid import PerAxis, axis_lists
 from convattn.heads.catalogue import PATCH_NETWORKS, read_matrices, survey
 from convattn.heads.families.attention_class import PatchNetwork
+from convattn.heads.layout import lattice
 from convattn.structure import find_empty, full_name
 
 Kind: TypeAlias = Literal["mimetic", "impulse", "exact"]
@@ -92,7 +94,8 @@ def init_heads_(
             f"heads must be at least {_FEATURES} wide for an exact start, but are {layers[0].width}"
         )
     positions = _positions(vit, network)
-    taps = _taps(kernel)
+    sides = [range(-(count // 2), count // 2 + 1) for count in kernel]
+    taps = [*product(*sides)]
     if kind == "mimetic":
         taps = taps[len(taps) // 2 :][:1]
     masses = []
@@ -102,12 +105,15 @@ def init_heads_(
             tap = taps[head % len(taps)]
             at_tap = _at_tap(network.grid, tap)
             if kind == "mimetic":
-                layer.set_scores(head, *_mimetic_scores(layer, generator))
+                near = _near_identity(layer.query.shape[1], *_QUERY_KEY, generator)
+                scores = _halves(near, layer.width)
             elif kind == "impulse":
-                layer.set_scores(head, *_impulse_scores(layer, positions, at_tap, generator))
+                scores = _impulse_scores(layer, positions, at_tap, generator)
             else:
-                layer.set_scores(head, *_exact_scores(layer, positions, network.grid, tap))
-            shares.append(_mass(layer.weights(head, positions), at_tap))
+                scores = _exact_scores(layer, positions, network.grid, tap)
+            layer.set_scores(head, *scores)
+            weight = (layer.weights(head, positions) * at_tap).sum() / at_tap.sum().clamp(min=1)
+            shares.append(weight.item())
         if kind != "exact":
             layer.set_values(generator)
         masses.append(sum(shares) / len(shares))
@@ -196,23 +202,12 @@ def _positions(vit: nn.Module, network: PatchNetwork) -> Float64[Tensor, "patche
     )
 
 
-def _taps(kernel: Sequence[int]) -> list[tuple[int, int]]:
-    """Lists the displacements of a kernel, row by row."""
-    rows, cols = (range(-(taps // 2), taps // 2 + 1) for taps in kernel)
-    return [(row, col) for row in rows for col in cols]
-
-
-def _at_tap(grid: tuple[int, int], tap: tuple[int, int]) -> Float64[Tensor, "queries keys"]:
+def _at_tap(grid: tuple[int, int], tap: Sequence[int]) -> Float64[Tensor, "queries keys"]:
     """Returns 1 at the key that a tap looks at from each query, 0 elsewhere; nothing beyond the grid."""
     sides = []
     for size, step in zip(grid, tap, strict=True):
         sides.append(torch.eye(size, dtype=torch.float64).roll(step, 1).triu(step).tril(step))
     return torch.kron(*sides)
-
-
-def _mass(weights: Tensor, at_tap: Float64[Tensor, "queries keys"]) -> float:
-    """Returns the mean weight at a tap, over the queries from which it is inside the grid."""
-    return ((weights * at_tap).sum() / at_tap.sum().clamp(min=1)).item()
 
 
 def _near_identity(
@@ -222,16 +217,11 @@ def _near_identity(
     return normal * drawn / size**0.5 + identity * torch.eye(size, dtype=torch.float64)
 
 
-def _halves(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def _halves(whole: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors the best approximation of a rank into equal halves, A Bᵀ."""
-    left, values, right = torch.linalg.svd(product, full_matrices=False)
+    left, values, right = torch.linalg.svd(whole, full_matrices=False)
     roots = values[:rank].sqrt()
     return left[:, :rank] * roots, right[:rank].T * roots
-
-
-def _mimetic_scores(layer: _Maps, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    product = _near_identity(layer.query.shape[1], *_QUERY_KEY, generator)
-    return _halves(product, layer.width)
 
 
 def _impulse_scores(
@@ -251,11 +241,11 @@ def _exact_scores(
     layer: _Maps,
     positions: Float64[Tensor, "patches width"],
     grid: tuple[int, int],
-    tap: tuple[int, int],
+    tap: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Solves 2α (q + Δ) · k − α ‖k‖², which is −α ‖k − q − Δ‖² but for terms of the query alone."""
     sides = [torch.arange(size, dtype=torch.float64) - (size - 1) / 2 for size in grid]
-    places = torch.cartesian_prod(*sides)
+    places = lattice(sides)
     centres = places + torch.tensor(tap, dtype=torch.float64)
     constant = torch.full((len(places), 1), -1.0, dtype=torch.float64)
     features = torch.cat([2 * centres, constant], 1) * _SHARPNESS / layer.scale

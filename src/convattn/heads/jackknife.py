@@ -82,10 +82,8 @@ def explained(
     groups = min(groups, count)
     members = torch.arange(count) * groups // count
     others = []
-    for group in range(groups if count > 1 else 0):
+    for group in range(groups):
         rest = members != group
-        missed = error[rest].sum() / total[rest].sum()
-        others.append(1 - missed)
+        others.append(1 - error[rest].sum() / total[rest].sum())
     value = 1 - error.sum() / total.sum()
-    spread = jackknife(torch.stack(others)) if others else torch.tensor(nan)
-    return Estimate(float(value), float(spread))
+    return Estimate(float(value), float(jackknife(torch.stack(others))))

@@ -1,7 +1,6 @@
 """How well weights by displacement describe a head."""
 
 from math import exp, nan
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -101,23 +100,13 @@ def uniform_attention(pairs: Pairs) -> Float64[Tensor, "groups rows cols"]:
     return shared_out(torch.zeros_like(pairs.counts), pairs)
 
 
-class Everywhere(NamedTuple):
-    """A head that looks everywhere alike."""
-
-    distance: float  # Its mean attention distance, in cells
-    effective_positions: float  # exp of its mean entropy
-
-
-def everywhere_alike(pairs: Pairs) -> Everywhere:
-    """Measures a head that looks everywhere alike."""
+def everywhere_alike(pairs: Pairs) -> tuple[float, float]:
+    """Returns of a head that looks everywhere alike the mean attention distance, in cells, and exp(mean entropy)."""
     weights = uniform_attention(pairs)
     lengths = torch.cat([pairs.lengths, pairs.lengths.new_zeros(1)])
     distances = weights * lengths[pairs.bins]
     entropies = -torch.xlogy(weights, weights)
-    return Everywhere(
-        distance=float(distances.sum() / pairs.queries),
-        effective_positions=exp(entropies.sum() / pairs.queries),
-    )
+    return float(distances.sum() / pairs.queries), exp(entropies.sum() / pairs.queries)
 
 
 def fit_logs(
@@ -132,13 +121,15 @@ def fit_logs(
     """
     measured = sums.by_displacement.clamp_min(0)
     measured = measured / measured.sum(dim=1, keepdim=True) * pairs.queries
+    largest = measured.amax(dim=1)
     keys = _keys_by_displacement(pairs)
     weights = measured / pairs.counts
     rounds = 0
     while True:
         inverse = (weights @ keys.mT).reciprocal().nan_to_num(posinf=0.0)
         fitted = weights * (inverse @ keys)
-        settled = _settled(measured, fitted)
+        error = (measured - fitted).abs().amax(dim=1)
+        settled = ~(error > _SETTLED * largest)  # a head of nan counts as settled
         if rounds == _ROUNDS or bool(settled.all()):
             return weights.log().log_softmax(dim=1), settled
         curvature = fitted - weights.square() * (inverse.square() @ keys)
@@ -146,16 +137,6 @@ def fit_logs(
         weights = weights * step.clamp(-1, 1).exp()
         weights = weights / weights.sum(dim=1, keepdim=True)
         rounds += 1
-
-
-def _settled(
-    measured: Float64[Tensor, "*heads displacements"],
-    fitted: Float64[Tensor, "*heads displacements"],
-) -> Tensor:
-    """Tells which heads have converged, so that they get what was measured; a head of nan counts as converged."""
-    error = (measured - fitted).abs().amax(dim=-1)
-    largest = measured.amax(dim=-1)
-    return ~(error > _SETTLED * largest)
 
 
 def _keys_by_displacement(pairs: Pairs) -> Float64[Tensor, "queries displacements"]:

@@ -30,7 +30,8 @@ class Layout:
     # Position in steps of the queries' grid; 0 for keys without one
     keys: Float[Tensor, "groups keys axes"]
     key_prefix: Bool[Tensor, " keys"]  # Keys without a position: class and register tokens
-    allowed: Bool[Tensor, "groups queries keys"] | None  # Pairs that no mask excludes; None if all
+    # Pairs that no mask excludes; None if all
+    allowed: Bool[Tensor, "groups queries keys"] | None = None
 
     @property
     def groups(self) -> int:
@@ -40,9 +41,13 @@ class Layout:
     @property
     def prefix(self) -> int:
         """Number of queries that are prefix tokens."""
+        return len(self.prefix_queries())
+
+    def prefix_queries(self) -> Int[Tensor, " prefix_queries"]:
+        """Returns which queries of the first group are prefix tokens, in the order of the tokens."""
         queries = self.queries[0]
-        is_prefix = (queries < 0) & (queries != OUTSIDE)
-        return int(is_prefix.sum())
+        tokens = ((queries < 0) & (queries != OUTSIDE)).nonzero()[:, 0]
+        return tokens[queries[tokens].argsort(descending=True)]
 
     @property
     def positions(self) -> int:
@@ -56,9 +61,14 @@ class Layout:
 
     def in_order(self) -> bool:
         """Tells whether queries and keys are prefix tokens and then the grid row by row."""
-        whole = global_layout(self.grid, self.prefix)
+        return self.lies_like(global_layout(self.grid, self.prefix))
+
+    def lies_like(self, other: "Layout") -> bool:
+        """Tells whether queries and keys lie where those of another layout do."""
+        if self.grid != other.grid:
+            return False
         names = ("queries", "keys", "key_prefix")
-        return all(torch.equal(getattr(self, name), getattr(whole, name)) for name in names)
+        return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def with_allowed(self, allowed: Bool[Tensor, "groups queries keys"]) -> "Layout":
         """Returns the layout with a mask; None stands for a mask that excludes nothing."""
@@ -134,12 +144,11 @@ def global_layout(
         queries=queries[None],
         keys=torch.cat([places.new_zeros(prefix, len(grid)), places])[None],
         key_prefix=torch.arange(prefix + len(places)) < prefix,
-        allowed=None,
     )
 
 
 def grouped_layout(
-    grid: tuple[int, ...],
+    grid: Sequence[int],
     places: Int[Tensor, "groups queries axes"],
     *,
     allowed: Bool[Tensor, "groups queries keys"] | None = None,
@@ -166,11 +175,10 @@ def grouped_layout(
     steps = torch.tensor([prod(grid[axis + 1 :]) for axis in range(len(grid))])
     layout = Layout(
         pattern=pattern,
-        grid=grid,
+        grid=tuple(grid),
         queries=torch.where(inside, (places * steps).sum(-1), OUTSIDE),
         keys=places.double(),
         key_prefix=torch.zeros(places.shape[1], dtype=torch.bool),
-        allowed=None,
     )
     return layout if allowed is None else layout.with_allowed(allowed)
 

@@ -118,14 +118,14 @@ def layer_statistics(layer: LayerMeasure, radius: int | None) -> LayerStatistics
     hard = hardest[0]
     hard_shifts = pairs.displacements[hardest]
     inside = pairs.within(0 if radius is None else radius)
-    everywhere = everywhere_alike(pairs)
+    distance, effective_positions = everywhere_alike(pairs)
     directions = Directions(total, pairs)
     samples = []
     for sample in totals:
         numbers = _head_numbers(sample, pairs, hard, inside)
         numbers |= directions.shares(sample)
-        numbers["evenness"] = numbers["effective_positions"] / everywhere.effective_positions
-        numbers["nearness"] = 1 - numbers["distance"] / everywhere.distance
+        numbers["evenness"] = numbers["effective_positions"] / effective_positions
+        numbers["nearness"] = 1 - numbers["distance"] / distance
         samples.append(numbers)
     weights = total.by_displacement[:, inside] / (total.images * pairs.counts[inside])
     prefix_weights = total.prefix / (total.images * pairs.queries)

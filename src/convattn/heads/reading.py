@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, takewhile
 from math import prod
 from operator import mul
@@ -16,12 +17,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from convattn.budget import roundings
-from convattn.convert.network_runs import keep_random_state, read_arguments
+from convattn.convert.network_runs import keep_random_state, read_arguments, without_modes
 from convattn.convert.surgery import names_by_module, require_network
 from convattn.encodings import Encoding
 from convattn.errors import ArgumentError, UnsupportedModelError, must_be_a, must_fit, sorts
 from convattn.functional import attend, pad_keys
-from convattn.functional.torch_modes import plain_float32, without_autocast
 from convattn.grid import Axis
 from convattn.heads.catalogue import (
     AttentionModule,
@@ -156,25 +156,13 @@ def _parts_by_input(model: nn.Module) -> list[str]:
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Puts a model in evaluation mode, without gradients and autocast; restores flags and random numbers on leaving."""
     training = {module: module.training for module in model.modules()}
-    with keep_random_state(model), _without_modes(model):
+    with keep_random_state(model), without_modes(model):
         try:
             model.eval()
             yield
         finally:
             for module, flag in training.items():
                 module.training = flag
-
-
-def _without_modes(model: nn.Module) -> ExitStack:
-    """Enters a context without gradients, autocast and TF32, also inside a model that turns them on."""
-    settings = ExitStack()
-    settings.enter_context(plain_float32())
-    settings.enter_context(torch.no_grad())
-    devices = {parameter.device for parameter in model.parameters()}
-    devices.add(torch.device("cpu"))
-    for device in devices:
-        settings.enter_context(without_autocast(device))
-    return settings
 
 
 _Seen: TypeAlias = tuple[Product, Tensor, Proof]
@@ -210,8 +198,8 @@ class Watcher:
                 self._convolutions.add(module)
         # The modules that run, with their products
         self._stack: list[tuple[CallContext, list[_Seen]]] = []
+        # Output sizes of the convolutions that ran, latest last
         self._features: dict[nn.Module, tuple[int, ...]] = {}
-        self._grids: dict[str, tuple[int, ...]] = {}  # Of the convolutions that ran, latest last
         self._operations = Operations(self._note)
 
     def __deepcopy__(self, _: object) -> "Watcher":
@@ -226,11 +214,11 @@ class Watcher:
         self._images = len(tensors[0]) if tensors else 0
         self._callback = callback
         self._raised: BaseException | None = None
-        for of_last_run in (self._stack, self._features, self._grids):
-            of_last_run.clear()
+        self._stack.clear()
+        self._features.clear()
         with as_it_was(self.model), ExitStack() as watching:
             for module, name in self._called.items():
-                enter = self._entering(name)
+                enter = partial(self._enter, name)
                 before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
                 watching.callback(before.remove)
                 after = module.register_forward_hook(self._leave)
@@ -253,17 +241,13 @@ class Watcher:
         if not self._names:
             attention_layers(self.model)  # which says why none can be read
 
-    def _entering(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._operations.paused:
-                return
-            parents: tuple[CallContext, ...] = ()
-            if self._stack:
-                around = self._stack[-1][0]
-                parents = (around, *around.parents)
-            self._stack.append((CallContext(name, module, args, kwargs, parents), []))
-
-        return hook
+    def _enter(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._operations.paused:
+            return
+        parents = tuple(call for call, _ in reversed(self._stack))
+        self._stack.append((CallContext(name, module, args, kwargs, parents), []))
 
     def _leave(self, module: nn.Module, _: tuple[Any, ...], out: Any) -> None:
         if self._operations.paused:
@@ -274,13 +258,11 @@ class Watcher:
         if module in self._convolutions:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
-            self._grids.pop(call.name, None)
-            self._grids[call.name] = tuple(out.shape[2:])
         if module not in self._names:
             return
         self._operations.paused = True
         try:
-            with torch._C.DisableTorchFunction(), _without_modes(self.model):
+            with torch._C.DisableTorchFunction(), without_modes(self.model):
                 y = out[0] if isinstance(out, tuple) else out
                 self._callback(self._read(call, products, y))
         except BaseException as error:
@@ -295,7 +277,7 @@ class Watcher:
         for call, products in reversed(self._stack):
             if call.module in self._names:
                 # Now, because the module may change its tensors in place afterwards.
-                with _without_modes(self.model):
+                with without_modes(self.model):
                     weights = product.weights()
                 first = max(1, product.shape[0] // max(1, self._images))
                 products.append((product, weights, product.proof(weights, first)))
@@ -382,7 +364,8 @@ class Watcher:
 
     def _grid_source(self, layer: str, grid: tuple[int, ...]) -> str:
         """Returns the last convolution whose output has a grid, of those nearest to a layer; empty if none has."""
-        sources = [name for name, sizes in reversed(self._grids.items()) if sizes == grid]
+        outputs = reversed(self._features.items())
+        sources = [self._called[module] for module, shape in outputs if shape[2:] == grid]
 
         def shared_parents(name: str) -> int:
             pairs = zip(layer.split("."), name.split("."), strict=False)

@@ -16,12 +16,12 @@ from convattn.errors import ArgumentError, UnsupportedModelError, must_be, must_
 from convattn.heads.catalogue import attention_class, is_own, read_matrices
 from convattn.heads.convolved_attention import ConvolvedAttention, MeasuredHeads
 from convattn.heads.families.attention_class import TokenAttention
-from convattn.heads.head_report import AGAIN, HeadReport, LayerReport
+from convattn.heads.head_report import AGAIN, HeadReport, LayerReport, weight_digests
 from convattn.heads.patch_grid import fix_grid
 from convattn.heads.replaceable_heads import check_heads, measured_heads, why_not
 from convattn.heads.verdict import CONVOLUTIONAL
 from convattn.record import Record
-from convattn.structure import full_name, network_digest
+from convattn.structure import full_name
 from convattn.wording import counted, some
 
 
@@ -254,11 +254,8 @@ def _require_of_model(report: HeadReport, model: nn.Module) -> None:
 
 def _other_weights(report: HeadReport, model: nn.Module, *, same_weights: bool) -> list[str]:
     """Says if the network's weights are not those measured; with `same_weights` this raises."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    changed = []
-    for name, digest in report.weights.items():
-        if name in modules and network_digest(modules[name]) != digest:
-            changed.append(name)
+    digests = weight_digests(model, report.weights)
+    changed = [name for name, digest in digests.items() if digest != report.weights[name]]
     if not changed:
         return []
     layers = some([name for name in changed if name]) or "other layers than those measured"

@@ -94,19 +94,6 @@ def why_not(
 
 def _unusable(layer: LayerReport, head: HeadStatistics) -> str | None:
     """Returns why a head's kernel cannot be run; None if it can."""
-    if (reason := _unusable_layer(layer)) is not None:
-        return reason
-    kernel = head.position_kernel
-    complete = len(kernel) == len(layer.displacements) and math.isfinite(sum(kernel))
-    if not complete or min(kernel, default=-1) < 0:
-        return "the report holds no kernel of weights for it"
-    if sum(kernel) <= 0:
-        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
-    return None
-
-
-def _unusable_layer(layer: LayerReport) -> str | None:
-    """Returns why no kernel of a layer can be run; None if they can."""
     if layer.pattern not in WHOLE:
         return f"its layer attends in a pattern ({layer.pattern}) whose borders are not those of the grid"
     if not layer.normalised:
@@ -114,6 +101,12 @@ def _unusable_layer(layer: LayerReport) -> str | None:
     displacements = torch.tensor(layer.displacements, dtype=torch.float64)
     if not torch.equal(displacements, displacements.round()):
         return "its keys lie between the positions"
+    kernel = head.position_kernel
+    complete = len(kernel) == len(layer.displacements) and math.isfinite(sum(kernel))
+    if not complete or min(kernel, default=-1) < 0:
+        return "the report holds no kernel of weights for it"
+    if sum(kernel) <= 0:
+        return "its kernel holds no weight: all of its attention is on prefix tokens, or beyond the report's radius"
     return None
 
 

@@ -24,8 +24,9 @@ class Rule:
 
     word: str  # What the head is called
     limits: dict[str, float]  # Limits by the name of the number
-    by_position: bool  # Whether the word says that displacement decides
     meaning: str  # The rule in words
+    # Name of what says where the head looks; empty if the word does not say that displacement decides
+    place: str = ""
 
     def holds(self, head: Any, images: int) -> bool:
         """Says whether a head, measured on some images, keeps the rule; a number that is not known does not."""
@@ -43,58 +44,54 @@ RULES = (
     Rule(
         CONVOLUTION,
         {"position_score": CONVOLUTIONAL},
-        by_position=True,
-        meaning="displacement explains at least 90 % of its attention",
+        "displacement explains at least 90 % of its attention",
+        place="hard_shift",
     ),
     Rule(
         "special tokens",
         {"prefix_share": 0.5},
-        by_position=False,
-        meaning="at least half of its attention is on class and register tokens",
+        "at least half of its attention is on class and register tokens",
     ),
     Rule(
         NEIGHBOUR,
         {"hard_share": 0.5},
-        by_position=True,
-        meaning="at least half of its attention is at one displacement",
+        "at least half of its attention is at one displacement",
+        place="hard_shift",
     ),
     Rule(
         "window",
         {"position_score": 0.5, "nearness": 0.5},
-        by_position=True,
-        meaning="displacement explains at least half of its attention, which is at most half as far as by chance",
+        "displacement explains at least half of its attention, which is at most half as far as by chance",
+        place="hard_shift",
     ),
     Rule(
         "line",
         {"line_share": 0.6},
-        by_position=True,
-        meaning="at least 60 % of its attention is in the query's own row, or column",
+        "at least 60 % of its attention is in the query's own row, or column",
+        place="line",
     ),
     Rule(
         "half-plane",
         {"side_share": 0.75},
-        by_position=True,
-        meaning="at least three quarters of its attention are on one side of the query",
+        "at least three quarters of its attention are on one side of the query",
+        place="side",
     ),
-    Rule(
-        ANYWHERE,
-        {"evenness": 0.9},
-        by_position=False,
-        meaning="it looks everywhere nearly alike",
-    ),
+    Rule(ANYWHERE, {"evenness": 0.9}, "it looks everywhere nearly alike"),
     Rule(
         "content",
         {"content_share": 0.5},
-        by_position=False,
-        meaning="at least half of the variance of its attention is between images",
+        "at least half of the variance of its attention is between images",
     ),
 )
 """The rules; the first that holds gives the word."""
 
+_BY_WORD = {rule.word: rule for rule in RULES}
+
 MIXED = "mixed"
 """Word of a head for which no rule holds."""
 
-MEANINGS = {rule.word: rule.meaning for rule in RULES} | {
+MEANINGS = {
+    **{rule.word: rule.meaning for rule in RULES},
     "row": "at least 60 % of its attention is in the query's own row",
     "column": "at least 60 % of its attention is in the query's own column",
     "one side": "at least three quarters of its attention are on one side of the query",
@@ -146,12 +143,12 @@ def judge(
         The verdict.
     """
     if without_content:
-        return _verdict(_by_word(CONVOLUTION), head, images, by_construction=True)
+        return _verdict(_BY_WORD[CONVOLUTION], head, images, by_construction=True)
     rule = _first_rule(head, images, shuffled, control_images)
     built = False
-    if untrained is not None and rule is not None and rule.by_position:
-        built = _first_rule(untrained, control_images) is rule
-        built = built and _place(rule, untrained) == _place(rule, head)
+    if untrained is not None and rule is not None and rule.place:
+        same_place = getattr(untrained, rule.place) == getattr(head, rule.place)
+        built = same_place and _first_rule(untrained, control_images) is rule
     return _verdict(rule, head, images, by_construction=built)
 
 
@@ -162,28 +159,15 @@ def _first_rule(
 
     A head that looks everywhere nearly alike has no word of position: what little it leaves out says nothing.
     """
-    even = _by_word(ANYWHERE).holds(head, images)
+    even = _BY_WORD[ANYWHERE].holds(head, images)
     for rule in RULES:
         if not rule.holds(head, images):
             continue
-        if not rule.by_position:
+        if not rule.place:
             return rule
         if not even and (shuffled is None or not _goes_away(head, shuffled, control_images)):
             return rule
     return None
-
-
-def _by_word(word: str) -> Rule:
-    return next(rule for rule in RULES if rule.word == word)
-
-
-def _place(rule: Rule, head: Any) -> Any:
-    """Returns what says where a head looks for which a rule of position holds."""
-    if rule.word == "line":
-        return head.line
-    if rule.word == "half-plane":
-        return head.side
-    return head.hard_shift
 
 
 def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
@@ -195,7 +179,7 @@ def _goes_away(head: Any, shuffled: Any, images: int) -> bool:
 
 def _verdict(rule: Rule | None, head: Any, images: int, *, by_construction: bool) -> HeadVerdict:
     """Says where a head looks for which a rule holds; None is a head without one."""
-    hard = _by_word(NEIGHBOUR).holds(head, images)
+    hard = _BY_WORD[NEIGHBOUR].holds(head, images)
     tap = head.hard_shift if hard else None
     word = MIXED if rule is None else rule.word
     place = ""
@@ -243,11 +227,6 @@ def count_words(verdicts: Sequence[HeadVerdict]) -> str:
         elif counts[word]:
             parts.append(f"{counts[word]} {word}")
     return ", ".join(parts)
-
-
-def convolutions(verdicts: Sequence[HeadVerdict]) -> int:
-    """Counts the heads that are convolutions."""
-    return sum(verdict.word == CONVOLUTION for verdict in verdicts)
 
 
 _WORTH_SAYING = 0.005
@@ -312,15 +291,15 @@ def _sizes(kernel: Sequence[int]) -> str:
 
 def headline(heads: Sequence[HeadVerdict], untrained: Sequence[HeadVerdict]) -> str:
     """Says how many heads are convolutions, whether the architecture does it, and what the others are."""
-    found = convolutions(heads)
-    are = "is a convolution" if found == 1 else "are convolutions"
-    line = f"{found} of {counted(len(heads), 'head')} {are}"
-    built = sum(head.word == CONVOLUTION and head.by_construction for head in heads)
-    if untrained and found:
-        line += f", and {convolutions(untrained)} of {len(untrained)} with untrained weights"
-    if built and built == found:
-        line += ": the architecture does it"
+    convolutions = [head for head in heads if head.word == CONVOLUTION]
     others = [head for head in heads if head.word != CONVOLUTION]
+    are = "is a convolution" if len(convolutions) == 1 else "are convolutions"
+    line = f"{len(convolutions)} of {counted(len(heads), 'head')} {are}"
+    if untrained and convolutions:
+        count = sum(head.word == CONVOLUTION for head in untrained)
+        line += f", and {count} of {len(untrained)} with untrained weights"
+    if convolutions and all(head.by_construction for head in convolutions):
+        line += ": the architecture does it"
     return f"{line}; {count_words(others)}" if others else line
 
 

@@ -227,6 +227,9 @@ def require_part(attention: nn.Module, name: str, kind: type[nn.Module] = nn.Lin
 
 
 def dropout_rate(attention: nn.Module, name: str) -> float:
-    """Returns how often a layer's dropout, or nothing in its place, drops a weight; raises as `require_part` does."""
-    kind = nn.Identity if isinstance(getattr(attention, name, None), nn.Identity) else nn.Dropout
+    """Returns how often a layer drops a weight, which a number says, or a module; raises as `require_part` does."""
+    dropout = getattr(attention, name, None)
+    if isinstance(dropout, float | int):
+        return float(dropout)
+    kind = nn.Identity if isinstance(dropout, nn.Identity) else nn.Dropout
     return float(getattr(require_part(attention, name, kind), "p", 0.0))

@@ -1,6 +1,5 @@
 """transformers' encoders, whose tokens attend to all others: vision towers, text and audio; and its decoders."""
 
-from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -109,63 +108,57 @@ def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
     return rows[:, 0]
 
 
-_VIT_NAMES = {
-    "output": "o_proj",
-    "heads": "num_attention_heads",
-    "dropout": "attention_dropout",
-    "scale": "scaling",
-}
-_CLIP_NAMES = {"output": "out_proj", "heads": "num_heads", "dropout": "dropout", "scale": "scale"}
-_WHISPER_NAMES = _CLIP_NAMES | {"scale": "scaling"}
-"""How the classes name their output map, their number of heads, the dropout of weights, and the scale of scores."""
-
-
-def _tower_matrices(
-    attention: nn.Module, names: Mapping[str, str], mask: str | None = None
+def _matrices(
+    attention: nn.Module,
+    maps: tuple[str, ...],
+    *,
+    heads: str,
+    dropout: str,
+    scale: str,
+    mask: str | None = None,
 ) -> TokenAttention:
-    """Returns the matrices of a vision tower's attention."""
-    maps = ("q_proj", "k_proj", "v_proj", names["output"])
-    query, key, value, output = (require_part(attention, name) for name in maps)
+    """Returns the matrices of a layer, by the names of its maps, numbers and dropout.
+
+    Without a fourth map, as in BERT, another module applies W_out.
+    """
+    if getattr(attention, "is_decoder", False) or getattr(attention, "is_causal", False):
+        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
+    parts = [require_part(attention, name) for name in maps]
+    query, key, value, output, *_ = (*parts, None)
     return TokenAttention(
-        heads=int(getattr(attention, names["heads"])),
+        heads=int(getattr(attention, heads)),
         query=query,
         key=key,
         value=value,
         output=output,
         wrap=partial(TransformersAttention, config=attention.config, mask=mask),
-        dropout=float(getattr(attention, names["dropout"])),
-        scale=float(getattr(attention, names["scale"])),
+        dropout=dropout_rate(attention, dropout),
+        scale=float(getattr(attention, scale)),
     )
 
 
-def _whisper_matrices(attention: nn.Module) -> TokenAttention:
-    """Returns the matrices of the attention in Whisper's encoder."""
-    _refuse_decoder(attention)
-    return _tower_matrices(attention, _WHISPER_NAMES)
+_vit_matrices = partial(
+    _matrices,
+    maps=("q_proj", "k_proj", "v_proj", "o_proj"),
+    heads="num_attention_heads",
+    dropout="attention_dropout",
+    scale="scaling",
+)
+_beit_matrices = partial(_vit_matrices, mask=_BIAS)
+_bert_matrices = partial(
+    _vit_matrices, maps=("query", "key", "value"), dropout="dropout", mask=_PADDING
+)
+_whisper_matrices = partial(
+    _matrices,
+    maps=("q_proj", "k_proj", "v_proj", "out_proj"),
+    heads="num_heads",
+    dropout="dropout",
+    scale="scaling",
+)
+_clip_matrices = partial(_whisper_matrices, scale="scale")
 
 
-def _refuse_decoder(attention: nn.Module) -> None:
-    if attention.is_decoder or attention.is_causal:
-        raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-
-
-def bert_matrices(attention: nn.Module) -> TokenAttention:
-    """Returns the matrices of BERT's encoder, of which another module applies W_out."""
-    _refuse_decoder(attention)
-    query, key, value = (require_part(attention, name) for name in ("query", "key", "value"))
-    return TokenAttention(
-        heads=int(attention.num_attention_heads),  # type: ignore[arg-type]
-        query=query,
-        key=key,
-        value=value,
-        output=None,
-        wrap=partial(TransformersAttention, config=attention.config, mask=_PADDING),
-        dropout=dropout_rate(attention, "dropout"),
-        scale=float(attention.scaling),  # type: ignore[arg-type]
-    )
-
-
-def _by_full_name(classes: Iterable[str], how: AttentionClass) -> dict[str, AttentionClass]:
+def _by_full_name(how: AttentionClass, *classes: str) -> dict[str, AttentionClass]:
     """Says the same of classes, given as "vit.ViTAttention"."""
     catalogue = {}
     for name in classes:
@@ -174,57 +167,56 @@ def _by_full_name(classes: Iterable[str], how: AttentionClass) -> dict[str, Atte
     return catalogue
 
 
-_VITS = (
-    "vit.ViTAttention",
-    "deit.DeiTAttention",
-    "dinov2.Dinov2Attention",
-    "dinov2_with_registers.Dinov2WithRegistersAttention",
-    "ijepa.IJepaAttention",
-    "vit_msn.ViTMSNAttention",
-)
-_CLIPS = ("clip.CLIPAttention", "siglip.SiglipAttention")
-_TOWERS = (
-    "dinov3_vit.DINOv3ViTAttention",
-    "mlcd.MLCDAttention",
-    "audio_spectrogram_transformer.ASTAttention",
-)
-_SEQUENCES = (
-    "distilbert.DistilBertSelfAttention",
-    "roberta.RobertaSelfAttention",
-    "xlm_roberta.XLMRobertaSelfAttention",
-    "camembert.CamembertSelfAttention",
-    "electra.ElectraSelfAttention",
-    "mpnet.MPNetSelfAttention",
-    "albert.AlbertAttention",
-    "wav2vec2.Wav2Vec2Attention",
-    "hubert.HubertAttention",
-    "gpt2.GPT2Attention",
-    "llama.LlamaAttention",
-    "opt.OPTAttention",
-    "t5.T5Attention",
-    "mt5.MT5Attention",
-    "umt5.UMT5Attention",
-)
-_vit_matrices = partial(_tower_matrices, names=_VIT_NAMES)
-_beit_matrices = partial(_tower_matrices, names=_VIT_NAMES, mask=_BIAS)
-_clip_matrices = partial(_tower_matrices, names=_CLIP_NAMES)
-
 TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
-    **_by_full_name(_VITS, AttentionClass("global", read_tower, matrices=_vit_matrices)),
-    **_by_full_name(_CLIPS, AttentionClass("global", read_tower, matrices=_clip_matrices)),
     **_by_full_name(
-        ["beit.BeitAttention"], AttentionClass("global", read_tower, matrices=_beit_matrices)
+        AttentionClass("global", read_tower, matrices=_vit_matrices),
+        "vit.ViTAttention",
+        "deit.DeiTAttention",
+        "dinov2.Dinov2Attention",
+        "dinov2_with_registers.Dinov2WithRegistersAttention",
+        "ijepa.IJepaAttention",
+        "vit_msn.ViTMSNAttention",
     ),
     **_by_full_name(
-        ["bert.BertSelfAttention"],
-        AttentionClass("sequence", read_sequence, matrices=bert_matrices),
+        AttentionClass("global", read_tower, matrices=_clip_matrices),
+        "clip.CLIPAttention",
+        "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        ["whisper.WhisperAttention"],
+        AttentionClass("global", read_tower, matrices=_beit_matrices), "beit.BeitAttention"
+    ),
+    **_by_full_name(
+        AttentionClass("sequence", read_sequence, matrices=_bert_matrices),
+        "bert.BertSelfAttention",
+    ),
+    **_by_full_name(
         AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
+        "whisper.WhisperAttention",
     ),
-    **_by_full_name(_TOWERS, AttentionClass("global", read_tower)),
-    **_by_full_name(_SEQUENCES, AttentionClass("sequence", read_sequence)),
+    **_by_full_name(
+        AttentionClass("global", read_tower),
+        "dinov3_vit.DINOv3ViTAttention",
+        "mlcd.MLCDAttention",
+        "audio_spectrogram_transformer.ASTAttention",
+    ),
+    **_by_full_name(
+        AttentionClass("sequence", read_sequence),
+        "distilbert.DistilBertSelfAttention",
+        "roberta.RobertaSelfAttention",
+        "xlm_roberta.XLMRobertaSelfAttention",
+        "camembert.CamembertSelfAttention",
+        "electra.ElectraSelfAttention",
+        "mpnet.MPNetSelfAttention",
+        "albert.AlbertAttention",
+        "wav2vec2.Wav2Vec2Attention",
+        "hubert.HubertAttention",
+        "gpt2.GPT2Attention",
+        "llama.LlamaAttention",
+        "opt.OPTAttention",
+        "t5.T5Attention",
+        "mt5.MT5Attention",
+        "umt5.UMT5Attention",
+    ),
 }
 """Classes of attention by full name."""
 

@@ -38,20 +38,16 @@ def window_layout(
     rolled = []
     regions = []
     for size, side, by in zip(grid, window, shift, strict=True):
-        rolled.append(_rolled(size, side, by, roll_first=roll_first))
-        regions.append(_regions(len(rolled[-1]), side, by))
+        positions = _rolled(size, side, by, roll_first=roll_first)
+        rolled.append(positions.view(-1, side))
+        regions.append(_regions(len(positions), side, by).view(-1, side))
     pattern = "windows"
     allowed = None
     if any(shift):
         pattern = "shifted windows"
-        region = _cut(regions, window)
+        region = _on_both_axes(*regions)
         allowed = (region[:, :, None] == region[:, None]).all(-1)
-    return grouped_layout(
-        (int(grid[0]), int(grid[1])),
-        _cut(rolled, window),
-        allowed=allowed,
-        pattern=pattern,
-    )
+    return grouped_layout(grid, _on_both_axes(*rolled), allowed=allowed, pattern=pattern)
 
 
 def _rolled(size: int, window: int, shift: int, *, roll_first: bool) -> Int[Tensor, " padded"]:
@@ -70,23 +66,21 @@ def _regions(padded: int, window: int, shift: int) -> Int[Tensor, " padded"]:
     return (place >= padded - window).long() + (place >= padded - shift).long()
 
 
-def _cut(
-    axes: Sequence[Int[Tensor, " _"]], window: Sequence[int]
+def _on_both_axes(
+    rows: Int[Tensor, "_ rows"], cols: Int[Tensor, "_ cols"]
 ) -> Int[Tensor, "groups queries 2"]:
-    """Cuts the grid of two axes' numbers into windows."""
-    rows = axes[0].view(-1, window[0])
-    cols = axes[1].view(-1, window[1])
+    """Pairs the groups of two axes, and the numbers in them."""
     parts = torch.broadcast_tensors(rows[:, None, :, None], cols[None, :, None, :])
     return torch.stack(parts, -1).flatten(2, 3).flatten(0, 1)
 
 
 def sparse_layout(grid: Sequence[int], counts: Sequence[int]) -> Layout:
     """Makes the layout of sparse grids: a group holds `counts` positions along each axis, spread evenly."""
-    steps = [size // count for size, count in zip(grid, counts, strict=True)]
-    groups = torch.cartesian_prod(*map(torch.arange, steps))
-    inside = torch.cartesian_prod(*map(torch.arange, counts)) * torch.tensor(steps)
-    places = groups[:, None] + inside[None]
-    return grouped_layout((int(grid[0]), int(grid[1])), places, pattern="grid")
+    axes = []
+    for size, count in zip(grid, counts, strict=True):
+        step = size // count
+        axes.append(torch.arange(count * step).view(count, step).mT)
+    return grouped_layout(grid, _on_both_axes(*axes), pattern="grid")
 
 
 def read_timm_swin(call: CallContext) -> Layout:
