@@ -6,10 +6,13 @@
 A template is a file of the folder templates: Markdown in which `{{ … }}` is worded from a record, by the modules of
 `WORDS` or by that of the question. A template may have a number that looks measured only in a line after `{# FILE #}`,
 which names a file of the repository that has this number, or after `{# set NUMBER … #}`, which says that it was chosen,
-not measured.
+not measured. A word of a result, as "ahead" or "exact", comes from a function of records, too; a line may have it only
+after `{# words WORD, WORD #}`, which names all such words of the line, each as often as it is there: for a definition
+or a method.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -79,11 +82,29 @@ MEASURED = re.compile(
 SET = re.compile(r"\d+\.\d+\.\d+|Python \d\.\d+|Apache-2\.0|(?<!\d)95 %")
 """Numbers that are set: versions, and the level of intervals."""
 
-SHOWN_AS_TYPED = re.compile(
-    r"\{\{.*?\}\}|\{%.*?%\}|^```.*?^```|^    .*?$|`[^`\n]*`|\]\([^)]*\)|<[^>\n]*>",
-    re.DOTALL | re.MULTILINE,
+VERDICT = re.compile(
+    r"\b(?:(?:un)?resolved|ahead|behind|better|worse|beats?|gains?|loses?|wins?|won|helps?|steadily|significant\w*"
+    r"|twice|thirds?|faster|slower|as fast|no (?:difference|change)"
+    r"|(?:more|fewer|than|by|above|below|within|beyond|be) chance|chance gives"
+    r"|exact(?:ly)?|bit for bit|b?float(?:16|32|64)|half precision|held-out|n = \d+"
+    r"|(?:grids?|kernels?) (?:do(?:es)? not )?forms?|forms? (?:\w+ )*(?:grids?|kernels?)"
+    r"|(?:without|free of|has no) (?:an?y? )?convolutions?|wider|narrower|narrow(?=s? with)|lower than|higher than)\b"
+    r"|(?:^|[|.:?*\"] *\**)(?:Yes|No|Not|None|Never|Some|Mostly|Parts)\b"
+    r"(?! (?:called|covered|done|run|passed|yet|as|so|found|tuned)\b)",
+    re.IGNORECASE,
 )
-"""What is no prose of a template: holes, loops, code, addresses."""
+"""Words of results: who is ahead and whether that is resolved, answers, chance, precision, what was held out, n."""
+
+HOLE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_NAMES = re.compile(
+    r"\[\"[^\"]*\"\]|(?:attr|groupby|study|record|found|startswith)\([^)]*\)|(?:attribute=|== )\"[^\"]*\""
+)
+"""What stands in quotes in a hole and is no text of the page."""
+
+SHOWN_AS_TYPED = re.compile(
+    r"^```.*?^```|^    .*?$|`[^`\n]*`|\]\([^)]*\)|<[^>\n]*>", re.DOTALL | re.MULTILINE
+)
+"""What is no prose of a template, beside holes: code and addresses."""
 
 
 def pages() -> dict[Path, str]:
@@ -116,20 +137,44 @@ def rendered(template: Path, study: Callable[[str], Study] = studies.study) -> s
 
 
 def untied(template: str) -> list[str]:
-    """Lists the numbers of a template that look measured, come from no record, and are in no file that is named."""
+    """Lists what a template says and no record does.
+
+    These are numbers that look measured and are in no file that is named, and words of results that are not named, or
+    named and not there, each with its line.
+    """
     found = []
-    named = ""
-    for line in SHOWN_AS_TYPED.sub(" ", template).splitlines():
+    numbers_of, words_of = "", ""
+    numbers = SHOWN_AS_TYPED.sub(_lines, HOLE.sub(_lines, template)).splitlines()
+    words = SHOWN_AS_TYPED.sub(_lines, HOLE.sub(_texts, template)).splitlines()
+    for place, (line, text) in enumerate(zip(numbers, words, strict=True), 1):
         comment = re.fullmatch(r"\{# (.*) #\}", line)
         if comment is not None:
-            named = line if comment[1].startswith("set") else _files(comment[1])
+            kind, _, rest = comment[1].partition(" ")
+            if kind == "words":
+                words_of = rest
+            else:
+                numbers_of += line if kind == "set" else _files(comment[1])
             continue
         for number in MEASURED.findall(SET.sub(" ", line)):
-            there = re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", named)
+            there = re.search(rf"(?<![\d.,]){re.escape(number)}(?!\d)", numbers_of)
             if there is None:
-                found.append(number)
-        named = ""
+                found.append(f"line {place}: {number}")
+        typed = Counter(word.strip('|.:?*" ').lower() for word in VERDICT.findall(text))
+        named = Counter(words_of.lower().split(", ") if words_of else [])
+        found += [f"line {place}: {word}" for word in sorted((typed - named) + (named - typed))]
+        numbers_of, words_of = "", ""
     return found
+
+
+def _lines(part: re.Match[str]) -> str:
+    """Keeps of a part of a template that it took lines."""
+    return "\n" * part[0].count("\n") or " "
+
+
+def _texts(hole: re.Match[str]) -> str:
+    """Keeps the texts of a hole that may come on to the page."""
+    texts = re.findall(r'"[^"]*"', _NAMES.sub("", hole[0]))
+    return " ".join(texts).replace("\n", " ") + _lines(hole)
 
 
 def _files(names: str) -> str:
@@ -161,12 +206,12 @@ def different(given: Mapping[Path, str], shown: Mapping[Path, str]) -> list[str]
 
 
 def strange() -> list[str]:
-    """Lists the numbers of templates that look measured and come from no record."""
+    """Lists the numbers that look measured, and the words of results, that templates have from no record."""
     lines = []
     for template in sorted(TEMPLATES.rglob("*.md")):
         name = template.relative_to(ROOT)
-        numbers = untied(template.read_text(encoding="utf-8"))
-        lines += [f"{name}: {number} comes from no record" for number in numbers]
+        typed = untied(template.read_text(encoding="utf-8"))
+        lines += [f"{name}, {one} comes from no record" for one in typed]
     return lines
 
 

@@ -1,17 +1,16 @@
 """What pages of studies share: finished runs, spreads over seeds, paired differences, where the numbers come from."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convattn.heads import HeadSnapshot, read_heads
-from convattn.lab.study_record import difference_in_words
-from convattn.lab.tables import markdown_table
 from evidence.results import EVIDENCE
 
 Layers = list[np.ndarray]
@@ -140,17 +139,6 @@ def read_run(place: Path) -> TrainedRun:
     )
 
 
-def difference_table(study: Study, pairs: Iterable[tuple[str, str]], what: str) -> str:
-    """Tabulates differences of accuracy with the same seed, in points; `what` heads the column of networks."""
-    rows = []
-    for one, other in pairs:
-        accuracies = zip(study.accuracy(one), study.accuracy(other), strict=True)
-        values = [a - b for a, b in accuracies]
-        shown = ", ".join(f"{100 * value:+.2f}" for value in values)
-        rows.append([f"`{one}`", f"`{other}`", difference_in_words(values), shown])
-    return markdown_table([what, "less", "mean", "by seed"], rows)
-
-
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Words mean and standard deviation (n − 1) of fractions, in percent."""
     mean = f"{100 * float(np.mean(values)):.{digits}f}"
@@ -159,18 +147,49 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean} ± {100 * float(np.std(values, ddof=1)):.{digits}f} %"
 
 
+PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
+"""Precisions of training by their names in recipes."""
+
+
+def precision(*studies: Study) -> str:
+    """Says in which precision the runs of studies were trained."""
+    return _each(studies, lambda record: PRECISIONS[record["recipe"]["training"]["precision"]])
+
+
+def setting(*studies: Study) -> str:
+    """Says in one line how the runs of studies were trained: their number, precision, processor, torch and data."""
+    counts = [len(one.seeds) for one in studies]
+    seeds = " and ".join(f"{count}" for count in dict.fromkeys(counts))
+    processor = _each(studies, lambda record: _processor(record["hardware"]))
+    torch = _each(studies, lambda record: record["versions"]["torch"])
+    data = _each(studies, lambda record: record["data"]["name"])
+    plural = "" if max(counts) == 1 else "s"
+    return f"n = {seeds} seed{plural}; {precision(*studies)}; {processor}; torch {torch}; {data}"
+
+
+def _processor(hardware: dict[str, Any]) -> str:
+    """Names a processor, and how many threads a run had on it."""
+    name, instructions = hardware["processor"], hardware["instructions"]
+    return f"{name} ({instructions}), {hardware['threads']} thread(s) each run"
+
+
+def _each(studies: Iterable[Study], fact: Callable[[dict[str, Any]], str]) -> str:
+    """Lists what the records of studies say, each once."""
+    runs = chain.from_iterable(one.all for one in studies)
+    return " and ".join(dict.fromkeys(fact(run.record) for run in runs))
+
+
 def provenance(command: str, study: Study, warnings: Sequence[str] = ()) -> str:
     """Says which command, data and machine the numbers of a study come from."""
     runs = study.all
     first = runs[0].record
-    hardware, data, counts = first["hardware"], first["data"], first["data"]["counts"]
+    data, counts = first["data"], first["data"]["counts"]
     revisions = ", ".join(dict.fromkeys(f"`{run.record['revision']}`" for run in runs))
     images = f"{counts['train']:,} training and {counts['test']:,} test images"
-    machine = f"{hardware['processor']} ({hardware['instructions']}), {hardware['threads']} thread(s) each run"
     lines = [
         f"Command: `{command}`.",
         f"Data: {data['name']}, {data['source']}; {images}; accuracy after the last epoch.",
-        f"Hardware: {machine}; torch {first['versions']['torch']}, revision {revisions}.",
+        f"Setting: {setting(study)}; revision {revisions}.",
         *(f"Warning: {text}." for text in warnings),
     ]
     return "\n".join(f"- {line}" for line in lines)

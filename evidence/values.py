@@ -3,21 +3,27 @@
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean as mean
 from statistics import median
 from typing import Any
+
+from scipy import stats
 
 from benchmarks.record import BenchmarkRecord, CaseResult
 from benchmarks.report import fit_exponent, short
 from convattn import load_recipe
 from convattn.lab.paper_table import TABLE1
 from convattn.lab.study_record import t_interval
+from convattn.lab.tables import markdown_table
 from convattn.layers import RelativeAttention
 from convattn.models import AttentionNet
+from evidence.encodings import __main__ as encodings
 from evidence.results import EVIDENCE, ROOT
 from evidence.speedrun.operations import TRAIN_IMAGES
-from evidence.studies import Study
+from evidence.studies import Study, less
 
 
 def record(file: str) -> Any:
@@ -42,15 +48,94 @@ def interval(values: Sequence[float], unit: str = "", plus: str = "+", digits: i
     return f"{words}{unit} ({limits(values, digits)})"
 
 
-def points(values: Sequence[float]) -> str:
-    """Words a mean and its 95 % t interval in points."""
-    return interval(values, " points")
+@dataclass(frozen=True)
+class Gap:
+    """A difference of accuracy with the same seeds, and whether it is one by a rule for all that are compared."""
+
+    values: list[float]  # Differences by seed, in points
+    p: float  # Two-sided p of a t test, adjusted by Holm's rule for all differences of the family
+
+    @property
+    def word(self) -> str:
+        """Says which side is ahead, or that none is: p is at least 0.05."""
+        if self.p >= LEVEL:
+            return "not resolved"
+        return "ahead" if mean(self.values) > 0 else "behind"
+
+    def __str__(self) -> str:
+        """Words the mean, its own 95 % t interval, the adjusted p, and who is ahead."""
+        return f"{signed(mean(self.values), 2, '+')} points ({limits(self.values)}; p = {self.p:.2g}: {self.word})"
 
 
-def resolved(values: Sequence[float], otherwise: str = ": not resolved") -> str:
-    """Adds to an interval that it holds 0, if it does."""
-    low, high = t_interval(values)
-    return "" if low > 0 or high < 0 else otherwise
+LEVEL = 0.05
+"""Adjusted p below which a difference is resolved."""
+
+
+def family(
+    differences: Mapping[tuple[str, str], Sequence[float]],
+) -> Callable[[str, str], Gap]:
+    """Compares the differences of a family with Holm's rule; returns a look-up by the pair, either way round."""
+    tests = {pair: stats.ttest_1samp(values, 0).pvalue for pair, values in differences.items()}
+    adjusted: dict[tuple[str, str], float] = {}
+    largest = 0.0
+    for rank, (pair, p) in enumerate(sorted(tests.items(), key=lambda test: test[1])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * p))
+        adjusted[pair] = largest
+
+    def gap(one: str, other: str) -> Gap:
+        if (one, other) in adjusted:
+            return Gap(list(differences[one, other]), adjusted[one, other])
+        return Gap([-value for value in differences[other, one]], adjusted[other, one])
+
+    return gap
+
+
+COMPARED: dict[str, list[tuple[str, str]]] = {
+    "encodings": list(chain.from_iterable(encodings.QUESTIONS.values())),
+    "axes": [
+        ("axial-table", "axial-function"),
+        ("joint-table", "joint-function"),
+        ("axial-table", "joint-table"),
+        ("axial-function", "joint-function"),
+        ("short-sinusoids", "axial-table"),
+    ],
+    "heads": [(label, "heads-9") for label in ("heads-4", "heads-16", "convolutions")],
+    "quarter": [(label, "attention") for label in ("conv", "hard", "random")],
+    "controls": [
+        *((label, "attention") for label in ("conv", "hard", "content", "random", "random-frozen")),
+        ("random", "random-frozen"),
+    ],
+}
+"""The differences of each study that pages give: its family."""
+
+
+def compared(study: Study, name: str) -> Callable[[str, str], Gap]:
+    """Compares the networks of a study, by the family of that name."""
+    return family({pair: study.less(*pair) for pair in COMPARED[name]})
+
+
+def after_the_fact(axes: Study, heads: Study) -> Callable[[str, str], Gap]:
+    """Compares encodings that are sums over axes with quadratic heads, which no plan asked for."""
+    quadratic = heads.accuracy("heads-9")
+    labels = ("short-sinusoids", "axial-table")
+    return family({(label, "heads-9"): less(axes.accuracy(label), quadratic) for label in labels})
+
+
+def difference_table(
+    gap: Callable[[str, str], Gap], pairs: Iterable[tuple[str, str]], what: str
+) -> str:
+    """Tabulates differences of accuracy with the same seed, in points; `what` heads the column of networks."""
+    rows = []
+    for one, other in pairs:
+        found = gap(one, other)
+        shown = ", ".join(signed(value, 2, "+") for value in found.values)
+        rows.append([f"`{one}`", f"`{other}`", str(found), shown])
+    return markdown_table([what, "less", "mean, 95 % t interval, p", "by seed"], rows)
+
+
+def yes(holds: object) -> str:
+    """Answers a question."""
+    return "Yes" if holds else "No"
 
 
 def listed(items: Iterable[object]) -> str:

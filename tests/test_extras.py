@@ -93,6 +93,8 @@ def test_code_uses_what_an_extra_brings():
     used.update(re.findall(r"^import (\w+)", export, flags=re.MULTILINE))
     for text in source_files(PACKAGE, ROOT / "benchmarks", ROOT / "evidence").values():
         used |= imported_modules(ast.walk(ast.parse(text)))
+    for file in (ROOT / "evidence" / "sweep").glob("*.json"):  # lists of networks
+        used.update(re.findall(r'"network": "(\w+)', file.read_text(encoding="utf-8")))
     for extra, needed in packages():
         assert MODULES.get(needed.name, needed.name) in used, f"{needed.name} of {extra}"
 

@@ -177,14 +177,19 @@ def moved(study: Study) -> str:
 
 def _widths(start: HeadSnapshot, end: HeadSnapshot) -> list[str]:
     """Words heads' standard deviations, in pixels (root mean square of both axes), and how many heads have grown."""
-    before, after = (
-        np.sqrt(np.trace(np.linalg.inv(i.precisions), axis1=1, axis2=2) / 2) for i in (start, end)
-    )
-    return [
-        f"{np.median(before):.2f}",
-        f"{np.median(after):.2f}",
-        f"{(after > before).sum()} of {len(after)}",
-    ]
+    before, after = map(_deviations, (start, end))
+    grown = f"{(after > before).sum()} of {len(after)}"
+    return [f"{np.median(before):.2f}", f"{np.median(after):.2f}", grown]
+
+
+def _deviations(layer: HeadSnapshot) -> np.ndarray:
+    return np.sqrt(np.trace(np.linalg.inv(layer.precisions), axis1=1, axis2=2) / 2)
+
+
+def widened(study: Study, label: str) -> int:
+    """Counts the heads of the last layer of all runs that are wider at the end than at the start."""
+    ends = [run.ends() for run in study.of(label)]
+    return sum(int((_deviations(end[-1]) > _deviations(start[-1])).sum()) for start, end in ends)
 
 
 def figures(folder: Path, scale: str, output: Path) -> list[str]:

@@ -30,3 +30,12 @@ def within_budget(tasks: Iterable[Mapping[str, Any]]) -> int:
             rows = on_each_way(task, network["name"])
             found += all(row["error"] <= row["rounding"] for row in rows)
     return found
+
+
+def changed(tasks: Iterable[Mapping[str, Any]]) -> int:
+    """Counts the decisions that changed on any way."""
+    found = 0
+    for task in tasks:
+        for outcome in task["outcomes"]:
+            found += sum(decision["changed"] for decision in outcome["decisions"])
+    return found

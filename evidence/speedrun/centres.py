@@ -1,19 +1,20 @@
 """Where the heads of runs have their centres, and what chance gives."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from statistics import fmean as mean
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
+from scipy import stats
 
+from convattn import load_network
 from convattn.heads import HeadSnapshot
+from evidence.results import ROOT
 from evidence.speedrun.operations import network_of, sides_of
 from evidence.studies import Layers, Study, TrainedRun
-
-_TAPS = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
-_NEAR = 0.5
-"""Largest distance along an axis, in pixels, at which a centre is at a tap."""
 
 DRAWS = 10_000
 """Draws of centres where runs are taken together; 1,000 elsewhere."""
@@ -43,11 +44,11 @@ def attention_on_taps(
 
 def taps_with_a_centre(centres: Float[np.ndarray, "*draws heads 2"]) -> Int[np.ndarray, "*draws"]:
     """Counts the taps of a 3 × 3 kernel at which a head has its centre, at most half a pixel off along each axis."""
-    near = [
-        np.abs(centres[..., None, :, axis] - np.array(_TAPS)[:, axis, None]) <= _NEAR
-        for axis in range(2)
-    ]
-    return np.asarray(np.count_nonzero((near[0] & near[1]).any(-1), axis=-1))
+    pixels = np.rint(centres).astype(int)
+    inside = (np.abs(pixels) <= 1).all(-1)
+    tap = 3 * (pixels[..., 0] + 1) + pixels[..., 1] + 1
+    bits = np.where(inside, 1 << np.where(inside, tap, 0), 0)
+    return np.asarray(np.bitwise_count(np.bitwise_or.reduce(bits, axis=-1)), dtype=int)
 
 
 def taps_of_all(layers: Sequence[Float[np.ndarray, "*draws heads 2"]]) -> Int[np.ndarray, "*draws"]:
@@ -79,12 +80,67 @@ def started(
     return [draw.normal(0, 2, (draws, *one.shape)) for one in layers]
 
 
-def jittered(
-    layers: Sequence[Float[np.ndarray, "heads 2"]], draws: int
-) -> list[Float[np.ndarray, "draws heads 2"]]:
-    """Moves each centre by up to half a pixel along each axis: where it is stays, its place within a pixel does not."""
+def permuted(starts: Layers) -> Callable[[Layers, int], Layers]:
+    """Returns a draw that gives the displacements of the heads of a layer to other heads of it."""
+
+    def draw(layers: Layers, draws: int) -> Layers:
+        numbers = np.random.default_rng(0)
+        moved = []
+        for start, end in zip(starts, layers, strict=True):
+            order = numbers.random((draws, len(end))).argsort(-1)
+            moved.append(start + (end - start)[order])
+        return moved
+
+    return draw
+
+
+def rotated(starts: Layers) -> Callable[[Layers, int], Layers]:
+    """Returns a draw that lets each head move as far as it did, in a direction that is drawn."""
+
+    def draw(layers: Layers, draws: int) -> Layers:
+        numbers = np.random.default_rng(0)
+        moved = []
+        for start, end in zip(starts, layers, strict=True):
+            angles = numbers.uniform(0, 2 * np.pi, (draws, len(end)))
+            directions = np.stack([np.cos(angles), np.sin(angles)], -1)
+            lengths = np.linalg.norm(end - start, axis=-1)
+            moved.append(start + lengths[:, None] * directions)
+        return moved
+
+    return draw
+
+
+def scattered(layers: Layers, draws: int) -> Layers:
+    """Puts each centre that is in the 3 × 3 window on one of its nine taps, which is drawn."""
     draw = np.random.default_rng(0)
-    return [one + draw.uniform(-0.5, 0.5, (draws, *one.shape)) for one in layers]
+    drawn_layers = []
+    for layer in layers:
+        inside = (np.abs(layer) <= 1.5).all(-1)
+        taps = draw.integers(-1, 2, (draws, *layer.shape)).astype(float)
+        drawn_layers.append(np.where(inside[:, None], taps, layer))
+    return drawn_layers
+
+
+def shuffled(layers: Layers, draws: int) -> Layers:
+    """Permutes the displacements −3 to 3 of each axis, for all heads of a layer alike."""
+    draw = np.random.default_rng(0)
+    drawn_layers = []
+    for layer in layers:
+        places = draw.random((draws, 2, 7)).argsort(-1) - 3.0
+        indices = (layer.T + 3).astype(int)[None].repeat(draws, 0)
+        drawn_layers.append(np.take_along_axis(places, indices, -1).swapaxes(-1, -2))
+    return drawn_layers
+
+
+def paired(layers: Layers, draws: int) -> Layers:
+    """Gives the rows of a layer's peaks the columns of others of its heads."""
+    draw = np.random.default_rng(0)
+    drawn_layers = []
+    for layer in layers:
+        order = draw.random((draws, len(layer))).argsort(-1)
+        rows = layer[:, 0][None].repeat(draws, 0)
+        drawn_layers.append(np.stack([rows, layer[order, 1]], -1))
+    return drawn_layers
 
 
 def by_chance(
@@ -122,9 +178,30 @@ def chance(
     return f"{average:.{first}f} ({low:.{ends}f} to {high:.{ends}f})"
 
 
+def beside_chance(
+    layers: Layers,
+    what: Callable[[Any], np.ndarray] = taps_of_all,
+    draws: int = 1000,
+    draw: Callable[..., Layers] = drawn,
+) -> str:
+    """Says whether a number is above, below or within the middle 95 % of what chance gives."""
+    _, low, high = by_chance(layers, what, draws, draw)
+    found = float(what(layers))
+    if low <= found <= high:
+        return "within chance"
+    return "above chance" if found > high else "below chance"
+
+
+def grids_in_words(layers: Layers) -> str:
+    """Says what the rule of the seven new seeds says, which was written before their runs."""
+    above = beside_chance(layers, draw=started) == "above chance"
+    return "grids form" if above else "that grids form is not shown"
+
+
 def as_many_taps(layers: Layers, draw: Callable[[Layers, int], Layers]) -> float:
-    """Returns the share of draws with at least as many taps: a one-sided p."""
-    return float(np.mean(taps_of_all(draw(layers, DRAWS)) >= taps_of_all(layers)))
+    """Returns the share of draws with at least as many taps, the layers themselves among them: a one-sided p."""
+    reached = np.count_nonzero(taps_of_all(draw(layers, DRAWS)) >= taps_of_all(layers))
+    return (1 + reached) / (1 + DRAWS)
 
 
 def moved_in(study: Study, label: str) -> list[float]:
@@ -180,12 +257,47 @@ def expected_taps(study: Study, label: str, epoch: int) -> list[str]:
     return [f"{by_chance(layers, taps_of_all)[0]:.1f}" for layers in runs]
 
 
+def radii(study: Study, label: str, epoch: int) -> list[float]:
+    """Lists the mean distance of a centre from the pixel that looks, of each run after an epoch, in pixels."""
+    runs = study.centres(label, epoch)
+    return [float(np.linalg.norm(np.concatenate(layers), axis=-1).mean()) for layers in runs]
+
+
+def correlation(one: Sequence[float], other: Sequence[float]) -> str:
+    """Words the correlation of two lists, and its two-sided p, for values that are nearly normal."""
+    found = stats.pearsonr(one, other)
+    return f"r = {found.statistic:.2f}, p = {found.pvalue:.4f}".replace("-", "−")
+
+
 def away(study: Study, label: str, epoch: int) -> float:
     """Returns the mean distance of a centre to the nearest pixel after an epoch, over runs."""
     return mean(float(away_from_pixels(layers)) for layers in study.centres(label, epoch))
 
 
-def together(study: Study, label: str) -> Layers:
-    """Lists the centres of all layers of all runs at their ends."""
-    runs = study.centres(label, study.epochs(label))
-    return [layer for layers in runs for layer in layers]
+def together(study: Study, label: str, epoch: int | None = None) -> Layers:
+    """Lists the centres of all layers of all runs after an epoch, or at their ends."""
+    runs = study.centres(label, study.epochs(label) if epoch is None else epoch)
+    return list(chain.from_iterable(runs))
+
+
+def table_peaks(network: str) -> Layers:
+    """Reads where the axial tables of a network of the folder `pretrained` have the highest score for each head.
+
+    Of the displacements −3 to 3 along each axis, half of the 8 patches: most queries see these.
+    """
+    displacements = torch.arange(-3.0, 4)
+    layers = []
+    for block in load_network(ROOT / "pretrained" / network).blocks:
+        encoding = block.mixer.encoding
+        scores = [encoding.axis_score(axis, displacements) for axis in range(2)]
+        layers.append(torch.stack([score.argmax(-1) - 3.0 for score in scores], -1).numpy())
+    return layers
+
+
+def steadily(shares: Sequence[str]) -> str:
+    """Says whether the share on the taps falls from layer to layer in every run."""
+    falling = True
+    for run in shares:
+        layers = [int(share) for share in run.split(", ")]
+        falling = falling and layers == sorted(set(layers), reverse=True)
+    return "steadily" if falling else "not steadily"

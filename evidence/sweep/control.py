@@ -44,5 +44,6 @@ def turn_one_weight(
     )
     assert certificate.measured_error is not None
     assert certificate.rounding is not None
-    share = (moved - certificate.measured_error) / certificate.rounding
+    rounding = certificate.rounding or torch.finfo(torch.float64).tiny
+    share = (moved - certificate.measured_error) / rounding
     return {"layer": name, "share_of_budget": share, "rejected": share > 1}

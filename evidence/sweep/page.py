@@ -160,8 +160,12 @@ def sections(networks: Sequence[Line]) -> dict[str, list[str]]:
         if line["outcome"] not in ("passed", "no convolution"):
             reasons = [line.get("reason")]
             for path in paths([line]):
-                if path["outcome"] != "passed":
-                    reasons += [path.get("reason"), *path.get("not_covered", [])[-1:]]
+                reasons.append(path.get("reason"))
+                if (path.get("measured_error") or 0) > (path.get("rounding") or 0):
+                    off = f"{path['measured_error']:.2g}, rounding explains {path['rounding']:.2g}"
+                    reasons.append(f"it is off by {off}")
+                elif path["outcome"] == "failed":
+                    reasons += path.get("not_covered", [])[-1:]
             reason = next(filter(None, reasons), "see the record")
             words = f"{line['home']} {line['family']}, {name}: {line['outcome']}"
             listed["Not passed"].append(f"{words}. {' '.join(reason.split())}")

@@ -113,20 +113,22 @@ def train_beside(built: Built, attention: nn.Module) -> dict[str, Any]:
     Returns:
         What the record says.
     """
+    network = copy_network(built.network)
     learn = partial(train, arguments=built.arguments)
     try:
-        source = learn(built.network)
-        learn = partial(learn, rate=source.rate)
-        source, *others = roundings(learn, built.network)
+        learn = partial(learn, rate=learn(network).rate)
+        source, *others = roundings(learn, network)
     except Exception as error:  # noqa: BLE001 - a foreign network may fail in any way
         return {"outcome": "not trained", "reason": f"{type(error).__name__}: {error}"}
+    if not (math.isfinite(source.rate) and source.losses.isfinite().all()):
+        return {"outcome": "not trained", "reason": "its losses or gradients are no numbers"}
     try:
-        reference, lows = learn(copy_network(built.network).double()), [source, *others]
+        reference, lows = learn(copy_network(network).double()), [source, *others]
     except Exception:  # noqa: BLE001 - it may be written for float32 alone
         reference, lows = source, others
     learned = learn(attention)
     returned = _values(network_to_conv(learned.network, images=built.arguments)[0])
-    start, after = _values(built.network), _values(source.network)
+    start, after = _values(network), _values(source.network)
     exact, runs = _values(reference.network), [_values(low.network) for low in lows]
     rows, moved, apart, missed = [], 0.0, 0.0, 0.0
     names = [name for name in start if name in returned]

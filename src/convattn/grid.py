@@ -46,16 +46,13 @@ class Axis:
     lowest: int = field(init=False, repr=False, compare=False)
     # Largest displacement, from the first query to the last key
     highest: int = field(init=False, repr=False, compare=False)
+    span: int = field(init=False, repr=False, compare=False)  # Number of displacements
 
     def __post_init__(self) -> None:
         """Computes the displacements at the ends."""
         object.__setattr__(self, "lowest", -self.queries[-1])
         object.__setattr__(self, "highest", self.keys - 1 - self.queries[0])
-
-    @property
-    def span(self) -> int:
-        """Number of displacements."""
-        return self.highest - self.lowest + 1
+        object.__setattr__(self, "span", self.highest - self.lowest + 1)
 
     @property
     def mirrored(self) -> "Axis":

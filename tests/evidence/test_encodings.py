@@ -1,6 +1,7 @@
 """The tables of the encodings, from a study of tiny networks."""
 
 import json
+from statistics import mean, stdev
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,8 @@ from convattn.lab import train
 from convattn.layers import RelativeAttention2d
 from evidence.encodings import __main__ as encodings
 from evidence.encodings.__main__ import accuracies, deciding, drawn, measure, moved
-from evidence.studies import difference_table, spread, study
+from evidence.studies import spread, study
+from evidence.values import difference_table, family
 
 RECIPES = ["sa-learned", "sa-distance", "sa-quadratic", "convnet"]
 TINY = {
@@ -77,17 +79,27 @@ def test_accuracies_are_those_of_the_runs_and_sorted(runs):
     assert sorted(places) == sorted(places, key=lambda place: (place[1], place[0]))
 
 
-def test_networks_are_compared_seed_by_seed(runs):
-    accuracy = {}
-    for run in runs.all:
-        accuracy[run.label, run.seed] = run.results["test_accuracy"]
-    values = [
-        100 * (accuracy["sa-learned", seed] - accuracy["sa-distance", seed]) for seed in (0, 1)
-    ]
-    shown = ", ".join(f"{value:+.2f}" for value in values)
-    mean = f"{sum(values) / 2:+.2f} points, n = 2: too few for an interval"
-    table = difference_table(runs, [("sa-learned", "sa-distance")], "network")
-    assert f"| `sa-learned` | `sa-distance` | {mean} | {shown} |" in table
+def test_differences_of_a_family_are_adjusted_by_holms_rule():
+    """For three values the two-sided p of t is 1 − |t| / √(2 + t²)."""
+    differences = {
+        ("far", "base"): [-1.0, -1.01, -1.02],
+        ("near", "base"): [1.0, 1.2, 1.5],
+        ("same", "base"): [-0.1, 0.2, 0.1],
+    }
+    tests = []
+    for values in differences.values():
+        statistic = mean(values) / (stdev(values) / 3**0.5)
+        tests.append(1 - abs(statistic) / (2 + statistic**2) ** 0.5)
+    assert tests == sorted(tests)
+    gap = family(differences)
+    expected = [3 * tests[0], 2 * tests[1], tests[2]]
+    assert [gap(*pair).p for pair in differences] == pytest.approx(expected, rel=1e-6)
+    assert [gap(*pair).word for pair in differences] == ["behind", "ahead", "not resolved"]
+    assert gap("base", "near").word == "behind"
+    row = (
+        "| `base` | `far` | +1.01 points (0.99 to 1.03; p = 9.8e-05: ahead) | +1.00, +1.01, +1.02 |"
+    )
+    assert row in difference_table(gap, [("base", "far")], "network")
 
 
 def test_what_content_decides_is_measured_where_there_is_content(runs, tmp_path):

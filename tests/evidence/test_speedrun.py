@@ -12,6 +12,11 @@ from evidence.speedrun.centres import (
     attention_on_taps,
     away_from_pixels,
     by_chance,
+    paired,
+    permuted,
+    rotated,
+    scattered,
+    shuffled,
     taps_of_all,
 )
 from evidence.speedrun.operations import petaflops
@@ -46,6 +51,35 @@ def test_taps_by_chance_of_centres_that_do_not_spread() -> None:
     assert taps_of_all(layers) == 2
     away = (0 + 0.2 + 0.4) * 2**0.5 / 3
     assert by_chance(layers, away_from_pixels) == pytest.approx((away, away, away))
+
+
+def test_draws_that_keep_what_heads_did() -> None:
+    """Permuted displacements keep their sum, rotated ones their lengths, scattered centres their window."""
+    numbers = np.random.default_rng(2)
+    start, end = numbers.normal(0, 2, (2, 9, 2))
+    (given,) = permuted([start])([end], 5)
+    assert (given - start).sum(1) == pytest.approx(np.broadcast_to((end - start).sum(0), (5, 2)))
+    (turned,) = rotated([start])([end], 5)
+    lengths = np.linalg.norm(end - start, axis=-1)
+    assert np.linalg.norm(turned - start, axis=-1) == pytest.approx(
+        np.broadcast_to(lengths, (5, 9))
+    )
+    (put,) = scattered([end], 5)
+    outside = (np.abs(end) > 1.5).any(-1)
+    assert np.array_equal(put[:, outside], np.broadcast_to(end[outside], put[:, outside].shape))
+    assert set(put[:, ~outside].ravel()) == {-1, 0, 1}
+
+
+def test_peaks_by_chance_keep_which_are_equal() -> None:
+    """Permuted displacements put equal peaks at equal places; a null of pairs keeps each axis."""
+    layer = np.array([[0, 3], [0, -2], [1, 3], [-3, -2]])
+    (permutation,) = shuffled([layer], 7)
+    assert np.array_equal(permutation[:, 0, 0], permutation[:, 1, 0])
+    assert np.array_equal(permutation[:, 0, 1], permutation[:, 2, 1])
+    assert len(np.unique(permutation[:, :, 0])) > 3
+    (pairs,) = paired([layer], 7)
+    assert np.array_equal(pairs[:, :, 0], np.broadcast_to(layer[:, 0], (7, 4)))
+    assert np.array_equal(np.sort(pairs[:, :, 1]), np.broadcast_to([-2, -2, 3, 3], (7, 4)))
 
 
 def test_taps_by_chance_of_two_heads() -> None:

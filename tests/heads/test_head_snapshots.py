@@ -15,6 +15,12 @@ from convattn.models import AttentionNet
 def record(folder, encoding="quadratic"):
     torch.manual_seed(0)
     network = AttentionNet(encoding, in_channels=1, width=5, depth=2, heads=3, ffn=7)
+    with torch.no_grad():  # whole numbers, so that products are exact
+        for block in network.blocks:
+            if encoding == "quadratic":
+                block.mixer.encoding.root_sharpness.copy_(torch.tensor([1.0, 2.0, 3.0]))
+            else:
+                block.mixer.encoding.shape.copy_(torch.tensor([[2.0, 1.0], [0.0, 3.0]]))
     trace = HeadTrace(network)
     trace.record(step=0, epoch=0)
     with torch.no_grad():

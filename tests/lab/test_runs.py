@@ -5,6 +5,8 @@ import pytest
 from tests.lab.run_cases import change_record, copy_run
 
 from convattn.errors import ArgumentError, CheckpointError
+from convattn.lab.paper_figures import Material
+from convattn.lab.paper_table import table_rows
 from convattn.lab.runs import find_runs, group_runs, read_curve
 from convattn.provenance import RunRecord
 
@@ -158,3 +160,19 @@ def test_damaged_metrics_are_refused(run, content, reason):
         CheckpointError, match=rf"cannot read metrics from .*metrics\.jsonl: {reason}"
     ):
         read_curve(found.folder)
+
+
+def test_pruning_that_removed_no_head_is_said_in_row_and_title(run):
+    """The network has three heads in each block; only a run that was to prune says so."""
+    said = "; no head was degenerate"
+    for heads, prune, words in ((3, True, said), (5, True, ""), (3, False, "")):
+        model = RunRecord.load(run / "record.json").recipe["model"]
+        change(run, model={**model, "heads": heads}, start={"recipe": "other", "prune": prune})
+        (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+        assert group.first.pruned == words
+    change(run, model={**model, "heads": 3}, start={"recipe": "other", "prune": True})
+    (group,) = group_runs(find_runs(run.parent).finished, "sa-quadratic", "paper")
+    rows, _ = table_rows({"sa-quadratic": [group]})
+    assert f"SA quadratic{said}" in [row["model"] for row in rows]
+    title = Material({"sa-quadratic": [group]}, "paper").title("fig13", "heads", "sa-quadratic")
+    assert title.startswith(f"Figure 13: heads{said}\n")

@@ -235,8 +235,7 @@ class AttendedCalls(nn.Module):
             for key in keys:  # of the network before its conversion, in which layers hold nothing
                 state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
             first: dict[nn.Parameter, str] = {}
-            place = prefix.removesuffix(".")
-            for key, parameter in self.named_parameters(place, remove_duplicate=False):
+            for key, parameter in self.named_parameters(prefix[:-1], remove_duplicate=False):
                 other = first.setdefault(parameter, key)
                 if other in state_dict:
                     state_dict[key] = state_dict[other]

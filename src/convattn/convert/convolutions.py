@@ -114,7 +114,6 @@ def find_convolutions(
     refused = []
     for module in selected:
         name = every[module][0]
-        kind = type(module).__name__
         try:
             if module in refusals:
                 raise UnsupportedModelError(refusals[module])
@@ -122,7 +121,8 @@ def find_convolutions(
         except UnsupportedModelError as error:
             ran = any(name in recorder.runs for recorder in recorders)
             is_refused = module in refusals or (isinstance(module, _ConvNd) and ran)
-            (refused if is_refused else left).append(LeftAlone(name, kind, str(error)))
+            found = refused if is_refused else left
+            found.append(LeftAlone(name, type(module).__name__, str(error)))
     if refused:
         lines = [f"\n  {line}" for line in LeftAlone.in_words(refused)]
         raise UnsupportedModelError(
@@ -313,8 +313,8 @@ def _ending_anywhere(call: Call) -> Call:
 
 def _hook_notes(module: nn.Module, *, is_kept: bool) -> list[str]:
     """Says what happens to a module's hooks; all stay on a module that is itself kept."""
-    hooks = {**module._forward_hooks, **module._forward_pre_hooks}
-    hooks |= {**module._backward_hooks, **module._backward_pre_hooks}
+    hooks = module._forward_hooks | module._forward_pre_hooks
+    hooks |= module._backward_hooks | module._backward_pre_hooks
     notes = []
     if not all(map(is_own_hook, hooks.values())):
         notes.append("its hooks were kept and are called with the attention layer")

@@ -70,9 +70,9 @@ def network_to_attention(
     """Copies a network and replaces every convolution by a relative-attention layer that computes the same.
 
     A module used in several places stays one module, tied parameters stay tied, and hooks, dtype, device, mode and
-    `requires_grad` are kept. With `sharpness`, the new centres are trained if the convolution's weight is. If a weight
-    is computed (weight or spectral normalisation, pruning, weight standardisation), its present value becomes the
-    layer's own weight, and the certificate says so.
+    `requires_grad` are kept. With `sharpness`, the new centres are trained if the convolution's weight is. A
+    weight that is computed (weight or spectral normalisation, pruning, weight standardisation) is computed in each call
+    as before, inside an `AttendedCalls`.
 
     To measure the result, copies of both networks run in evaluation mode on copies of the images; this calls hooks, and
     takes about five times the memory of the network's parameters. Convolutions that a module calls as functions are
@@ -255,7 +255,7 @@ def network_to_conv(
     named = {layer: every[layer] for layer in every if isinstance(layer, RelativeAttention)}
     selected, left = select_modules(named, "attention layers", include, exclude)
     sizes = {}
-    weights: dict[str, dict[str, torch.Tensor]] = {}
+    weights: dict[str, Any] = {}
     if arguments is not None:
         names = [named[layer][0] for layer in selected]
         shapes, weights = inputs_and_weights(model, arguments.batches(1)[0], names)

@@ -51,7 +51,7 @@ FEW = 4
 _VARIES = (
     "rounding, random numbers or state kept between runs change its outputs too much to compare"
 )
-_NOTHING = "it returns no floating-point number"
+_NOTHING = "it returns no floating-point number other than 0"
 _MISREAD = "with its convolutions as they were read, it computes something else"
 
 _FARTHER = 2
@@ -184,7 +184,7 @@ def compare_networks(
 
     # layers are compared where outputs show little
     honest = [*of_source, *of_convolutions, high or plain, convolved or plain]
-    returns_nothing = not any(x.numel() for x in plain)
+    returns_nothing = not any(x.any() for x in plain)
     shapes = shapes_of(plain)
     by_layers = returns_nothing or any(shapes_of(run) != shapes for run in honest)
     by_layers = by_layers or vary(high or plain, of_source, steps)
@@ -255,12 +255,12 @@ def _with_convolutions(
 
     def forward(
         conv: AnyConvolution,
-        own: Sequence[str],
+        own: Mapping[str, str],
         present: dict[str, Any],
         *positional: Tensor,
         **named: Tensor,
     ) -> Tensor:
-        conv._parameters = {**conv._parameters, **{name: present[name] for name in own}}
+        conv._parameters = {**conv._parameters, **{name: present[key] for name, key in own.items()}}
         return compute(conv, next(iter((*positional, *named.values()))))
 
     calling: dict[nn.Module, list[tuple[Call, nn.Module]]] = {}
@@ -278,15 +278,16 @@ def _with_convolutions(
     return graft(copied, attended(calling))
 
 
-def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> list[str]:
-    """Names the parameters of a convolution that are those of the module in its place."""
-    shared = []
-    if convolution.call is None:
-        held = network.get_submodule(convolution.name)._parameters
-        for name, tensor in convolution.conv.named_parameters():
-            original = held.get(name)
-            if original is not None and original.data_ptr() == tensor.data_ptr():
-                shared.append(name)
+def _shared_parameters(network: nn.Module, convolution: NetworkConvolution) -> dict[str, str]:
+    """Names the parameters of a convolution that are those of the module in its place, with their names there."""
+    shared = {}
+    held = network.get_submodule(convolution.name)._parameters
+    call = convolution.call
+    for name, tensor in convolution.conv.named_parameters():
+        own = name if call is None else getattr(call, name)
+        original = held.get(own or "")
+        if original is not None and original.data_ptr() == tensor.data_ptr():
+            shared[name] = own
     return shared
 
 

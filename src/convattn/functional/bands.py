@@ -117,7 +117,8 @@ def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int
     for head in sorted(range(len(lows)), key=lambda head: (lows[head], highs[head])):
         alone = highs[head] - lows[head] + 1
         for number, (heads, low, high) in enumerate(groups):
-            lowest, highest = min(low, lows[head]), max(high, highs[head])
+            lowest = min(low, lows[head])
+            highest = max(high, highs[head])
             apart = high - low + 1 + alone
             if highest - lowest + 1 <= max(MOST_TAPS, _SHARED * apart):
                 groups[number] = ((*heads, head), lowest, highest)
@@ -187,10 +188,12 @@ def band_attention(
         Output channels at each query, in the dtype of `keys`; sums are taken in at least float32. Gradients of any
         order flow to keys, maps and scores.
     """
-    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
+    keys = keys.to(product_dtype(keys))
+    maps = maps.to(product_dtype(maps))
     wide = at_least_float32(keys.dtype)
     with without_autocast(keys.device):
-        pixels, matrices = keys.to(wide), maps.to(wide)
+        pixels = keys.to(wide)
+        matrices = maps.to(wide)
         y = None
         for band in bands.parts:
             heads = torch.tensor(band.heads, device=maps.device)
@@ -214,7 +217,8 @@ class _BandAttention(NamedTuple):
     ) -> Float[Tensor, "batch outputs queries"]:
         """Attends at both ends and between them."""
         (first, head), (last, tail) = band.before, band.after
-        queries, keys = self.axis.queries, self.axis.keys
+        queries = self.axis.queries
+        keys = self.axis.keys
         inside = len(queries) - last
         parts = []
         if first:
@@ -302,7 +306,8 @@ def band_cost(sizes: CallSizes, bands: Bands) -> Cost:
 def _cost_of_one_band(sizes: CallSizes, band: Band) -> tuple[int, int]:
     """Returns the operations of a band, and how many numbers are in memory."""
     assert sizes.line is not None
-    heads, step = len(band.heads), sizes.axes[sizes.line].queries.step
+    heads = len(band.heads)
+    step = sizes.axes[sizes.line].queries.step
     matrix = sizes.channels * sizes.outputs // sizes.groups
     ends = (band.before, band.after)
     inside = sizes.batch * (sizes.queries - sum(count for count, _ in ends))

@@ -148,13 +148,15 @@ class OneHot(PositionForm):
         return sum(axis.keys for axis in self.axes)
 
     def _narrow(self, dtype: torch.dtype) -> Precision:
-        content, channels = self.content.key_width, self.width
+        content = self.content.key_width
+        channels = self.width
         too_wide = content + 2 * channels > FLASH_WIDTH >= content + channels
         return Precision(dtype, 1 if too_wide else 2)
 
     def channels(self, query: Tensor) -> Channels:
         """Returns the scores of every key along each axis."""
-        scores, features = self._scores(query, by_axis=True), self._features(query, by_axis=True)
+        scores = self._scores(query, by_axis=True)
+        features = self._features(query, by_axis=True)
         own = query.new_zeros(())
         if scores:
             own = score_channels(scores, self.axes)
@@ -192,12 +194,14 @@ class SecondDegree(PositionForm):
         if not can_be_read(largest):
             return 0.0
         square, linear = second_degree(self._quadratic, torch.float64)
-        square, linear = self.adds_score * square.abs(), self.adds_score * linear.abs()
+        square = self.adds_score * square.abs()
+        linear = self.adds_score * linear.abs()
         if self.content.uses_position:
             seen = largest[..., None] * self.content.key_width**-0.5
             if self.content.position is not None:
                 seen = self.content.position.double().abs().mT @ seen
-            square, linear = square + seen[:, 0, 0], linear + seen[:, 1:, 0]
+            square = square + seen[:, 0, 0]
+            linear = linear + seen[:, 1:, 0]
         return second_degree_error(square, linear, self.axes, dtype, self.content.key_width)
 
     @property
@@ -216,12 +220,14 @@ class SecondDegree(PositionForm):
         square = linear = query.new_zeros(())
         if self.adds_score:
             square, linear = second_degree(self._quadratic, query.dtype, query.device)
-            square, linear = square[:, None], linear[:, None]
+            square = square[:, None]
+            linear = linear[:, None]
         if self.content.uses_position:
             seen = query
             if self.content.position is not None:
                 seen = query @ self.content.position.to(query.dtype)
-            square, linear = square + seen[..., 0], linear + seen[..., 1:]
+            square = square + seen[..., 0]
+            linear = linear + seen[..., 1:]
         own = second_degree_query(square, linear, self.axes)
         return Channels(own, second_degree_key(self.axes, query))
 
@@ -320,7 +326,8 @@ class ContentPath(Path):
         flops = sizes.content_flops(width, 0)
         if self.position is not None:
             position = self.position.cost()
-            flops, memory = flops + position.flops, memory + position.bytes
+            flops = flops + position.flops
+            memory = memory + position.bytes
         return Cost(flops, memory)
 
     @property
@@ -330,10 +337,12 @@ class ContentPath(Path):
 
     def attend(self, x: Tensor, maps: HeadMaps, bias: Tensor | None) -> Tensor:
         """Attends to content, and to positions if a gate keeps them apart."""
-        sizes, share = self.sizes, self.form.heads.share
+        sizes = self.sizes
+        share = self.form.heads.share
         keys = pad_keys(x, sizes.geometry)
         # compiled in bfloat16, Inductor's loops over scaled matrices and over their copies do not fit together
-        own, compiles = maps, torch.compiler.is_compiling()
+        own = maps
+        compiles = torch.compiler.is_compiling()
         if share is not None and not compiles:
             own = maps.weighted(1 - share)
         value = own.values(keys) if self.values_first else keys.flatten(2).mT[:, None]
@@ -358,7 +367,8 @@ class ContentPath(Path):
         value: Float[Tensor, "images heads_or_one keys inner"],
     ) -> Float[Tensor, "images heads queries inner"]:
         """Takes the means of values, in the dtype of the kernel."""
-        content, narrow = self.form.content, self.precision.dtype
+        content = self.form.content
+        narrow = self.precision.dtype
         query, key = content.project(keys, self.sizes.axes)
         with without_autocast(keys.device):
             wide = at_least_float32(narrow)
@@ -374,9 +384,12 @@ class ContentPath(Path):
             if content.content_bias is not None:
                 bias = scale * content.content_bias.to(wide)
                 query = query + (bias / factor)[:, None]
-            query, key, mask = query.to(narrow), key.to(narrow), None
+            query = query.to(narrow)
+            key = key.to(narrow)
+            mask = None
             if not self.form.is_empty:
-                mask, channels = self.form.mask(unbiased, bias), self.form.channels(unbiased)
+                mask = self.form.mask(unbiased, bias)
+                channels = self.form.channels(unbiased)
                 if channels is not None:
                     channels = Channels(channels.query / factor, channels.key)
                     if narrow != wide:

@@ -58,7 +58,8 @@ class ReferencePath(KeyPath):
 
     def cost(self) -> Cost:
         """Counts weights and means of all images at once, and features for every query and key."""
-        sizes, content = self.sizes, self.heads.content
+        sizes = self.sizes
+        content = self.heads.content
         weights = sizes.weights(by_axis=False)
         if content is None:
             means = sizes.batch * sizes.heads * sizes.channels * sizes.queries

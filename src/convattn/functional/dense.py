@@ -65,7 +65,8 @@ class PiecewisePath(KeyPath):
         pattern = "batch heads keys channels -> 1 heads keys (batch channels)"
         value = rearrange(values, pattern)
         nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
-        query, key = nothing[:, :, : self.sizes.queries], nothing[:, :, : self.sizes.keys]
+        query = nothing[:, :, : self.sizes.queries]
+        key = nothing[:, :, : self.sizes.keys]
         mask = displacement_mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"

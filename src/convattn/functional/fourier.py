@@ -142,11 +142,14 @@ class _Part(NamedTuple):
 def _parts(blocks: Tensor, heads: int, lengths: torch.Size) -> Iterator[_Part]:
     """Cuts a call into images, groups with all their channels or channels of one group, and heads."""
     batch, groups, channels = blocks.shape[:3]
-    one, together = 8 * lengths.numel(), 1
-    room, images = _CHANNEL_BYTES, 1
+    one = 8 * lengths.numel()
+    together = 1
+    room = _CHANNEL_BYTES
+    images = 1
     if is_accelerator(blocks.device):
         # real and transformed numbers of every head
-        room, together = piece_bytes(blocks.device), heads
+        room = piece_bytes(blocks.device)
+        together = heads
         one *= 3 * (1 + heads)
         images = max(1, room // (one * groups * channels))
     most = max(2, room // one)
@@ -173,8 +176,10 @@ class _Filter(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(pixels, maps, kernels, factors)
         ctx.axes, ctx.groups = axes, groups
-        transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
-        conjugates, of_heads = _by_head(transforms.kernels.conj()), _by_head(factors)
+        transforms = _Transforms(kernels, axes)
+        sizes = factors.shape[1:]
+        conjugates = _by_head(transforms.kernels.conj())
+        of_heads = _by_head(factors)
         x = pixels.unflatten(1, (groups, -1))
         blocks = maps.unflatten(1, (groups, -1))
         y = pixels.new_zeros(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
@@ -190,19 +195,26 @@ class _Filter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        axes, groups, inputs = ctx.axes, ctx.groups, ctx.saved_tensors
+        axes = ctx.axes
+        groups = ctx.groups
+        inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute, wanted = partial(_at_once, axes, groups), ctx.needs_input_grad[:4]
+            compute = partial(_at_once, axes, groups)
+            wanted = ctx.needs_input_grad[:4]
             return *backward_to_differentiate(compute, inputs, wanted, gradient), None, None
         pixels, maps, kernels, factors = inputs
-        transforms, sizes = _Transforms(kernels, axes), factors.shape[1:]
-        own_kernels, of_heads = _by_head(transforms.kernels), _by_head(factors)
+        transforms = _Transforms(kernels, axes)
+        sizes = factors.shape[1:]
+        own_kernels = _by_head(transforms.kernels)
+        of_heads = _by_head(factors)
         by_pixels = torch.empty_like(pixels)
         by_maps = torch.zeros_like(maps)
         by_factors = torch.zeros_like(factors)
         by_kernels = torch.zeros_like(transforms.kernels)
-        x, by_x = pixels.unflatten(1, (groups, -1)), by_pixels.unflatten(1, (groups, -1))
-        blocks, by_blocks = maps.unflatten(1, (groups, -1)), by_maps.unflatten(1, (groups, -1))
+        x = pixels.unflatten(1, (groups, -1))
+        by_x = by_pixels.unflatten(1, (groups, -1))
+        blocks = maps.unflatten(1, (groups, -1))
+        by_blocks = by_maps.unflatten(1, (groups, -1))
         upstream = gradient.reshape(len(pixels), groups, maps.shape[1] // groups, sizes.numel())
         for part in _parts(x, len(maps), transforms.lengths):
             by_y = upstream[part.images, part.groups]
@@ -320,10 +332,12 @@ def fourier_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`; heads are summed in at least float32.
     """
-    keys, maps = keys.to(product_dtype(keys)), maps.to(product_dtype(maps))
+    keys = keys.to(product_dtype(keys))
+    maps = maps.to(product_dtype(maps))
     wide = at_least_float32(keys.dtype)
     with without_autocast(keys.device):
-        pixels, matrices = keys.to(wide), maps.to(wide)
+        pixels = keys.to(wide)
+        matrices = maps.to(wide)
         y = filter_images(pixels, matrices, filters.kernels, filters.reciprocals, axes, groups)
         sizes = y.shape[2:]
         y = y.flatten(2)
@@ -332,7 +346,8 @@ def fourier_attention(
             queries = weak.nonzero()[:, 0]
             if not len(queries):
                 continue
-            scores, parts = filters.scores[head], queries.split(at_once)
+            scores = filters.scores[head]
+            parts = queries.split(at_once)
             compute = _attend
             if len(parts) > 1 and not needs_own_operations(pixels, scores):
                 compute = partial(
@@ -358,7 +373,8 @@ def _place(
     part: Tensor, axes: Sequence[Axis], lengths: Sequence[int], starts: Sequence[int]
 ) -> Float[Tensor, "heads *lengths"]:
     """Moves displacement δ to index δ modulo the length, with zeros elsewhere; `part` begins at the starts."""
-    first, room = [], []
+    first = []
+    room = []
     for axis, length, size, start in zip(axes, lengths, part.shape[1:], starts, strict=True):
         first.append(axis.lowest + start)
         room = [0, length - size, *room]
@@ -367,7 +383,8 @@ def _place(
 
 def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queries"]:
     """Sums each kernel over the keys, at every query: g_h ⋆ 1."""
-    lengths, dims = kernels.shape[1:], tuple(range(1, kernels.ndim))
+    lengths = kernels.shape[1:]
+    dims = tuple(range(1, kernels.ndim))
     ones = kernels.new_ones(1, *(axis.keys for axis in axes))
     product = torch.fft.rfftn(ones, lengths, dims) * torch.fft.rfftn(kernels, dim=dims).conj()
     return torch.fft.irfftn(product, lengths, dims)[(..., *_query_slices(axes))]
@@ -378,7 +395,8 @@ def _survey(
 ) -> tuple[Tensor, ...]:
     """Returns one head's sum over the keys at each query, whether it is weak there, and its sums along each axis."""
     lengths = [quick_length(size) for size in exponential.shape]
-    starts, square = [0] * len(axes), exponential**2
+    starts = [0] * len(axes)
+    square = exponential**2
     (total,) = _count(_place(exponential[None], axes, lengths, starts), axes)
     (energy,) = _count(_place(square[None], axes, lengths, starts), axes)
     margins = []
@@ -399,7 +417,8 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
         share = margin / least[:, None] / (2 * len(margins))
         from_start = int((share.cumsum(-1) > negligible).sum(-1).max())
         from_end = int((share.flip(-1).cumsum(-1) > negligible).sum(-1).max())
-        start, stop = margin.shape[1] - from_start, from_end
+        start = margin.shape[1] - from_start
+        stop = from_end
         cut.append(slice(start, stop) if start < stop else slice(0, 1))
     return cut
 
@@ -410,7 +429,8 @@ def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
 
 
 def _length(axis: Axis, part: slice) -> int:
-    low, high = axis.lowest + part.start, axis.lowest + part.stop - 1
+    low = axis.lowest + part.start
+    high = axis.lowest + part.stop - 1
     return quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
 
 

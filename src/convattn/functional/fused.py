@@ -204,7 +204,8 @@ def fused_attention(
     widened = value.shape[-1] > query.shape[-1]
     if mask is None and not (dropout or widened or own_operations):
         return _by_kernel(mask, dropout, scale, query, key, value)
-    given, wide = query.dtype, at_least_float32(query.dtype)
+    given = query.dtype
+    wide = at_least_float32(query.dtype)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
     if own_operations:
@@ -306,7 +307,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *saved, y = ctx.saved_tensors
-        inputs, leaves = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        inputs = saved[: len(saved) // 2]
+        leaves = saved[len(saved) // 2 :]
         needed = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_by_definition, ctx.scale)
@@ -375,9 +377,12 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask, saved, needed = ctx.mask, ctx.saved_tensors, ctx.needs_input_grad[3:]
+        mask = ctx.mask
+        saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
         dropout: _Dropout | None = ctx.dropout
-        inputs, kept = saved[: len(needed)], saved[len(needed) :]
+        inputs = saved[: len(needed)]
+        kept = saved[len(needed) :]
         if torch.is_grad_enabled() or needs_own_operations(gradient):
             compute = partial(_all_pieces, mask, dropout)
             found = backward_to_differentiate(compute, inputs, needed, gradient)
@@ -388,7 +393,8 @@ class _InPieces(torch.autograd.Function):
             query, key, value, *tables = parts
             weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
             upstream = gradient[places[0]]
-            by_scores, seen_weights = _by_weights(upstream, value), weights
+            by_scores = _by_weights(upstream, value)
+            seen_weights = weights
             if dropout is not None:
                 factors = dropout.factors(number, weights)
                 by_scores *= factors
@@ -397,7 +403,8 @@ class _InPieces(torch.autograd.Function):
             by_scores *= weights
             by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
             # of narrow queries and keys these products take a quarter of the time of by_scores @ key
-            by_query, by_key = (key.mT @ by_scores.mT).mT, (query.mT @ by_scores).mT
+            by_query = (key.mT @ by_scores.mT).mT
+            by_key = (query.mT @ by_scores).mT
             found = [by_query, by_key, _by_value(seen_weights, upstream, value)]
             if mask is not None:
                 seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)

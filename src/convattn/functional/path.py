@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Encoding
 from convattn.functional.reference import HeadMaps, add_bias, pad_keys
-from convattn.functional.torch_modes import at_least_float32, is_accelerator
+from convattn.functional.torch_modes import is_accelerator
 from convattn.functional.workspace import KEPT_BYTES, piece_bytes
 from convattn.grid import Axis, Geometry
 
@@ -88,7 +88,7 @@ class CallSizes:
     @property
     def softmax_dtype(self) -> torch.dtype:
         """Dtype of scores and softmax: at least float32."""
-        return at_least_float32(self.dtype)
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def line(self) -> int | None:

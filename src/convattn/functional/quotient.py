@@ -87,7 +87,8 @@ def weighted_sums(
     axes: Sequence[Axis],
 ) -> Float[Tensor, "batch heads channels *queries"]:
     """Returns Σ_δ g_h(δ) x[q + δ]; the arguments are those of `kernel_means`."""
-    heads, channels = len(kernels[0]), x.shape[2]
+    heads = len(kernels[0])
+    channels = x.shape[2]
     images = x.to(torch.promote_types(x.dtype, kernels[0].dtype)).flatten(1, 2)
     steps = _steps(kernels, lows, axes)
     images = _laid_out(images, steps)
@@ -113,7 +114,8 @@ def kernel_divisors(
 
     Without a mask they do not depend on the images.
     """
-    heads, steps = len(kernels[0]), _steps(kernels, lows, axes)
+    heads = len(kernels[0])
+    steps = _steps(kernels, lows, axes)
     if present is not None:
         ones = present.to(kernels[0].dtype)[:, None].expand(-1, heads, *present.shape[1:])
         sums = _correlate(_laid_out(ones, steps), steps)
@@ -142,7 +144,9 @@ def _steps(kernels: Sequence[Tensor], lows: Sequence[int], axes: Sequence[Axis])
         return [_Step(kernels[0], lows, axes)]
     steps = []
     for number, kernel in enumerate(kernels):
-        shape, own_lows, own_axes = [1] * len(axes), [0] * len(axes), [_STAY] * len(axes)
+        shape = [1] * len(axes)
+        own_lows = [0] * len(axes)
+        own_axes = [_STAY] * len(axes)
         shape[number], own_lows[number], own_axes[number] = -1, lows[number], axes[number]
         steps.append(_Step(kernel.view(len(kernel), *shape), own_lows, own_axes))
     return steps
@@ -162,7 +166,8 @@ def _pads_before(images: Tensor, steps: Sequence[_Step]) -> bool:
     """Tells whether images keep torch's default layout, and are padded before the convolution."""
     # In that layout gradients are slow, and so is a convolution that pads more than six columns itself. Otherwise small
     # kernels of all axes are 2 to 10 times as fast as channels-last, but not kernels along one axis.
-    taps, pixels = prod(steps[0].kernel.shape[1:]), prod(images.shape[2:])
+    taps = prod(steps[0].kernel.shape[1:])
+    pixels = prod(images.shape[2:])
     small = len(steps) == 1 and taps * _SMALL <= pixels
     return small and not torch.is_grad_enabled()
 
@@ -173,7 +178,9 @@ def _correlate(
     """Correlates each channel with its head's kernel, g_h ⋆ x, with zeros around."""
     pads_before = _pads_before(images, steps)
     for kernel, lows, axes in steps:
-        inside, around, stride = [], [], []
+        inside = []
+        around = []
+        stride = []
         for axis, low, taps in zip(axes, lows, kernel.shape[1:], strict=True):
             before = -axis.queries[0] - low
             after = axis.queries[-1] + low + taps - axis.keys

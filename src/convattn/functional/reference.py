@@ -228,7 +228,7 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not (scores.requires_grad or needs_own_operations(scores))
+    in_place = not (scores.requires_grad or needs_own_operations())
     weights = normal_weights(scores, in_place=in_place)
     least = torch.finfo(weights.dtype).tiny ** 0.5
     return functional.threshold(weights, least, 0.0, in_place)
@@ -252,9 +252,8 @@ def normal_weights(
         >>> normal_weights(torch.tensor([[-90.0, 0.0], [-90.0, -90.0]])).tolist()
         [[0.0, 1.0], [0.5, 0.5]]
     """
-    if is_accelerator(
-        scores.device
-    ):  # where each operation costs a start, and subnormal numbers cost nothing
+    # on a GPU each operation costs a start, and subnormal numbers cost nothing
+    if scores.device.type != "cpu":
         return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
@@ -298,7 +297,8 @@ def content_scores(
     Returns:
         Scores in at least float32.
     """
-    query, key = _widened(query), _widened(key)
+    query = _widened(query)
+    key = _widened(key)
     biased = query if content_bias is None else query + content_bias.to(query.dtype)[:, None]
     scores = einsum(
         biased,
@@ -514,7 +514,8 @@ def attend_by_axis(
         Output channels at each query.
     """
     names = AXES[-len(weights) :]
-    mixed, before = keys, "batch channels " + " ".join(names)
+    mixed = keys
+    before = "batch channels " + " ".join(names)
     for name, weight in zip(names, weights, strict=True):
         # heads first: exporters fix a batch of one image where einsum has to move it
         after = "heads batch channels " + before.split("channels ")[1].replace(name, "queries")

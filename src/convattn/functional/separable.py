@@ -138,7 +138,8 @@ def values_first_attention(
     for name, weight in zip(names, weights, strict=True):
         after = before.replace(name, "queries")
         pattern = f"heads queries {name}, heads channels {before} -> heads channels {after}"
-        mixed, before = einsum(weight, mixed, pattern), after.replace("queries", f"queries_{name}")
+        mixed = einsum(weight, mixed, pattern)
+        before = after.replace("queries", f"queries_{name}")
     by_image = mixed.unflatten(1, (-1, maps.value.shape[1]))
     return maps.combine(by_image.transpose(0, 1))
 

@@ -71,7 +71,8 @@ def window_convolution(geometry: Geometry) -> WindowConvolution | None:
     window = Window.fit(geometry, first, geometry.kernel_size, geometry.dilation)
     if window is None:
         return None
-    padding, smallest = [], 1
+    padding = []
+    smallest = 1
     for axis, pixels in enumerate(window.padding):
         assert isinstance(pixels, int)
         span = geometry.dilation[axis] * (geometry.kernel_size[axis] - 1) + 1
@@ -102,9 +103,12 @@ class Shifts(NamedTuple):
     @property
     def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The kernel that holds all heads: (first displacement, taps, dilation) per axis."""
-        first, taps, steps = [], [], []
+        first = []
+        taps = []
+        steps = []
         for along in zip(*self.offsets, strict=True):
-            low, high = min(along), max(along)
+            low = min(along)
+            high = max(along)
             step = math.gcd(*(offset - low for offset in along)) or 1
             first.append(low)
             taps.append((high - low) // step + 1)
@@ -184,7 +188,8 @@ def _pixels_seen(
     """Cuts out the keys under the kernel; beyond the border the nearest key is repeated."""
     repeats = []
     for dim, (axis, low, high) in enumerate(zip(axes, first, last, strict=True), start=2):
-        start, stop = axis.queries[0] + low, axis.queries[-1] + high + 1
+        start = axis.queries[0] + low
+        stop = axis.queries[-1] + high + 1
         inside = slice(min(max(0, start), axis.keys - 1), max(1, min(stop, axis.keys)))
         keys = keys[(slice(None),) * dim + (inside,)]
         repeats.append((max(0, -start), max(0, stop - axis.keys)))
@@ -233,7 +238,8 @@ def find_shifts(
         >>> shifts.offsets, shifts.leak
         (((1,),), 0.0)
     """
-    offsets, leak = [], torch.zeros((), device="cpu")
+    offsets = []
+    leak = torch.zeros((), device="cpu")
     for table, axis in zip(tables, axes, strict=True):
         scores = table.detach()
         highest = scores.argmax(-1, keepdim=True)
@@ -258,10 +264,12 @@ def _leak_at_end(
 ) -> Float[Tensor, ""]:
     """Bounds the leak of queries whose displacement leads out after the last key, which they should look at."""
     # The displacements that lead to the last key are at first:stop.
-    first, stop = axis.keys - 1, int(offsets.max()) - axis.lowest
+    first = axis.keys - 1
+    stop = int(offsets.max()) - axis.lowest
     if first >= stop:
         return torch.zeros((), device="cpu")
-    nearest, lower = scores[:, first:stop], scores[:, :first]
+    nearest = scores[:, first:stop]
+    lower = scores[:, :first]
     if first:
         # All that lies below, as its largest score divided by the softmax there: quicker than its logarithm.
         share = torch.softmax(lower, -1).amax(-1, keepdim=True)
@@ -321,7 +329,8 @@ class ShiftPath(Path):
             last = Window(first, taps, steps, ()).last
             x = _pixels_seen(pad_keys(x, geometry), axes, first, last)
             window = Window(first, taps, steps, (0,) * len(axes))
-        padding, extra = window.padding, window.output_padding
+        padding = window.padding
+        extra = window.output_padding
         assert not isinstance(padding, str)
         if extra is None:
             return convolve(x, _as_kernel(by_tap, taps), bias, stride, padding, steps, groups)

@@ -26,7 +26,8 @@ from convattn.functional.workspace import Workspace, chunks
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
 
-_SHORT, _SHORTER = 32, 16
+_SHORT = 32
+_SHORTER = 16
 """Queries along an axis whose keys are found together, if channels lie last, and else: enough for matrix products to
 run at speed, few enough for their keys to be few."""
 
@@ -107,7 +108,8 @@ class _Product(torch.autograd.Function):
         for tile in means.tiles:
             part = means.part(gradient, tile.images, tile.rows.queries)
             upstream = means.by_channel(part.contiguous())
-            stages, of_heads = means.stages(tile), maps[tile.heads]
+            stages = means.stages(tile)
+            of_heads = maps[tile.heads]
             if by_maps is not None:
                 maps_backward(upstream, stages[-1], ctx.groups, into=by_maps[tile.heads])
             if by_pixels is not None or any(needs_weights):
@@ -196,7 +198,9 @@ class _Means:
     def _tiles(self) -> Iterator[_Tile]:
         """Cuts the call into tiles; elsewhere than on a CPU each head is one."""
         heads, queries, _ = self.weights[0].shape
-        images, together, length = self.images, 1, queries
+        images = self.images
+        together = 1
+        length = queries
         if self.pixels.device.type == "cpu":
             length = min(queries, self.short)
             row = length * self.pixels.shape[-1 if self.last else 2]

@@ -49,7 +49,7 @@ class Material:
         source = (
             f"{recipe}, scale {self.scale}{changed}, seed {run.record.seed}, one of n = {seeds}"
         )
-        return f"{figure_name(name)}: {what}\n{source}"
+        return f"{figure_name(name)}: {what}{run.pruned}\n{source}"
 
     def attention_net(self, recipe: str) -> tuple[AttentionNet, int]:
         """Loads the network of a recipe's first run, with the rows and columns of its images.

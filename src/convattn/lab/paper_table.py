@@ -104,7 +104,9 @@ def _row(published: PublishedRow, group: RunGroup | None, problems: list[str]) -
     records = [run.record for run in group.runs]
     accuracies = [record.results["test_accuracy"] for record in records]
     flops = _flops(group.first, problems)
+    pruned = group.first.pruned if flops else ""
     return row | {
+        "model": f"{published.model}{pruned}",
         "changes": "; ".join(group.first.changes) or "none",
         "accuracy": statistics.fmean(accuracies),
         "accuracy_std": statistics.stdev(accuracies) if len(records) > 1 else None,

@@ -47,6 +47,7 @@ def degenerate_heads(
         ArgumentError: A bound is out of range, the encoding is of another kind, or its numbers are not finite.
 
     Example:
+        >>> from convattn.encodings import GeneralizedQuadratic
         >>> degenerate_heads(GeneralizedQuadratic(3, 2)).tolist()
         [False, False, False]
     """

@@ -11,6 +11,8 @@ from pathlib import Path
 from convattn.errors import ArgumentError, CheckpointError, must_be
 from convattn.lab.own_images import FOLDER_SIZE
 from convattn.lab.recipe import effective_values
+from convattn.models import AttentionNet
+from convattn.networks import load_network
 from convattn.provenance import RunRecord
 
 _DEPTH = 2
@@ -48,6 +50,17 @@ class Run:
             return ("by its own recipe.toml",)
         values = [value for word, value in pairwise(words) if word == "--set"]
         return tuple(value for value in values if value.partition("=")[0] not in _OF_ONE_RUN)
+
+    @property
+    def pruned(self) -> str:
+        """Says that no head was degenerate, if the run was to leave such heads out and left out none."""
+        recipe = self.record.recipe
+        if not recipe["start"]["prune"]:
+            return ""
+        network = load_network(self.folder)
+        assert isinstance(network, AttentionNet)
+        whole = set(network.heads) == {recipe["model"]["heads"]}
+        return "; no head was degenerate" if whole else ""
 
     @property
     def settings(self) -> str:

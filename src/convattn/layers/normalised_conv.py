@@ -186,7 +186,8 @@ class NormalisedConv(ConvolutionLike):
         if self.groups > 1:
             means = means.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         maps = rearrange(factors.whole(), "heads outputs channels -> outputs (heads channels)")
-        ones, none = (1,) * self.dims, (0,) * self.dims
+        ones = (1,) * self.dims
+        none = (0,) * self.dims
         kernel = maps.view(*maps.shape, *ones)
         y = convolve(means.flatten(1, 2), kernel, self.bias, ones, none, ones, self.groups)
         return y.contiguous()

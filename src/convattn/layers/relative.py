@@ -159,7 +159,10 @@ class ConvolutionLike(nn.Module, ABC):
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        maps, taps = self._factors().whole(), self.geometry.kernel_size
+        if isinstance(self.values, MergedValues) and self.values.kernel_size is not None:
+            return self.values()  # as it is held, so that what is written into it is kept
+        maps = self._factors().whole()
+        taps = self.geometry.kernel_size
         if len(maps) != math.prod(taps):
             raise AttributeError(
                 f"a layer of {len(maps)} heads and a window of {taps} has no attribute 'weight'"
@@ -189,9 +192,10 @@ class ConvolutionLike(nn.Module, ABC):
         It is none if it is transposed or the sides differ, nor with soft heads or content: a program that fuses a
         convolution with what follows would take these for one, and torch refuses pairs.
         """
-        before, after = zip(*self.geometry.padding, strict=True)
-        if self.geometry.spreads or before != after or not self._is_convolution():
-            return self.geometry.padding
+        geometry = self.geometry
+        before, after = zip(*geometry.padding, strict=True)
+        if geometry.spreads or before != after or not self._is_convolution():
+            return geometry.padding
         return before
 
     def _is_convolution(self) -> bool:
@@ -349,7 +353,8 @@ class RelativeAttention(ConvolutionLike, ABC):
 
     def _run(self, x: Tensor) -> Tensor:
         """Applies the layer to a batch of images."""
-        window, values = self.window_convolution(), self.values
+        window = self.window_convolution()
+        values = self.values
         if window is not None:
             kernel = window.kernel(values.maps()) if values.kernel_size is None else values()
             require_images(x, self.in_channels, self.dims, kernel.dtype)
@@ -402,7 +407,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         on = torch.device(device or weight.device)
         require_images(x, self.in_channels, self.dims, weight.dtype, on)
         path = self.path(maps, x.shape, x.dtype, on)
-        cost, bound = path.cost(), 2 * path.bound
+        cost = path.cost()
+        bound = 2 * path.bound
         if bound:
             whole = maps.whole().detach()
             bound *= 0.0 if whole.is_meta else whole.double().abs().sum((0, 2)).max().item()
@@ -551,7 +557,8 @@ class RelativeAttention(ConvolutionLike, ABC):
         return self.values.factors()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *others: Any, **named: Any) -> None:
-        values, prefix = self.values, others[0]
+        values = self.values
+        prefix = others[0]
         kernel = state_dict.get(prefix + "weight")
         fixed = self.encoding.fixed_displacements is not None
         elsewhere = fixed and not _is_window(self.encoding, self.geometry)
@@ -764,11 +771,10 @@ def lay_out_as(x: Tensor, y: Tensor) -> Tensor:
     """Lays an output out in memory as `nn.ConvNd` does: channels last if they are in the images, and no view."""
     layout = _CHANNELS_LAST[x.ndim] if _has_channels_last(x) else torch.contiguous_format
     y = y.contiguous(memory_format=layout)
-    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
-    is_open = 1 in y.shape[1:]
     # of a view that is changed in place, FSDP loses the hook that brings the weights back
     is_view = y.requires_grad and not torch.compiler.is_compiling() and y._is_view()
-    return y.clone(memory_format=layout) if is_open or is_view else y
+    # along an axis of one pixel or channel any step will do, and others read there which layout was meant
+    return y.clone(memory_format=layout) if is_view or 1 in y.shape[1:] else y
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -779,8 +785,7 @@ def _has_channels_last(x: Tensor) -> bool:
         if step < least:
             return False
         least = step * size
-    is_last = x.stride(1) not in (0, least) and x.stride(0) >= least
-    return is_last and x.ndim in _CHANNELS_LAST
+    return x.stride(1) not in (0, least) and x.stride(0) >= least and x.ndim in _CHANNELS_LAST
 
 
 def require_images(

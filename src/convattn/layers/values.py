@@ -45,7 +45,8 @@ class MergedValues(nn.Module):
         """
         super().__init__()
         self.kernel_size, self.groups = kernel_size, groups
-        matrix, bound = (outputs, inputs // groups), (num_heads * inputs // groups) ** -0.5
+        matrix = (outputs, inputs // groups)
+        bound = (num_heads * inputs // groups) ** -0.5
         shape = (num_heads, *matrix) if kernel_size is None else (*matrix, *kernel_size)
         self.weight = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
@@ -103,7 +104,8 @@ class FactoredValues(nn.Module):
         """
         super().__init__()
         self.groups, self.head_width, self.kernel_size = groups, head_width, None
-        inner, outer = (inputs // groups) ** -0.5, (num_heads * head_width) ** -0.5
+        inner = (inputs // groups) ** -0.5
+        outer = (num_heads * head_width) ** -0.5
         self.value = nn.Parameter(
             torch.empty(num_heads, groups * head_width, inputs // groups).uniform_(-inner, inner)
         )

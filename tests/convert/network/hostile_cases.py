@@ -114,6 +114,26 @@ class Listed(Whole):
         return self.layer(self.hidden[0](x))
 
 
+class Masking(nn.Conv2d):
+    """Masks its weight in every run, as causal convolutions of images do."""
+
+    def forward(self, x):
+        self.weight.data *= torch.arange(3) < 2
+        return super().forward(x)
+
+
+class Writing(Whole):
+    """Writes the weight of a convolution in every run."""
+
+    def __init__(self, layer):
+        super().__init__(layer)
+        self.kernel = nn.Parameter(torch.randn_like(layer.weight))
+
+    def forward(self, x):
+        self.layer.weight.data = 2 * self.kernel.data
+        return self.layer(x)
+
+
 class Borrowing(Whole):
     """Calls a convolution as a function with the weight of a module."""
 

@@ -139,11 +139,13 @@ class Pair:
     second: object
 
 
-def test_a_network_that_returns_no_numbers_is_judged_by_its_layers():
-    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: conv(x).argmax(1))
+@pytest.mark.parametrize("shown", [lambda y: y.argmax(1), torch.zeros_like], ids=["class", "zero"])
+def test_a_network_that_returns_no_numbers_is_judged_by_its_layers(shown):
+    network = Called(nn.Conv2d(3, 4, 3), lambda conv, x: shown(conv(x)))
     made, certificate = network_to_attention(network, images=images(2, 3, 7, 9))
     assert certificate.verdict == "exact"
-    note = "the network as a whole: it returns no floating-point number, so its layers were compared, in float32"
+    why = "it returns no floating-point number other than 0"
+    note = f"the network as a whole: {why}, so its layers were compared, in float32"
     assert note in certificate.not_covered
     assert "measured error" not in certificate.summary()
     with torch.no_grad():

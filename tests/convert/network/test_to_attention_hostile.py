@@ -15,10 +15,12 @@ from tests.convert.network.hostile_cases import (
     Growing,
     Listed,
     Looking,
+    Masking,
     Overwriting,
     Remembering,
     Spectrum,
     Unfolding,
+    Writing,
 )
 from tests.convert.network.network_cases import Called, hard, images, unchanged
 from torch import nn
@@ -27,6 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from convattn import network_to_attention, network_to_conv
+from convattn.budget import assert_within_budget, references
 from convattn.convert import freeze
 from convattn.errors import ArgumentError, ConversionError, UnsupportedModelError
 from convattn.layers import RelativeAttention2d
@@ -137,6 +140,18 @@ def test_complex_results_are_compared():
     assert certificate.passed
     assert certificate.reference == "float64"
     assert certificate.measured_error <= certificate.rounding
+
+
+@pytest.mark.parametrize("build", [lambda: Masking(3, 4, 3), lambda: Writing(conv())])
+def test_weights_that_are_written_in_each_run_stay_so(build):
+    network, x = nn.Sequential(build()), images(2, 3, 7, 9)
+    made, certificate = attempt(network, x)
+    assert certificate.verdict == "exact"
+    for one in (network, made):
+        for parameter in one.parameters():
+            parameter.data *= 3
+    hi, lows = references(lambda network, x: network(x), network, x)
+    assert_within_budget(made(x), hi, lows)
 
 
 def test_a_traced_graph_is_converted():
