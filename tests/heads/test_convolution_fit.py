@@ -70,7 +70,7 @@ def test_fewer_components_explain_less():
     fit = ConvolutionFit((5, 5), 3)
     fit.fit(x[:20], y[:20])
     fit.score(x[20:], y[20:])
-    assert fit._basis.shape == (80, 288 // 9)
+    assert fit.basis.shape == (80, 288 // 9)
     assert 0.5 < fit.estimate(4).value < 0.99
 
 
@@ -78,4 +78,4 @@ def test_components_are_no_more_than_the_first_batch_determines():
     fit = ConvolutionFit((3, 3), 3)
     x = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0))
     fit.fit(x, x)
-    assert fit._basis.shape == (64, 2 * 9)
+    assert fit.basis.shape == (64, 2 * 9)

@@ -352,8 +352,7 @@ class Run:
         calls[name] += 1
         if calls[name] > 1:
             name = f"{name}{AGAIN}{calls[name]})"
-        tensors = {key: part for key, part in vars(call).items() if isinstance(part, Tensor)}
-        on_cpu = {key: tensor.cpu() for key, tensor in tensors.items()}
+        on_cpu = {key: part.cpu() for key, part in vars(call).items() if isinstance(part, Tensor)}
         call = replace(call, **on_cpu)
         if self._names is None and not has_positions(call.layout):
             self.passed_over[name or ITSELF] = None
@@ -427,7 +426,7 @@ def _not_covered(main: Run, controls: Mapping[str, Run]) -> Iterator[str]:
     layers = main.layers.values()
     if any(layer.masked for layer in layers):
         yield "masks differ between images: pairs that a mask excludes count as pairs of weight 0"
-    if not all(layer.convolution.fitted for layer in layers):
+    if any(layer.convolution.basis is None for layer in layers):
         yield "convolution scores of layers whose inputs or outputs do not lie on the grid of their queries"
     unsettled = 0
     for run in (main, *controls.values()):

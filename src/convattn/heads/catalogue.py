@@ -226,9 +226,8 @@ def layers_to_read(
     """
     every = survey(model) if layers is None else attention_layers(model)
     names = [layer.name for layer in every]
-    kind = "attention layers"
-    wanted = patterns("layers", layers, names, kind) or ("*",)
-    unwanted = patterns("without", without, names, kind) or ()
+    wanted = patterns("layers", layers, names, "attention layers") or ("*",)
+    unwanted = patterns("without", without, names, "attention layers") or ()
     for pattern in () if layers is None else wanted:
         matching = [layer for layer in every if matches([layer.name], [pattern])]
         if all(layer.refused for layer in matching):

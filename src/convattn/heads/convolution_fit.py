@@ -34,14 +34,9 @@ class ConvolutionFit:
         self.kernel_size = kernel_size
         # Of the convolution's errors, and of what the mean output misses
         self.squares: Float64[Tensor, "2 images"] = torch.zeros(2, 0, dtype=torch.float64)
-        self._basis: Float[Tensor, "channels components"] | None = None
+        self.basis: Float[Tensor, "channels components"] | None = None  # Of the input, once fitted
         self._sums: dict[str, Tensor] = {}
         self._weights: tuple[Tensor, Tensor, Tensor] | None = None  # With bias and mean output
-
-    @property
-    def fitted(self) -> bool:
-        """Whether it was fitted to any image."""
-        return self._basis is not None
 
     def fit(
         self,
@@ -49,10 +44,10 @@ class ConvolutionFit:
         y: Float[Tensor, "images positions outputs"],
     ) -> None:
         """Adds images to fit to."""
-        if self._basis is None:
+        if self.basis is None:
             taps = self.kernel_size ** len(self.grid)
-            self._basis = _principal(_rows(x), max(1, FEATURES // taps))
-        features = self._windows(x, self._basis)
+            self.basis = _principal(_rows(x), max(1, FEATURES // taps))
+        features = self._windows(x, self.basis)
         target = _rows(y)
         added = {
             "rows": torch.tensor(len(target)),
@@ -71,11 +66,11 @@ class ConvolutionFit:
         y: Float[Tensor, "images positions outputs"],
     ) -> None:
         """Adds images to score; from the first of them on, the fit is done."""
-        assert self._basis is not None
+        assert self.basis is not None
         if self._weights is None:
             self._weights = _ridge(self._sums)
         target = _rows(y)
-        features = self._windows(x, self._basis)
+        features = self._windows(x, self.basis)
         weights, bias, mean = (part.to(target) for part in self._weights)
         missed = target - torch.addmm(bias, features, weights)
         rows = torch.stack([_squares(missed), _squares(target - mean)])

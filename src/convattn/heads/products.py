@@ -42,7 +42,7 @@ def prove(
 
 
 def _score_roundings(
-    weights: Float[Tensor, "*lead queries keys"], q: Tensor, k: Tensor, v: Tensor, factor: float
+    weights: Float[Tensor, "*lead queries keys"], factor: float, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
     """Returns what rounding in a kernel may do to each output: Σ_k A_qk (σ_qk + eps √keys) |v_k|.
 
@@ -89,7 +89,7 @@ class Product:
         lows = roundings(low, *inputs)
         floor: Tensor | float = 0.0
         if self.factor is not None:
-            floor = _score_roundings(weights[:first], *doubles, self.factor)
+            floor = _score_roundings(weights[:first], self.factor, *doubles)
         return prove(exact, lows, product, out, floor=floor)
 
 

@@ -246,7 +246,8 @@ class Watcher:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        if isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2):
+        convolves = isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2)
+        if convolves and module in self._called:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
         if module not in self._layers:
