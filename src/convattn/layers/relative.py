@@ -159,8 +159,9 @@ class ConvolutionLike(nn.Module, ABC):
     @property
     def weight(self) -> Tensor:
         """W_h as a convolution's weight, (outputs, inputs // groups, *kernel_size); it takes one head per tap."""
-        if isinstance(self.values, MergedValues) and self.values.kernel_size is not None:
-            return self.values()  # as it is held, so that what is written into it is kept
+        values = getattr(self, "values", None)
+        if isinstance(values, MergedValues) and values.kernel_size is not None:
+            return values()  # as it is held, so that what is written into it is kept
         maps = self._factors().whole()
         taps = self.geometry.kernel_size
         if len(maps) != math.prod(taps):

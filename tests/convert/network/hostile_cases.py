@@ -74,7 +74,7 @@ class Clamping(Whole):
 
 
 class Assigning(Whole):
-    """Gives its layer another tensor as weight at each run, which an attention layer does not take."""
+    """Gives its layer another tensor as weight at each run, which a soft attention layer does not take."""
 
     def forward(self, x):
         self.layer.weight.data = self.layer.weight.data.clamp(-0.05, 0.05)
