@@ -36,7 +36,7 @@ def prove(
     """
     errors = (torch.stack([result.double() for result in results]) - exact).abs()
     budget = rounding_budget(exact, lows)
-    allowed = torch.as_tensor(floor).double().clamp_min(budget).expand_as(errors)
+    allowed = (torch.zeros_like(errors) + floor).clamp_min(budget)
     worst = (errors - allowed).argmax()
     return Proof(errors.flatten()[worst].item(), allowed.flatten()[worst].item())
 
