@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from convattn.budget import assert_within_budget
-from convattn.functional import all_heads, separable_attention, workspace
-from convattn.functional import separable as weights_first
+from convattn.functional import large_products, separable_attention, workspace
 
 HEADS = 3
 
@@ -65,7 +64,7 @@ def gradients(compute, values, *, autocast=True):
 @every_size
 def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, monkeypatch):
     values = inputs(queries, keys)
-    monkeypatch.setattr(all_heads, "_ALIGNED", 1)
+    monkeypatch.setattr(large_products, "_ALIGNED", 1)
     monkeypatch.setattr(
         workspace, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
     )  # images of at most 88 pixels in bfloat16
@@ -123,22 +122,12 @@ def test_gradients_can_be_differentiated_again(queries, keys):
     assert_within_budget(second(attended, values).bfloat16(), hi, lows)
 
 
-def test_pixels_that_need_no_gradient_are_not_backpropagated_to(monkeypatch):
-    keys, maps, *weights = inputs((5, 7), (5, 7))
-    maps.requires_grad_()
-    monkeypatch.setattr(all_heads._Planes, "rows_backward", None)  # calling it would fail
-    with torch.autocast("cpu", torch.bfloat16):
-        attended(keys, maps, *weights).sum().backward()
-    assert maps.grad is not None
-
-
 @pytest.mark.parametrize(
     ("groups", "axes", "dtype"),
     [(2, 2, torch.bfloat16), (1, 3, torch.bfloat16), (1, 2, torch.float16)],
     ids=str,
 )
-def test_other_calls_are_plain_products(groups, axes, dtype, monkeypatch):
-    monkeypatch.setattr(weights_first, "attention_of_all_heads", None)
+def test_groups_volumes_and_float16_are_computed_in_their_dtype(groups, axes, dtype):
     keys = numbers(2, 4, *(9,) * axes)
     maps, weights = numbers(HEADS, 6, 4 // groups), [numbers(HEADS, 9, 9).softmax(-1)] * axes
     with torch.autocast("cpu", dtype):

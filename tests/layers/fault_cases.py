@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tests.layers.layer_cases import LayerCase, hard
-from tests.testing.faults import eight_bits, halved, last_without_gradient, leaky, of_bfloat16
+from tests.testing.faults import halved, last_without_gradient, leaky, of_bfloat16
 from torch.nn import functional as F
 
 from convattn.functional.fourier import quick_length
@@ -154,17 +154,16 @@ VALUES = [
     ),
     Fault(
         "separable",
-        "W_h in eight bits, where products are those of torch",
+        "W_h in half precision, where products are those of torch",
         SEPARABLE,
         "functional.separable:attend_by_axis",
-        of_argument(2, eight_bits),
-        dtype=torch.float16,
+        of_argument(2, halved),
     ),
     Fault(
         "separable",
         "W_h cut to three binary digits, where all heads are computed together",
         SEPARABLE,
-        "functional.all_heads:_side_by_side",
+        "functional.large_products:_side_by_side",
         of_argument(0, three_digits),
         dtype=torch.bfloat16,
     ),
