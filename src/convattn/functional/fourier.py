@@ -25,6 +25,7 @@ from convattn.functional.reference import (
     combine_heads,
     displacement_places,
     normal_weights,
+    query_slices,
 )
 from convattn.functional.torch_modes import (
     at_least_float32,
@@ -80,7 +81,7 @@ class _Transforms:
     def __init__(self, kernels: Tensor, axes: Sequence[Axis]) -> None:
         self.lengths = kernels.shape[1:]
         self.dims = tuple(range(-len(axes), 0))
-        self.queries = _query_slices(axes)
+        self.queries = query_slices(axes)
         self.keys = [slice(axis.keys) for axis in axes]
         self.kernels = self.of_keys(kernels)
 
@@ -106,12 +107,6 @@ class _Transforms:
             halfway = torch.fft.ifftn(transform, dim=self.dims[1:])[(..., *others)]
             transform = halfway.movedim(self.dims[0], -1)
         return torch.fft.irfft(transform.contiguous(), self.lengths[-1])[..., last]
-
-
-def _query_slices(axes: Sequence[Axis]) -> list[slice]:
-    """Returns where the queries stand along each axis."""
-    queries = [axis.queries for axis in axes]
-    return [slice(along.start, along.stop, along.step) for along in queries]
 
 
 def _at_once(
@@ -363,7 +358,7 @@ def _attend(
     scores: Tensor, axes: Sequence[Axis], queries: Tensor, pixels: Tensor
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
-    own = scores.flatten()[displacement_places(axes, queries)]
+    own = scores.flatten()[displacement_places(axes, queries, scores.device)]
     weights = normal_weights(own).to(pixels.dtype)
     pattern = "queries keys, batch channels keys -> batch channels queries"
     return einsum(weights, pixels.flatten(2), pattern)
@@ -387,7 +382,7 @@ def _count(kernels: Tensor, axes: Sequence[Axis]) -> Float[Tensor, "heads *queri
     dims = tuple(range(1, kernels.ndim))
     ones = kernels.new_ones(1, *(axis.keys for axis in axes))
     product = torch.fft.rfftn(ones, lengths, dims) * torch.fft.rfftn(kernels, dim=dims).conj()
-    return torch.fft.irfftn(product, lengths, dims)[(..., *_query_slices(axes))]
+    return torch.fft.irfftn(product, lengths, dims)[(..., *query_slices(axes))]
 
 
 def _survey(

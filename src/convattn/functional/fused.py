@@ -121,9 +121,7 @@ class OfAllDisplacements(Mask):
         if is_accelerator(query.device):
             assert some == slice(None)
             return self._windows(query, own, features)
-        queries = prod([len(axis.queries) for axis in self.axes])
-        numbers = torch.arange(queries, device=query.device)[some]
-        places = displacement_places(self.axes, numbers)
+        places = displacement_places(self.axes, some, query.device)
         total = query.new_zeros(*query.shape[:3], places.shape[1])
         for table in own:
             total = total + table[:, places]

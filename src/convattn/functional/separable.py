@@ -17,16 +17,16 @@ from math import prod
 from typing import ClassVar, final
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.large_products import attention_by_products
 from convattn.functional.path import CallSizes, Cost, Heads, KeyPath
 from convattn.functional.reference import (
-    AXES,
     HeadMaps,
     attend_by_axis,
+    means_by_axis,
 )
 from convattn.functional.tiles import attention_in_tiles
 from convattn.functional.torch_modes import is_accelerator, needs_own_operations, product_dtype
@@ -94,17 +94,9 @@ def values_first_attention(
     Returns:
         Output channels at each query, in the dtype of `keys`.
     """
-    names = AXES[-len(weights) :]
-    before = " ".join(names)
-    values = rearrange(maps.values(keys), "batch heads keys inner -> heads (batch inner) keys")
-    mixed = values.unflatten(2, keys.shape[2:])
-    for name, weight in zip(names, weights, strict=True):
-        after = before.replace(name, "queries")
-        pattern = f"heads queries {name}, heads channels {before} -> heads channels {after}"
-        mixed = einsum(weight, mixed, pattern)
-        before = after.replace("queries", f"queries_{name}")
-    by_image = mixed.unflatten(1, (-1, maps.value.shape[1]))
-    return maps.combine(by_image.transpose(0, 1))
+    values = rearrange(maps.values(keys), "images heads keys inner -> heads images inner keys")
+    means = means_by_axis(weights, values.unflatten(3, keys.shape[2:]))
+    return maps.combine(means.transpose(0, 1))
 
 
 def values_come_first(sizes: CallSizes, *, by_axis: bool) -> bool:

@@ -98,7 +98,7 @@ class ContentScores(nn.Module):
             if self.uses_position:
                 wide = query.to(at_least_float32(query.dtype))
                 (table,) = self.features(axes, encoding, wide, by_axis=False)
-                position = table[:, displacement_places(axes, torch.arange(query.shape[2]))]
+                position = table[:, displacement_places(axes)]
             return content_scores(query, key, position, self.content_bias)
 
     def project(
