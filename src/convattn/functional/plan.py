@@ -32,13 +32,7 @@ from convattn.functional.fourier import FourierPath, fourier_filters, padded_pix
 from convattn.functional.path import REQUESTED, CallSizes, Heads, Path
 from convattn.functional.reference import join_axes, position_weights
 from convattn.functional.separable import SeparablePath, values_come_first
-from convattn.functional.shift import (
-    ShiftPath,
-    WindowPath,
-    find_shifts,
-    fixed_shifts,
-    window_convolution,
-)
+from convattn.functional.shift import ShiftPath, find_shifts, fixed_shifts
 from convattn.functional.torch_modes import can_be_read, is_accelerator, without_autocast
 
 _SLOW_TRANSFORMS = 8.0
@@ -151,9 +145,6 @@ def _by_position(sizes: CallSizes, heads: Heads, way: object) -> Path:
         reason = "each head looks at one displacement: a convolution"
         if way is ShiftPath:
             reason = REQUESTED
-        window = window_convolution(sizes.geometry)
-        if window is not None and window.displacements == displacements:
-            return WindowPath(reason=reason, sizes=sizes, window=window)
         shifts = fixed_shifts(displacements, sizes.axes)
         if way is ShiftPath or shifts.is_compact:
             return ShiftPath(reason=reason, sizes=sizes, shifts=shifts)
