@@ -17,7 +17,6 @@ from einops import einsum
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.path import CallSizes, Cost, KeyPath
 from convattn.functional.reference import (
@@ -30,6 +29,7 @@ from convattn.functional.reference import (
 from convattn.functional.torch_modes import (
     at_least_float32,
     backward_to_differentiate,
+    computed_again,
     is_accelerator,
     needs_own_operations,
     product_dtype,
@@ -343,19 +343,20 @@ def fourier_attention(
                 continue
             scores = filters.scores[head]
             parts = queries.split(at_once)
-            compute = _attend
-            if len(parts) > 1 and not needs_own_operations(pixels, scores):
-                compute = partial(
-                    checkpoint, _attend, use_reentrant=False, preserve_rng_state=False
-                )
-            exact = [compute(scores, axes, some, pixels) for some in parts]
+            again = len(parts) > 1 and not needs_own_operations(pixels, scores)
+            exact = []
+            for some in parts:
+                compute = partial(_attend, axes, some)
+                if again:
+                    compute = computed_again(compute)
+                exact.append(compute(scores, pixels))
             means = torch.cat(exact, dim=2)[:, None]
             y = y.index_add(2, queries, combine_heads(means, matrices[head, None], groups))
     return y.unflatten(2, sizes).to(keys.dtype)
 
 
 def _attend(
-    scores: Tensor, axes: Sequence[Axis], queries: Tensor, pixels: Tensor
+    axes: Sequence[Axis], queries: Tensor, scores: Tensor, pixels: Tensor
 ) -> Float[Tensor, "batch channels queries"]:
     """Takes one head's means at some queries, by the definition."""
     own = scores.flatten()[displacement_places(axes, queries, scores.device)]

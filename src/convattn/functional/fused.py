@@ -8,12 +8,11 @@ mask that learns is taken by one of its roads, some images at a time where it di
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from math import prod
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +31,7 @@ from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     at_least_float32,
     backward_to_differentiate,
+    computed_again,
     is_accelerator,
     missing_channels,
     needs_own_operations,
@@ -70,21 +70,6 @@ class Mask(ABC):
         self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
         """Returns the scores of every key and of those queries which the slice is."""
-
-    def backward(
-        self,
-        some: slice,
-        query: Tensor,
-        tables: Sequence[Tensor],
-        needed: Sequence[bool],
-        upstream: Tensor,
-    ) -> list[Tensor | None]:
-        """Returns the gradients of some queries and the tables; `needed` tells of query, key, value and tables."""
-        wanted = (needed[0] and self.numbers > 0, *needed[3:])
-        if not any(wanted):
-            return [None] * len(wanted)
-        scores = partial(self.scores, some)
-        return backward_to_differentiate(scores, (query, *tables), wanted, upstream)
 
 
 @final
@@ -206,13 +191,10 @@ def fused_attention(
     wide = at_least_float32(query.dtype)
     query, key, value = (tensor.to(wide) for tensor in (query, key, value))
     query = query if scale == 1 else query * scale
+    inputs = (query, key, value, *tables)
     if own_operations:
-        y = _explicit(mask, dropout, query, key, value, *tables)
-    else:
-        weights = query.shape[:3].numel() * key.shape[2] * query.element_size()
-        keeps = torch.is_grad_enabled() and weights <= KEPT_BYTES
-        y = _InPieces.apply(mask, _Dropout.draw(dropout), keeps, query, key, value, *tables)
-    return y.to(given)
+        return _explicit(mask, dropout, slice(None), *inputs).to(given)
+    return _in_pieces(mask, dropout, *inputs).to(given)
 
 
 def _by_kernel(
@@ -331,127 +313,45 @@ def _with_graph(
         return leaves, _of_kernel(scale, *leaves)
 
 
-class _Dropout(NamedTuple):
-    """Which weights are dropped, drawn anew for each piece from a seed, so that a gradient sees the same ones."""
+def _in_pieces(
+    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+) -> Float[Tensor, "images heads queries inner"]:
+    """Computes by weights of as many images, or queries of one image, as fit the memory.
 
-    probability: float
-    seed: int
-
-    @classmethod
-    def draw(cls, probability: float) -> "_Dropout | None":
-        """Draws a seed from torch's random numbers; None if nothing is dropped."""
-        if not probability:
-            return None
-        return cls(probability, int(torch.randint(1 << 62, (), device="cpu")))
-
-    def factors(self, piece: int, weights: Tensor) -> Tensor:
-        """Returns 0 or 1/(1 − p) for each weight of a piece."""
-        generator = torch.Generator().manual_seed(self.seed + piece)
-        kept = torch.empty_like(weights).bernoulli_(1 - self.probability, generator=generator)
-        return kept.div_(1 - self.probability)
-
-
-class _InPieces(torch.autograd.Function):
-    """Attention by explicit weights of some queries at a time, kept or computed again for the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mask: Mask | None, dropout: _Dropout | None, keeps: bool, *inputs: Tensor
-    ) -> Tensor:
-        query, _, value, *_ = inputs
-        y = query.new_empty(*query.shape[:3], value.shape[-1])
-        kept = []
-        for number, (some, places) in enumerate(_pieces(mask, inputs)):
-            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-            weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
-            if keeps:
-                kept.append(weights)
-            if dropout is not None:
-                weights = weights * dropout.factors(number, weights)
-            y[places[0]] = _mixed(weights, parts[2])
-        ctx.mask, ctx.dropout = mask, dropout
-        ctx.save_for_backward(*inputs, *kept)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        mask = ctx.mask
-        saved = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3:]
-        dropout: _Dropout | None = ctx.dropout
-        inputs = saved[: len(needed)]
-        kept = saved[len(needed) :]
-        if torch.is_grad_enabled() or needs_own_operations(gradient):
-            compute = partial(_all_pieces, mask, dropout)
-            found = backward_to_differentiate(compute, inputs, needed, gradient)
-            return None, None, None, *found
-        sums = [torch.zeros_like(tensor) for tensor in inputs]
-        for number, (some, places) in enumerate(_pieces(mask, inputs)):
-            parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-            query, key, value, *tables = parts
-            weights = kept[number] if kept else _weights(mask, some, query, key, *tables)
-            upstream = gradient[places[0]]
-            by_scores = _by_weights(upstream, value)
-            seen_weights = weights
-            if dropout is not None:
-                factors = dropout.factors(number, weights)
-                by_scores *= factors
-                seen_weights = weights * factors
-            # the softmax's gradient, exactly 0 where weights are exactly 0 and 1
-            by_scores *= weights
-            by_scores.addcmul_(weights, by_scores.sum(-1, keepdim=True), value=-1)
-            # of narrow queries and keys these products take a quarter of the time of by_scores @ key
-            by_query = (key.mT @ by_scores.mT).mT
-            by_key = (query.mT @ by_scores).mT
-            found = [by_query, by_key, _by_value(seen_weights, upstream, value)]
-            if mask is not None:
-                seen, *by_tables = mask.backward(some, query, tables, needed, by_scores)
-                found += by_tables
-                if seen is not None:
-                    found[0] += seen
-            for total, place, own in zip(sums, places, found, strict=True):
-                if own is not None:
-                    total[place] += own
-        return None, None, None, *sums
-
-
-def _pieces(mask: Mask | None, inputs: Sequence[Tensor]) -> Iterator[tuple[slice, list[Any]]]:
-    """Cuts a call into as many images, or queries of one image, as fit the memory.
-
-    Yields the queries, and where they, their keys, their values and all tables are in the inputs.
+    The gradient computes them again if they are many.
     """
-    query, key, _, *tables = inputs
     heads, queries = query.shape[1:3]
-    numbers = 2 * key.shape[2]
+    keys = key.shape[2]
+    keeps = query.shape[:3].numel() * keys * query.element_size() <= KEPT_BYTES
+    numbers = 2 * keys
     if mask is not None:
         numbers += mask.numbers
     rows = max(1, piece_bytes(query.device) // max(1, heads * numbers * query.element_size()))
     at_once = max(1, rows // max(1, queries))
-    for images, some in product(chunks(len(query), at_once), chunks(queries, rows)):
-        yield some, [(images, slice(None), some), images, images, *[...] * len(tables)]
-
-
-def _all_pieces(
-    mask: Mask | None, dropout: _Dropout | None, *inputs: Tensor
-) -> Float[Tensor, "images heads queries inner"]:
-    """Computes what `_InPieces` does, in operations that torch can differentiate."""
-    if dropout is None:
-        return _explicit(mask, 0.0, *inputs)
-    query, _, value, *_ = inputs
-    y = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for number, (some, places) in enumerate(_pieces(mask, inputs)):
-        parts = [tensor[place] for tensor, place in zip(inputs, places, strict=True)]
-        weights = _weights(mask, some, parts[0], parts[1], *parts[3:])
-        dropped = weights * dropout.factors(number, weights)
-        y[places[0]] = _mixed(dropped, parts[2])
-    return y
+    means = []
+    for images in zip(query.split(at_once), key.split(at_once), value.split(at_once), strict=True):
+        own, *others = images
+        parts = []
+        for some, part in zip(chunks(queries, rows), own.split(rows, dim=2), strict=True):
+            compute = partial(_explicit, mask, dropout, some)
+            if not keeps:
+                compute = computed_again(compute)
+            parts.append(compute(part, *others, *tables))
+        means.append(torch.cat(parts, dim=2))
+    return torch.cat(means)
 
 
 def _explicit(
-    mask: Mask | None, dropout: float, query: Tensor, key: Tensor, value: Tensor, *tables: Tensor
+    mask: Mask | None,
+    dropout: float,
+    some: slice,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *tables: Tensor,
 ) -> Float[Tensor, "images heads queries inner"]:
-    """Computes by all weights at once."""
-    weights = _weights(mask, slice(None), query, key, *tables)
+    """Computes by the weights of those queries which the slice is."""
+    weights = _weights(mask, some, query, key, *tables)
     return _mixed(functional.dropout(weights, dropout, training=dropout > 0), value)
 
 
@@ -477,21 +377,3 @@ def _mixed(
     if value.shape[1] > 1:
         return weights @ value
     return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
-
-
-def _by_value(
-    weights: Float[Tensor, "images heads queries keys"], upstream: Tensor, value: Tensor
-) -> Float[Tensor, "images heads_or_one keys inner"]:
-    """Returns the gradient of `_mixed` with respect to the values."""
-    if value.shape[1] > 1:
-        return weights.mT @ upstream
-    return (weights.flatten(1, 2).mT @ upstream.flatten(1, 2))[:, None]
-
-
-def _by_weights(
-    upstream: Float[Tensor, "images heads queries inner"], value: Tensor
-) -> Float[Tensor, "images heads queries keys"]:
-    """Returns the gradient of `_mixed` with respect to the weights."""
-    if value.shape[1] > 1:
-        return upstream @ value.mT
-    return (upstream.flatten(1, 2) @ value[:, 0].mT).unflatten(1, upstream.shape[1:3])

@@ -19,12 +19,12 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from convattn.functional.reference import attend_by_axis
 from convattn.functional.torch_modes import (
     at_least_float32,
     backward_to_differentiate,
+    computed_again,
     is_accelerator,
     needs_own_operations,
     product_dtype,
@@ -57,11 +57,8 @@ def attention_by_products(
         whole = torch.compiler.is_compiling() or needs_own_operations(*inputs)
         if whole or len(keys) <= images:
             return compute(*inputs)
-        parts = []
-        for part in inputs[0].split(images):
-            again = partial(checkpoint, compute, use_reentrant=False, preserve_rng_state=False)
-            parts.append(again(part, *inputs[1:]))
-        return torch.cat(parts)
+        again = computed_again(compute)
+        return torch.cat([again(part, *inputs[1:]) for part in inputs[0].split(images)])
 
 
 def _compute(groups: int, keys: Tensor, maps: Tensor, *weights: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ such operations, which is used only when it is needed.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,6 +172,29 @@ def backward_to_differentiate(
         chosen = [tensor for tensor, want in zip(apart, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(y, chosen, upstream, create_graph=further))
     return [next(found) if want else None for want in wanted]
+
+
+def computed_again(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns what computes the same and keeps the inputs alone: the gradient computes it again, with autocast off."""
+    return partial(_Again.apply, compute)
+
+
+class _Again(torch.autograd.Function):
+    """A checkpoint whose forward pass records nothing; derivatives are of every order."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.compute, ctx.random_numbers = compute, torch.get_rng_state()
+        ctx.save_for_backward(*inputs)
+        return compute(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        needed = ctx.needs_input_grad[1:]
+        with without_autocast(gradient.device), torch.random.fork_rng(devices=()):
+            torch.set_rng_state(ctx.random_numbers)
+            found = backward_to_differentiate(ctx.compute, ctx.saved_tensors, needed, gradient)
+        return None, *found
 
 
 def missing_channels(width: int, device: torch.device) -> int:
