@@ -99,6 +99,18 @@ def of_output(number, change):
     return of_result(lambda found: (*found[:number], change(found[number]), *found[number + 1 :]))
 
 
+def of_gradient(change):
+    """Changes the gradient of a tensor."""
+
+    def wrong(x):
+        x = x.view_as(x)
+        if x.requires_grad:
+            x.register_hook(change)
+        return x
+
+    return wrong
+
+
 def three_digits(x):
     """Cuts numbers to three binary digits. Rounding to four is lost, for every other seed, in what bfloat16 loses."""
     mantissa, exponent = torch.frexp(x.float())
@@ -289,16 +301,16 @@ GRADIENTS = [
         "fourier",
         "the normaliser taken for a constant",
         FOURIER,
-        "functional.fourier:_Filter.backward",
-        of_output(3, torch.zeros_like),
+        "functional.fourier:_filtered",
+        of_argument(5, of_gradient(torch.zeros_like)),
         "encoding.centres",
     ),
     Fault(
         "fourier",
         "kernels' gradient in half precision",
         FOURIER,
-        "functional.fourier:_Filter.backward",
-        of_output(2, halved),
+        "functional.fourier:_place",
+        of_result(of_gradient(halved)),
         "encoding.centres",
     ),
     Fault(
@@ -319,19 +331,19 @@ GRADIENTS = [
     ),
     Fault(
         "content",
-        "weights in half precision in the gradient of values",
+        "values in half precision in the gradient",
         MASKED,
-        "functional.fused:_by_value",
-        of_argument(0, halved),
+        "functional.fused:_mixed",
+        of_argument(1, of_gradient(halved)),
         "x",
     ),
     Fault(
         "content",
         "scores of displacements in half precision in the gradient",
         MASKED,
-        "functional.fused:Mask.backward",
-        of_argument(5, halved),
-        "encoding.scores",
+        "functional.fused:_weights",
+        of_result(of_gradient(halved)),
+        "x",
     ),
     Fault(
         "values",
