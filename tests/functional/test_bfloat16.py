@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convattn.budget import assert_within_budget
-from convattn.functional import large_products, separable_attention, workspace
+from convattn.functional import large_products, separable_attention, torch_modes
 
 HEADS = 3
 
@@ -66,7 +66,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
     values = inputs(queries, keys)
     monkeypatch.setattr(large_products, "_ALIGNED", 1)
     monkeypatch.setattr(
-        workspace, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
+        torch_modes, "PIECE_BYTES", images * 88 * HEADS * 4 * 2
     )  # images of at most 88 pixels in bfloat16
     actual = gradients(attended, values)
     exact = gradients(products, [value.double() for value in values], autocast=False)
@@ -80,7 +80,7 @@ def test_mixed_precision_gives_what_plain_products_give(queries, keys, images, m
 
 @every_size
 def test_gradients_are_summed_in_float32_whatever_the_default_dtype_is(queries, keys, monkeypatch):
-    monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
+    monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
     leaves = [value.requires_grad_() for value in inputs(queries, keys, batch=300)]
     with torch.autocast("cpu", torch.bfloat16):
         y = attended(*leaves)

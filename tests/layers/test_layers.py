@@ -5,7 +5,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from convattn.budget import assert_within_budget, references
-from convattn.functional import Path, large_products, separable, tiles, workspace
+from convattn.functional import Path, large_products, separable, tiles, torch_modes
 from convattn.functional.plan import WAYS
 from convattn.layers import (
     Content,
@@ -220,7 +220,7 @@ class TestInBfloat16(CaseContract):
     @pytest.fixture(autouse=True)
     def _one_image_at_a_time(self, monkeypatch):
         compute_together(monkeypatch)
-        monkeypatch.setattr(workspace, "PIECE_BYTES", 1)
+        monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1)
         monkeypatch.setattr(large_products, "_ALIGNED", 1)
 
 

@@ -12,7 +12,7 @@ from convattn.functional.fused import displacement_mask, fused_attention
 from convattn.functional.path import Cost, Heads, KeyPath
 from convattn.functional.reference import HeadMaps, combine_heads
 from convattn.functional.separable import explicit_cost, explicit_means
-from convattn.functional.workspace import piece_bytes
+from convattn.functional.torch_modes import piece_bytes
 
 
 @final

@@ -31,10 +31,10 @@ from convattn.functional.torch_modes import (
     computed_again,
     is_accelerator,
     needs_own_operations,
+    piece_bytes,
     product_dtype,
     without_autocast,
 )
-from convattn.functional.workspace import piece_bytes
 from convattn.grid import Axis
 
 _CHANNEL_BYTES = 5 << 20

@@ -29,14 +29,16 @@ from convattn.functional.reference import (
 )
 from convattn.functional.torch_modes import (
     FLASH_WIDTH,
+    KEPT_BYTES,
     at_least_float32,
     backward_to_differentiate,
+    chunks,
     computed_again,
     is_accelerator,
     missing_channels,
     needs_own_operations,
+    piece_bytes,
 )
-from convattn.functional.workspace import KEPT_BYTES, chunks, piece_bytes
 from convattn.grid import Axis
 
 _COPIES = 4

@@ -27,10 +27,10 @@ from convattn.functional.torch_modes import (
     computed_again,
     is_accelerator,
     needs_own_operations,
+    piece_bytes,
     product_dtype,
     without_autocast,
 )
-from convattn.functional.workspace import piece_bytes
 
 _ALIGNED = 32
 """On a CPU, images times channels is a multiple of this: other products take up to three times as long (oneDNN)."""

@@ -183,10 +183,11 @@ def _by_axis(encoding: AxisAdditiveEncoding, sizes: CallSizes, way: object) -> P
 
 def _joins_axes(sizes: CallSizes) -> bool:
     """Tells whether products over all pairs take less time than one for each axis, whose means are moved."""
+    if not is_accelerator(sizes.device):
+        narrow = sizes.product_dtype.itemsize < 4
+        return narrow and sizes.keys <= _JOINED and sizes.line is None
     if sizes.line is not None or not sizes.fits:
         return False
-    if not is_accelerator(sizes.device):
-        return sizes.product_dtype.itemsize < 4 and sizes.keys <= _JOINED
     pairs = sizes.mixing(sizes.channels, by_axis=False)
     joined = sizes.seconds(3, pairs, 12 * sizes.weights(by_axis=False))
     means = sizes.batch * sizes.heads * sizes.channels * max(sizes.queries, sizes.keys)
@@ -273,7 +274,7 @@ def _long(
 
 def _hard(tables: Sequence[Tensor], sizes: CallSizes, way: object) -> Path | None:
     """Returns the convolution that heads are if each looks at one pixel; None if they are soft."""
-    most = torch.finfo(sizes.softmax_dtype).eps * _HARD
+    most = torch.finfo(tables[0].dtype).eps * _HARD
     readable = all(map(can_be_read, tables))
     shifts = find_shifts(tables, sizes.axes, most) if readable else None
     if shifts is None:

@@ -5,15 +5,22 @@ Written to be read, with all N × N weights in memory. Notation and signs follow
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from convattn.functional.torch_modes import at_least_float32, is_accelerator, needs_own_operations
+from convattn.encodings import AxisAdditiveEncoding, Encoding
+from convattn.encodings.encoding import compute_parameters
+from convattn.functional.torch_modes import (
+    at_least_float32,
+    is_accelerator,
+    needs_own_operations,
+    without_autocast,
+)
 from convattn.grid import Axis, Geometry
 
 
@@ -267,6 +274,67 @@ def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "h
     for weight in weights[1:]:
         whole = (whole[:, :, None, :, None] * weight[:, None, :, None, :]).flatten(3).flatten(1, 2)
     return whole
+
+
+@runtime_checkable
+class ContentTerms(Protocol):
+    """The parameters of the terms of a score that depend on the images."""
+
+    num_heads: int
+    key_width: int  # width of queries and keys
+    uses_position: bool  # whether there is a content–position term q·Ŵr_δ
+    query: nn.Linear  # W_q of all heads
+    key: nn.Linear  # W_k of all heads
+    position: Tensor | None  # Ŵ, (heads, key_width, features); None uses features as they are
+    content_bias: Tensor | None  # u, (heads, key_width), or None
+
+
+def queries_and_keys(
+    content: ContentTerms, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+) -> tuple[
+    Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
+]:
+    """Returns queries W_q x and keys W_k x of every image; refuses hooks on what holds both, which is not called."""
+    compute_parameters(content)
+    both = []
+    for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
+        mapped = linear(pixels.flatten(2).mT)
+        both.append(mapped.unflatten(2, (content.num_heads, -1)).transpose(1, 2))
+    return both[0], both[1]
+
+
+def position_features(
+    content: ContentTerms, encoding: Encoding, axes: Sequence[Axis], like: Tensor, *, by_axis: bool
+) -> list[Float[Tensor, "heads_or_one _ width"]]:
+    """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term."""
+    if not content.uses_position:
+        return []
+    if by_axis:
+        assert isinstance(encoding, AxisAdditiveEncoding)
+        tables = encoding.axis_features(axes, like.dtype, like.device)
+    else:
+        tables = [encoding.grid_features(axes, like.dtype, like.device)]
+    if content.position is None:
+        return [table[None] for table in tables]
+    # torch.matmul would sum in another order without gradients
+    pattern = "heads width features, displacements features -> heads displacements width"
+    matrices = content.position.to(like.dtype)
+    return [einsum(matrices, table, pattern) for table in tables]
+
+
+def scores_of_images(
+    content: ContentTerms,
+    encoding: Encoding,
+    keys: Float[Tensor, "images channels *keys"],
+    axes: Sequence[Axis],
+) -> Float[Tensor, "images heads queries_flat keys_flat"]:
+    """Scores every query and key of every image in at least float32, without the encoding's own score."""
+    query, key = queries_and_keys(content, keys, axes)
+    with without_autocast(keys.device):
+        position = None
+        for table in position_features(content, encoding, axes, _widened(query), by_axis=False):
+            position = table[:, displacement_places(axes, device=keys.device)]
+        return content_scores(query, key, position, content.content_bias)
 
 
 def content_scores(

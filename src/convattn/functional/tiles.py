@@ -20,8 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.functional.reference import attend_by_axis
-from convattn.functional.torch_modes import backward_to_differentiate, needs_own_operations
-from convattn.functional.workspace import Workspace, chunks
+from convattn.functional.torch_modes import (
+    backward_to_differentiate,
+    chunks,
+    needs_own_operations,
+)
 
 _CACHE = 1 << 21
 """Bytes of mixed pixels worked on at a time on a CPU, about the second-level caches of a few cores."""
@@ -178,6 +181,22 @@ def axis_tiles(
     return cuts
 
 
+class _Workspace:
+    """Memory that is reused within one call, with the dtype and device of a given tensor."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Returns an uninitialised, contiguous tensor in the memory that the last tensor of this name had."""
+        size = prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = self._like.new_empty(size)
+        return held[:size].view(shape)
+
+
 class _Means:
     """Weighted means of the pixels, in memory that every tile uses again.
 
@@ -192,7 +211,7 @@ class _Means:
         self.last = order[1] == -1  # whether channels lie last
         self.short = _SHORT if self.last else _SHORTER
         self.images = pixels.shape[0 if self.last else 1]
-        self.workspace = Workspace(pixels)
+        self.workspace = _Workspace(pixels)
         self.tiles = list(self._tiles())
 
     def _tiles(self) -> Iterator[_Tile]:
