@@ -414,6 +414,7 @@ def test_no_path_holds_the_weights_of_a_large_call(encoding, options, dtype, pat
         monkeypatch.setattr(module, "KEPT_BYTES", 1 << 17)
     monkeypatch.setattr(torch_modes, "PIECE_BYTES", 1 << 14)
     monkeypatch.setattr(fourier, "_WEIGHTS", 1 << 12)
+    monkeypatch.setattr(fourier, "_CHANNEL_BYTES", 1 << 14)
     layer = RelativeAttention2d(16, 5, num_heads=4, encoding=encoding(), **options).to(dtype)
     x = torch.randn(1, 16, 20, 20, dtype=dtype, requires_grad=True)
     assert layer.plan(x.shape).path == path

@@ -129,11 +129,16 @@ def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int
 
 
 def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tuple[int, int] | None:
-    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them."""
+    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them.
+
+    None if either are more than half.
+    """
     queries = range(axis.queries.start, min(-low, axis.queries.stop), axis.queries.step)
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
+    if positions > axis.keys // 2:
+        return None
     # Index of the displacement from the last of them to key 0
     first = axis.queries[-1] - queries[-1]
     seen = scores[:, first : first + positions - 1 + axis.keys]
@@ -152,14 +157,7 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
 def _window_max(
     values: Float[Tensor, "heads values"], windows: int, width: int
 ) -> Float[Tensor, "heads windows"]:
-    """Returns the largest value of each window of `width` neighbours, in O(values)."""
-    if windows > width:
-        parts = []
-        for start in range(0, windows, width):
-            count = min(width, windows - start)
-            part = values[:, start : start + count + width - 1]
-            parts.append(_window_max(part, count, width))
-        return torch.cat(parts, dim=-1)
+    """Returns the largest value of each window of `width` ≥ `windows` neighbours, in O(values)."""
     in_all = values[:, windows - 1 : width].amax(-1, keepdim=True)
     ahead = values[:, : windows - 1].flip(-1).cummax(-1).values.flip(-1)
     behind = values[:, width:].cummax(-1).values

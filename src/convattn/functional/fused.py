@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +31,6 @@ from convattn.functional.torch_modes import (
     FLASH_WIDTH,
     KEPT_BYTES,
     at_least_float32,
-    backward_to_differentiate,
     chunks,
     computed_again,
     is_accelerator,

@@ -66,7 +66,7 @@ def separable_attention(
         return y.view(*y.shape[:2], *[weight.shape[1] for weight in weights])
     maps = maps.contiguous()  # held as a kernel they are strided, and every product would copy them
     weights = [weight.to(keys.dtype) for weight in weights]
-    if in_torch or _are_small(weights, keys):
+    if in_torch or keys.is_meta or _are_small(weights, keys):
         return attend_by_axis(weights, keys, maps, groups)
     return attention_in_tiles(weights, keys, maps, groups)
 

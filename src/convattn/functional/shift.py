@@ -7,7 +7,7 @@ heads are the taps of a kernel, and W_h is its weight at the tap Δ_h.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from einops import rearrange
@@ -18,7 +18,6 @@ from torch.nn import functional
 from convattn.functional.convolution import convolve, convolve_transposed
 from convattn.functional.path import Cost, Heads, Path
 from convattn.functional.reference import HeadMaps, pad_keys
-from convattn.functional.torch_modes import needs_own_operations
 from convattn.grid import Axis, Geometry, Window
 
 _TAPS = 2
@@ -164,23 +163,6 @@ def _pixels_seen(
     return functional.pad(keys, flat, mode="replicate")
 
 
-class _NoGradient(torch.autograd.Function):
-    """Passes on the matrices of hard heads, and gives the heads' scores a gradient of zero.
-
-    The output cannot be passed instead: later code may change it in place, which torch forbids for the result of a
-    custom function.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, maps: Tensor, *scores: Tensor) -> Tensor:
-        ctx.save_for_backward(*scores)
-        return maps.view_as(maps)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return gradient, *(torch.zeros_like(table) for table in ctx.saved_tensors)
-
-
 def find_shifts(
     tables: Sequence[Float[Tensor, "heads _"]], axes: Sequence[Axis], most: float
 ) -> Shifts | None:
@@ -270,8 +252,8 @@ class ShiftPath(Path):
         axes = self.sizes.axes
         geometry = self.sizes.geometry
         whole = maps.whole()
-        if self.unmoved and not needs_own_operations(whole, *self.unmoved):
-            whole = _NoGradient.apply(whole, *self.unmoved)
+        for scores in self.unmoved:
+            whole = whole + 0 * scores.amax()
         first, taps, steps = self.shifts.window
         by_tap = _by_tap(whole, self.shifts.offsets, first, taps, steps)
         spreads = geometry.spreads

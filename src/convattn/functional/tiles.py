@@ -215,22 +215,20 @@ class _Means:
         self.tiles = list(self._tiles())
 
     def _tiles(self) -> Iterator[_Tile]:
-        """Cuts the call into tiles; elsewhere than on a CPU each head is one."""
+        """Cuts the call into tiles."""
         heads, queries, _ = self.weights[0].shape
         images = self.images
         together = 1
-        length = queries
-        if self.pixels.device.type == "cpu":
-            length = min(queries, self.short)
-            row = length * self.pixels.shape[-1 if self.last else 2]
-            for weight in self.weights[1:]:
-                row *= max(weight.shape[1:])
-            fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
-            if self.last and images > 1:
-                images = fitting
-            else:
-                together = -(-heads // -(-heads // fitting))  # so that parts are about as large
-                images = fitting // together
+        length = min(queries, self.short)
+        row = length * self.pixels.shape[-1 if self.last else 2]
+        for weight in self.weights[1:]:
+            row *= max(weight.shape[1:])
+        fitting = max(1, _CACHE // max(1, row * self.pixels.element_size()))
+        if self.last and images > 1:
+            images = fitting
+        else:
+            together = -(-heads // -(-heads // fitting))  # so that parts are about as large
+            images = fitting // together
         parts = chunks(heads, together)
         first, *others = self.weights
         rows = self._windows(first, parts, length)
@@ -245,8 +243,6 @@ class _Means:
         self, weight: Tensor, parts: Sequence[slice], length: int | None = None
     ) -> list[list[Window]]:
         """Cuts an axis into tiles of a length; into short ones, if that pays, where none is given."""
-        if weight.device.type != "cpu":
-            return [[_whole(weight)]] * len(parts)
         negligible = torch.finfo(weight.dtype).eps / 64
         cuts = axis_tiles(weight.detach(), negligible, length or self.short, parts)
         if length is None:
