@@ -232,7 +232,7 @@ VALUES = [
         "content",
         "position in half precision",
         CONTENT,
-        "functional.content:displacement_mask",
+        "functional.content:Mask",
         of_argument(2, each(halved)),
     ),
     Fault(
@@ -392,7 +392,7 @@ AUTOCAST = [
         (
             "content",
             {"content": Content(key_width=3)},
-            "functional.content:displacement_mask",
+            "functional.content:Mask",
             of_argument(1, each(of_bfloat16)),
         ),
         (

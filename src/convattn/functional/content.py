@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from convattn.encodings import AxisAdditiveEncoding, Quadratic
-from convattn.functional.fused import Mask, displacement_mask, fused_attention
+from convattn.functional.fused import Mask, fused_attention
 from convattn.functional.path import CallSizes, Cost, Heads, Path
 from convattn.functional.positions import (
     Channels,
@@ -264,7 +264,7 @@ class Masked(PositionForm):
         features = self._features(query, by_axis=by_axis)
         if bias is not None and features:
             scores = _for_biased(bias, scores, features)
-        return displacement_mask(self.axes, scores, features)
+        return Mask(self.axes, scores, features)
 
 
 def _for_biased(

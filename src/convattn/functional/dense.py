@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from convattn.functional.fused import displacement_mask, fused_attention
+from convattn.functional.fused import Mask, fused_attention
 from convattn.functional.path import Cost, Heads, KeyPath
 from convattn.functional.reference import HeadMaps, combine_heads
 from convattn.functional.separable import explicit_cost, explicit_means
@@ -67,7 +67,7 @@ class PiecewisePath(KeyPath):
         nothing = value.new_zeros(1, self.sizes.heads, max(self.sizes.queries, self.sizes.keys), 0)
         query = nothing[:, :, : self.sizes.queries]
         key = nothing[:, :, : self.sizes.keys]
-        mask = displacement_mask(self.sizes.axes, [self.table], ())
+        mask = Mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
         by_image = rearrange(means, pattern, batch=len(keys))

@@ -7,7 +7,6 @@ On a GPU the kernel wants the numbers of each query, key and value side by side,
 mask that learns is taken by one of its roads, some images at a time where it differs between images.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from math import prod
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,13 +43,17 @@ _COPIES = 4
 """Tensors of the size of all scores of an image that are in memory with a mask of its own on a GPU."""
 
 
+@final
 @dataclass(frozen=True, eq=False)
-class Mask(ABC):
-    """Scores s_h(δ) + q·r_δ to add to those of content, for some queries at a time; one of the terms may be missing."""
+class Mask:
+    """Scores s_h(δ) + q·r_δ to add to those of content, for some queries at a time; one of the terms may be missing.
+
+    Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
+    """
 
     axes: Sequence[Axis]
-    own: tuple[Tensor, ...]  # what scores s_h are looked up in
-    features: tuple[Float[Tensor, "heads_or_one _ width"], ...]  # r of displacements
+    own: Sequence[Float[Tensor, "heads _"]]  # s of displacements
+    features: Sequence[Float[Tensor, "heads_or_one _ width"]]  # r of displacements
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -62,60 +65,35 @@ class Mask(ABC):
         """How many products with each query are in memory beside the scores; with 0 queries play no part."""
         return sum(table.shape[1] for table in self.features)
 
-    def split(self, tables: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Splits tensors like `tables` into those like `own` and those like `features`."""
-        return tables[: len(self.own)], tables[len(self.own) :]
-
-    @abstractmethod
     def scores(
         self, some: slice, query: Float[Tensor, "images heads queries width"], *tables: Tensor
     ) -> Float[Tensor, "images_or_one heads queries keys"]:
-        """Returns the scores of every key and of those queries which the slice is."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class SumOfAxes(Mask):
-    """A sum over axes, on a CPU: scores are looked up in (heads, queries, keys) of each, features by displacement."""
-
-    places: Sequence[Int[Tensor, "queries keys"]]
-
-    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
-        """Adds up what each axis gives."""
-        own, features = self.split(tables)
-        sizes = [len(axis.queries) for axis in self.axes]
-        numbers = torch.arange(prod(sizes), device=query.device)[some]
-        total = query.new_zeros(*query.shape[:3], 1)
-        for axis, along in enumerate(torch.unravel_index(numbers, sizes)):
-            row = query.new_zeros(())
-            if own:
-                row = own[axis].index_select(1, along)[None]
-            if features:
-                row = row + _looked_up(query, features[axis], self.places[axis][along])
-            total = (total[..., None] + row[..., None, :]).flatten(-2)
-        return total
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class OfAllDisplacements(Mask):
-    """Scores and features in tables of all displacements, flattened."""
-
-    def scores(self, some: slice, query: Tensor, *tables: Tensor) -> Tensor:
-        """Looks them up by displacement; on a GPU in windows of the tables, without index tensors."""
-        own, features = self.split(tables)
+        """Returns the scores of every key and of those queries which the slice is, looked up in the tables."""
+        own = tables[: len(self.own)]
+        features = tables[len(self.own) :]
         if is_accelerator(query.device):
             assert some == slice(None)
             return self._windows(query, own, features)
-        places = displacement_places(self.axes, some, query.device)
-        total = query.new_zeros(*query.shape[:3], places.shape[1])
-        for table in own:
-            total = total + table[:, places]
-        for table in features:
-            total = total + _looked_up(query, table, places)
+        parts: Sequence[Sequence[Axis]] = [self.axes]
+        queries: Sequence[slice | Tensor] = [some]
+        if max(len(own), len(features)) > 1:
+            parts = [(axis,) for axis in self.axes]
+            sizes = [len(axis.queries) for axis in self.axes]
+            numbers = torch.arange(prod(sizes), device=query.device)
+            queries = torch.unravel_index(numbers[some], sizes)
+        total = query.new_zeros(*query.shape[:3], 1)
+        for number, (axes, along) in enumerate(zip(parts, queries, strict=True)):
+            places = displacement_places(axes, along, query.device)
+            row = query.new_zeros(())
+            if own:
+                row = own[number].index_select(1, places.flatten()).unflatten(1, places.shape)[None]
+            if features:
+                row = row + _looked_up(query, features[number], places)
+            total = (total[..., None] + row[..., None, :]).flatten(-2)
         return total
 
     def _windows(self, query: Tensor, own: Sequence[Tensor], features: Sequence[Tensor]) -> Tensor:
+        """Looks scores of all displacements up in windows of the tables, without index tensors."""
         spans = [axis.span for axis in self.axes]
         total = query.new_zeros(())
         for table in own:
@@ -123,22 +101,6 @@ class OfAllDisplacements(Mask):
         for table in features:
             total = total + windows_of_queries(query @ table.mT, self.axes)
         return total
-
-
-def displacement_mask(
-    axes: Sequence[Axis],
-    scores: Sequence[Float[Tensor, "heads _"]],
-    features: Sequence[Float[Tensor, "heads_or_one _ width"]],
-) -> Mask:
-    """Returns the mask s_h(δ) + q·r_δ, of which one may be missing.
-
-    Tables are of each axis's displacements, and their terms are added, or one of all displacements, flattened.
-    """
-    if max(len(scores), len(features)) < len(axes) or len(axes) == 1:
-        return OfAllDisplacements(axes, tuple(scores), tuple(features))
-    places = [axis.index((*scores, *features)[0].device) for axis in axes]
-    windows = [table[:, index] for table, index in zip(scores, places, strict=False)]
-    return SumOfAxes(axes, tuple(windows), tuple(features), places)
 
 
 def _looked_up(
