@@ -286,11 +286,9 @@ def _weights(
         scores = query @ key.mT
     else:
         added = mask.scores(some, query, *tables)
-        add = torch.baddbmm if needs_own_operations(query, key, added) else Tensor.baddbmm_
-        sums = add(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
+        sums = torch.baddbmm(added.flatten(0, 1), query.flatten(0, 1), key.mT.flatten(0, 1))
         scores = sums.unflatten(0, added.shape[:2])
-    in_place = not (torch.is_grad_enabled() or needs_own_operations(scores))
-    return normal_weights(scores, in_place=in_place)
+    return normal_weights(scores)
 
 
 def _mixed(

@@ -18,7 +18,6 @@ from convattn.encodings.encoding import compute_parameters
 from convattn.functional.torch_modes import (
     at_least_float32,
     is_accelerator,
-    needs_own_operations,
     without_autocast,
 )
 from convattn.grid import Axis, Geometry
@@ -228,14 +227,12 @@ def position_weights(
         [[[1.0, 0.0]]]
     """
     scores = displacement_scores(table, axes)
-    in_place = not (scores.requires_grad or needs_own_operations())
-    weights = normal_weights(scores, in_place=in_place)
-    least = torch.finfo(weights.dtype).tiny ** 0.5
-    return functional.threshold(weights, least, 0.0, in_place)
+    weights = normal_weights(scores)
+    return functional.threshold(weights, torch.finfo(weights.dtype).tiny ** 0.5, 0.0)
 
 
 def normal_weights(
-    scores: Float[Tensor, "*batch queries keys"], *, in_place: bool = False
+    scores: Float[Tensor, "*batch queries keys"],
 ) -> Float[Tensor, "*batch queries keys"]:
     """Normalises scores as `attention_weights`, with zero for what is below the root of the smallest normal number.
 
@@ -243,7 +240,6 @@ def normal_weights(
 
     Args:
         scores: Scores in at least float32.
-        in_place: Whether they may be overwritten; then there is no gradient.
 
     Returns:
         Weights that sum to one over the keys.
@@ -257,8 +253,7 @@ def normal_weights(
         return attention_weights(scores)
     least = math.log(torch.finfo(scores.dtype).tiny) / 2
     highest = scores.detach().amax(-1, keepdim=True)
-    lowered = scores.sub_(highest) if in_place else scores - highest
-    return torch.softmax(functional.threshold(lowered, least, -math.inf, in_place), dim=-1)
+    return torch.softmax(functional.threshold(scores - highest, least, -math.inf), dim=-1)
 
 
 def join_axes(weights: Sequence[Float[Tensor, "heads _ _"]]) -> Float[Tensor, "heads queries keys"]:
