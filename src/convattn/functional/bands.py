@@ -129,16 +129,11 @@ def _together(lows: Sequence[int], highs: Sequence[int]) -> list[tuple[tuple[int
 
 
 def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tuple[int, int] | None:
-    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them.
-
-    None if either are more than half.
-    """
+    """Counts the first queries that lack the displacement `low`, and the first keys that matter to them."""
     queries = range(axis.queries.start, min(-low, axis.queries.stop), axis.queries.step)
     if not queries:
         return 0, 0
     positions = queries[-1] - queries[0] + 1
-    if positions > axis.keys // 2:
-        return None
     # Index of the displacement from the last of them to key 0
     first = axis.queries[-1] - queries[-1]
     seen = scores[:, first : first + positions - 1 + axis.keys]
@@ -157,7 +152,14 @@ def _border(scores: Tensor, axis: Axis, low: int, high: int, fall: float) -> tup
 def _window_max(
     values: Float[Tensor, "heads values"], windows: int, width: int
 ) -> Float[Tensor, "heads windows"]:
-    """Returns the largest value of each window of `width` ≥ `windows` neighbours, in O(values)."""
+    """Returns the largest value of each window of `width` neighbours, in O(values)."""
+    if windows > width:
+        parts = []
+        for start in range(0, windows, width):
+            count = min(width, windows - start)
+            part = values[:, start : start + count + width - 1]
+            parts.append(_window_max(part, count, width))
+        return torch.cat(parts, dim=-1)
     in_all = values[:, windows - 1 : width].amax(-1, keepdim=True)
     ahead = values[:, : windows - 1].flip(-1).cummax(-1).values.flip(-1)
     behind = values[:, width:].cummax(-1).values
@@ -192,14 +194,13 @@ def band_attention(
     with without_autocast(keys.device):
         pixels = keys.to(wide)
         matrices = maps.to(wide)
-        y = None
+        parts = []
         for band in bands.parts:
             heads = torch.tensor(band.heads, device=maps.device)
             of_heads = matrices.index_select(0, heads)
-            part = _BandAttention(bands.scores, heads, axis, pixels).attend(band, of_heads, groups)
-            y = part if y is None else y + part
-        assert y is not None
-        return y.to(keys.dtype)
+            attention = _BandAttention(bands.scores, heads, axis, pixels)
+            parts.append(attention.attend(band, of_heads, groups))
+        return sum(parts[1:], parts[0]).to(keys.dtype)
 
 
 class _BandAttention(NamedTuple):
@@ -261,14 +262,12 @@ class _BandAttention(NamedTuple):
 def _convolution(keys: Tensor, kernel: Tensor, groups: int, step: int) -> Tensor:
     """Convolves, some taps at a time."""
     outputs = keys.shape[-1] - kernel.shape[-1]
-    y = None
+    parts = []
     for number, piece in enumerate(kernel.split(MOST_TAPS, dim=-1)):
         first = number * MOST_TAPS
         window = keys[..., first : first + outputs + piece.shape[-1]]
-        part = functional.conv1d(window, piece, stride=step, groups=groups)
-        y = part if y is None else y + part
-    assert y is not None
-    return y
+        parts.append(functional.conv1d(window, piece, stride=step, groups=groups))
+    return sum(parts[1:], parts[0])
 
 
 @final

@@ -32,7 +32,6 @@ from convattn.functional.reference import (
     ContentTerms,
     HeadMaps,
     add_bias,
-    combine_heads,
     pad_keys,
     position_features,
     queries_and_keys,
@@ -366,10 +365,7 @@ class ContentPath(Path):
         mixed = mixed.mT
         if mixed.dtype.itemsize > keys.dtype.itemsize:
             mixed = mixed.to(keys.dtype)
-        if self.values_first:
-            y = own.combine(mixed)
-        else:
-            y = combine_heads(mixed, own.whole(), maps.groups)
+        y = own.combine(mixed, values_first=self.values_first)
         y = add_bias(y.unflatten(2, [len(axis.queries) for axis in sizes.axes]), bias)
         if self.position is None or share is None:
             return y

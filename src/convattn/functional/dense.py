@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from convattn.functional.fused import Mask, fused_attention
 from convattn.functional.path import Cost, Heads, KeyPath
-from convattn.functional.reference import HeadMaps, combine_heads
+from convattn.functional.reference import HeadMaps
 from convattn.functional.separable import explicit_cost, explicit_means
 from convattn.functional.torch_modes import piece_bytes
 
@@ -71,6 +71,4 @@ class PiecewisePath(KeyPath):
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
         by_image = rearrange(means, pattern, batch=len(keys))
-        if self.values_first:
-            return maps.combine(by_image)
-        return combine_heads(by_image, maps.whole(), maps.groups)
+        return maps.combine(by_image, values_first=self.values_first)

@@ -160,11 +160,6 @@ class Filters(NamedTuple):
     reciprocals: Float[Tensor, "heads *queries"]  # 1 / (g_h ⋆ 1) at each query, 0 if it is weak
     weak: Bool[Tensor, "heads *queries"]  # queries at which the quotient would lose digits
 
-    @property
-    def weak_share(self) -> float:
-        """Share of queries, over all heads, that are computed by the definition."""
-        return self.weak.double().mean().item()
-
 
 def fourier_filters(
     table: Float[Tensor, "heads *displacements"],
@@ -318,13 +313,12 @@ def _reach(margins: Sequence[Tensor], totals: Tensor, negligible: float) -> list
 
 def _lengths(axes: Sequence[Axis], cut: Sequence[slice]) -> list[int]:
     """Returns lengths at which no key and query meet at a wrong displacement."""
-    return [_length(axis, part) for axis, part in zip(axes, cut, strict=True)]
-
-
-def _length(axis: Axis, part: slice) -> int:
-    low = axis.lowest + part.start
-    high = axis.lowest + part.stop - 1
-    return quick_length(max(axis.highest - low, high - axis.lowest, axis.keys - 1) + 1)
+    lengths = []
+    for axis, part in zip(axes, cut, strict=True):
+        before = axis.highest - axis.lowest - part.start
+        most = max(before, part.stop - 1, axis.keys - 1)
+        lengths.append(quick_length(most + 1))
+    return lengths
 
 
 @final

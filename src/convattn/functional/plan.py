@@ -242,7 +242,7 @@ def _fourier(table: Tensor, sizes: CallSizes, reason: str) -> Path:
         return _dense(table, sizes, reason)
     reason += sizes.waits
     filters = fourier_filters(table, sizes.axes, sizes.dtype)
-    weak = filters.weak_share
+    weak = filters.weak.double().mean().item()
     if weak > _WEAK:
         lost = f"transforms would lose digits at {weak:.0%} of the queries"
         return _dense(table, sizes, f"{lost}, so all are computed exactly")

@@ -468,9 +468,11 @@ class HeadMaps(NamedTuple):
         return values.flatten(3)
 
     def combine(
-        self, means: Float[Tensor, "batch heads inner *queries"]
+        self, means: Float[Tensor, "batch heads inner *queries"], *, values_first: bool = True
     ) -> Float[Tensor, "batch outputs *queries"]:
-        """Sums means of `values` over heads, after W_out if there is one."""
+        """Sums means of `values`, or of pixels, over heads, after the matrices that are left."""
+        if not values_first:
+            return combine_heads(means, self.whole(), self.groups)
         if self.output is not None:
             return combine_heads(means, self.output, self.groups)
         return means.sum(1, dtype=at_least_float32(means.dtype)).to(means.dtype)
