@@ -285,7 +285,9 @@ class ContentTerms(Protocol):
 
 
 def queries_and_keys(
-    content: ContentTerms, keys: Float[Tensor, "images channels *keys"], axes: Sequence[Axis]
+    content: ContentTerms,
+    keys: Float[Tensor, "images channels *keys"],
+    axes: Sequence[Axis],
 ) -> tuple[
     Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
 ]:
@@ -299,7 +301,12 @@ def queries_and_keys(
 
 
 def position_features(
-    content: ContentTerms, encoding: Encoding, axes: Sequence[Axis], like: Tensor, *, by_axis: bool
+    content: ContentTerms,
+    encoding: Encoding,
+    axes: Sequence[Axis],
+    like: Tensor,
+    *,
+    by_axis: bool,
 ) -> list[Float[Tensor, "heads_or_one _ width"]]:
     """Returns Ŵr_δ of displacements along each axis or of all, in the dtype of a tensor; nothing without the term."""
     if not content.uses_position:
