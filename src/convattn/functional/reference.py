@@ -292,6 +292,7 @@ def queries_and_keys(
     Float[Tensor, "images heads queries_flat width"], Float[Tensor, "images heads keys_flat width"]
 ]:
     """Returns queries W_q x and keys W_k x of every image; refuses hooks on what holds both, which is not called."""
+    assert isinstance(content, nn.Module)
     compute_parameters(content)
     both = []
     for linear, pixels in ((content.query, query_pixels(keys, axes)), (content.key, keys)):
