@@ -70,5 +70,5 @@ class PiecewisePath(KeyPath):
         mask = Mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
-        by_image = rearrange(means, pattern, batch=len(keys))
+        by_image = rearrange(means, pattern, channels=values.shape[-1])
         return maps.combine(by_image, values_first=self.values_first)
