@@ -363,5 +363,5 @@ def transform_cost(sizes: CallSizes) -> Cost:
     pairs = sizes.batch * (sizes.channels + 1) // 2
     one = 5 * size * max(1, round(log2(size)))
     flops = one * pairs * (sizes.heads + 1) + 6 * size * pairs * sizes.heads
-    memory = 16 * size * sizes.heads + 3 * _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
+    memory = 16 * size * sizes.heads + _CHANNEL_BYTES + sizes.heads * sizes.queries * 8
     return Cost(flops, memory)
