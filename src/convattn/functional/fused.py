@@ -318,6 +318,5 @@ def _mixed(
     weights: Float[Tensor, "images heads queries keys"], value: Tensor
 ) -> Float[Tensor, "images heads queries inner"]:
     """Takes the means of values, of each head or of all."""
-    if value.shape[1] > 1:
-        return weights @ value
-    return (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
+    together = weights.flatten(1, 2).unflatten(1, (value.shape[1], -1))
+    return (together @ value).flatten(1, 2).unflatten(1, weights.shape[1:3])
