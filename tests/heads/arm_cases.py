@@ -10,6 +10,7 @@ from convattn.heads.catalogue import read_matrices
 from convattn.heads.reading import split_linear, watch
 
 HEAD = 1
+MAIN = "pixel_values"
 
 
 def swin_of_timm():
@@ -41,7 +42,7 @@ def padded_words():
 
 
 CASES = {
-    "two prefix tokens": (lambda: timm_vit(2), lambda: images(count=6), "blocks.1.attn"),
+    "two prefix tokens": (lambda: timm_vit(2), lambda: images(count=6), "blocks.0.attn"),
     "bias and a class token": (
         timm_beit,
         lambda: images(count=6),
@@ -73,12 +74,15 @@ def matrices_of(attention):
     return layer.value, layer.output
 
 
-def with_weights(network, name, x, *changes):
+def with_weights(network, name, x, *changes, **options):
     """What a network gives if a layer uses weights (images, groups, heads, queries, keys) that each change returns."""
     seen = []
     if not isinstance(x, dict):
         x = x.to(next(network.parameters()).dtype)
-    watch(network, x, lambda call: seen.append((call.weights.double(), call.layout)), layers=name)
+    given = x if isinstance(x, dict) or not options else {MAIN: x, **options}
+    watch(
+        network, given, lambda call: seen.append((call.weights.double(), call.layout)), layers=name
+    )
     attention = network.get_submodule(name)
     value, output = matrices_of(attention)
     results = []
@@ -93,7 +97,7 @@ def with_weights(network, name, x, *changes):
             return (y, None) if isinstance(out, tuple) else y
 
         hook = attention.register_forward_hook(instead, with_kwargs=True)
-        results.append(outputs_of(network, x))
+        results.append(outputs_of(network, given))
         hook.remove()
     return results
 
@@ -103,14 +107,16 @@ def outputs_of(network, x):
     return outputs(network, **x) if isinstance(x, dict) else outputs(network, x)
 
 
-def arm_weights(arm, layer, other, layout, allowed, mean):
-    """The weights of a head by hand, (groups, queries, keys); `mean` is its mean map, `other` a layer."""
+def arm_weights(arm, layer, other, layout, allowed, mean, own=None):
+    """The weights of a head by hand, (groups, queries, keys); `mean` is its mean map, `other` a layer.
+
+    Of prefix tokens' queries they are those of the head's mean map, or `own`.
+    """
     told = layer.heads[HEAD]
     if arm == "zero":
-        return torch.zeros_like(mean)
+        return torch.zeros(allowed.shape, dtype=torch.float64)
     if arm in ("uniform", "mean_map"):
-        weights = torch.ones_like(mean) if arm == "uniform" else mean
-        return normalised(weights * allowed)
+        return normalised(allowed.double() if arm == "uniform" else mean * allowed)
     source, head = (other, 0) if arm == "other" else (layer, HEAD)
     kernel = picture(source.displacements, source.heads[head].position_kernel)
     if arm == "one_tap":
@@ -123,7 +129,7 @@ def arm_weights(arm, layer, other, layout, allowed, mean):
         kernel = kernel.flip(0)
     middle = (kernel.shape[0] - 1) // 2
     largest = torch.tensor(layer.displacements).abs().amax(0)
-    weights = torch.zeros_like(mean)
+    weights = torch.zeros(allowed.shape, dtype=torch.float64)
     shares = torch.tensor(told.prefix_weights, dtype=torch.float64)
     for group, queries in enumerate(layout.query_positions()):
         for query, place in enumerate(queries.nan_to_num()):
@@ -134,8 +140,10 @@ def arm_weights(arm, layer, other, layout, allowed, mean):
             weights[group, query, inside] = kernel[tuple(n[inside] for n in numbers)]
     weights = normalised(weights) * (1 - shares.sum())
     weights[..., layout.key_prefix] = shares
-    maps = torch.tensor(told.prefix_maps, dtype=torch.float64).view(-1, len(layout.key_prefix))
-    weights[:, layout.prefix_queries()] = normalised(maps)
+    if own is None:
+        own = normalised(torch.tensor([told.prefix_maps], dtype=torch.float64))
+    for number, row in enumerate(layout.prefix_queries()):
+        weights[:, row] = own[:, number]
     return weights
 
 

@@ -27,7 +27,8 @@ def test_a_head_has_the_weights_that_its_replacement_says(name):
     build, draw, place = CASES[name]
     network, x = build(), draw()
     report = analyze(network, x, radius=10, controls=(), progress=False)
-    layer, other = report.layer(place), report.layers[0]
+    layer = report.layer(place)
+    other = next(one for one in report.layers if one.name != place)
     maps = mean_maps(network, x)
     arms = ALWAYS + TURNED[len(layer.grid)]
     changes = [partial(changed, arm, layer, other, maps) for arm in arms]
