@@ -439,3 +439,4 @@ def test_weights_of_some_queries_at_a_time_are_the_reference(encoding, options, 
         monkeypatch.setattr(workspace, "PIECE_BYTES", pieces)
         assert "some queries at a time" in layers["dense"].plan(x.shape).reason
         check(layers["dense"], x, expected)
+        assert layers["dense"](x[:0]).shape == layers["reference"](x[:0]).shape

@@ -70,7 +70,7 @@ class PiecewisePath(KeyPath):
         mask = displacement_mask(self.sizes.axes, [self.table], ())
         means = fused_attention(query, key, value, mask, self.dropout)
         pattern = "1 heads queries (batch channels) -> batch heads channels queries"
-        by_image = rearrange(means, pattern, batch=len(keys))
+        by_image = rearrange(means, pattern, channels=values.shape[-1])
         if self.values_first:
             return maps.combine(by_image)
         return combine_heads(by_image, maps.whole(), maps.groups)
