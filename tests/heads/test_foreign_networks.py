@@ -82,12 +82,10 @@ def test_a_network_is_named_registered_read_and_replaced(name):
         report = analyze(network, x, controls=(), progress=False)
         layer = report.layers[0]
         assert len(report.layers) == 2
-        if name == "shifted windows":
-            with pytest.raises(UnsupportedModelError, match="`matrices` of register_attention"):
-                replace_heads(network, report, heads=[(layer.name, HEAD)])
-            return
         made, record = replace_heads(network, report, heads=[(layer.name, HEAD)])
-        assert len(record.replaced) == 1
+        assert bool(record.replaced[0].box) == (matrices is not None or name == "torch")
+        if name == "shifted windows":
+            return
         expected, lows = references(
             lambda net, x: with_the_definition(net, layer, x), network, x[:2]
         )
@@ -131,4 +129,4 @@ def test_matrices_that_compute_something_else_are_refused(without_type_checks):
             ArgumentError, match=r"^what `matrices` of Normed returns must be a TokenAtt"
         ),
     ):
-        replace_heads(network, report)
+        replace_heads(network, report, heads=[("layers.0", HEAD)])

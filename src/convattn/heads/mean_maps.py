@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -10,7 +11,7 @@ from convattn.errors import ArgumentError, must_be_a
 from convattn.heads.layout import AttentionCall
 from convattn.heads.reading import watch
 
-_AT_ONCE = 8
+_AT_ONCE = 4
 """Images whose maps are held at a time."""
 
 
@@ -48,7 +49,7 @@ def mean_maps(
     counts = Counter[str]()
 
     def add(call: AttentionCall) -> None:
-        total = call.weights.double().sum(0).cpu()
+        total = call.weights.sum(0, dtype=torch.float64).cpu()
         sums[call.name] = sums.get(call.name, 0) + total
         counts[call.name] += len(call.weights)
 
