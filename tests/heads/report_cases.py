@@ -47,7 +47,6 @@ TOWERS = {
     "dinov2": ("Dinov2Model", "Dinov2Config", 1, {}),
     "dinov2, registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", 5, {}),
     "deit": ("DeiTModel", "DeiTConfig", 2, {}),
-    "beit": ("BeitModel", "BeitConfig", 1, {"use_relative_position_bias": True}),
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", 1, {}),
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", 0, {"vision_use_head": False}),
 }

@@ -198,11 +198,11 @@ def test_heads_that_are_named_and_cannot_be_replaced_so(network, report):
             "one_tap",
             "its layer's weights do not sum",
         ),
-        ((network, report), "reversed", "its positions are no sequence; turn its kernel instead"),
+        ((network, report), "reversed", "a kernel of one axis is only reversed, and one of two"),
         (
             line,
             "turned_180",
-            "its positions are not rows and columns; a kernel of a sequence is reversed",
+            "a kernel of one axis is only reversed, and one of two",
         ),
     ):
         head = (given[1].layers[0].name, 0)
@@ -353,7 +353,7 @@ UNREAD = {
     "images second": (lambda: torch_layer(batch_first=False), "its batch is the second axis"),
     "no attention": (
         lambda: nn.Linear(15, 15),
-        "attention of its class is not replaced; `matrices` of register_attention says where its weights are",
+        "where its matrices are is not known",
     ),
 }
 

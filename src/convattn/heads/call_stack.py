@@ -79,11 +79,6 @@ class ImageSize:
         seen = [part for part in (*arguments, *named.values()) if isinstance(part, Tensor)]
         require_sizes(self.sizes, tuple(seen[0].shape[2:]), "of {} pixels")
 
-    def guard(self, network: nn.Module) -> None:
-        """Lets a network refuse images of other sizes."""
-        if self not in network._forward_pre_hooks.values():
-            network.register_forward_pre_hook(self, with_kwargs=True)
-
 
 def require_sizes(
     measured: tuple[int, ...], sizes: tuple[int, ...], words: str = "cut into {} patches"

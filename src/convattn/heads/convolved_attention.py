@@ -123,7 +123,7 @@ class MeasuredHeads:
 
 @final
 class OtherHeads(nn.Module):
-    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ + bias) v."""
+    """Heads that attend as before, with the query and key rows of these heads only: softmax(s q kᵀ) v."""
 
     def __init__(self, layer: TokenAttention, heads: Sequence[int]) -> None:
         """Copies some heads of a layer."""
@@ -142,19 +142,12 @@ class OtherHeads(nn.Module):
         tokens: Float[Tensor, "batch tokens width"],
         values: Float[Tensor, "batch heads tokens head_width"],
         present: Bool[Tensor, "batch tokens"] | None,
-        bias: Float[Tensor, "_ all_heads tokens tokens"] | None,
         queries: int | None = None,
     ) -> Float[Tensor, "batch heads queries head_width"]:
-        """Attends to the tokens that are present, with what the layer adds to the scores of all of its heads.
-
-        Queries are the first tokens; None means all.
-        """
+        """Attends to the tokens that are present; queries are the first of them, None means all."""
         query = self.query_norm(_split_heads(self.query(tokens[:, :queries]), len(self.heads)))
         key = self.key_norm(_split_heads(self.key(tokens), len(self.heads)))
         mask = None if present is None else present[:, None, None, :]
-        if bias is not None:
-            own = bias[:, list(self.heads), :queries]
-            mask = own if mask is None else own.masked_fill(~mask, -torch.inf)
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(
             query, key, values, mask, dropout, scale=self.scale
@@ -260,12 +253,10 @@ class ConvolvedAttention(nn.Module):
         self,
         tokens: Float[Tensor, "batch tokens width"],
         present: Bool[Tensor, "batch tokens"] | None = None,
-        bias: Float[Tensor, "_ heads tokens tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens outputs"]:
         """Applies the attention to prefix tokens, then positions row by row; another number of them raises ShapeError.
 
-        Only tokens that are `present` are attended to; None means all. Prefix tokens always are. `bias` is added to the
-        scores of heads that attend as before; those that average have it in their kernel.
+        Only tokens that are `present` are attended to; None means all. Prefix tokens always are.
         """
         sizes = self._sizes(tokens.shape[1])
         values = _split_heads(self.value(tokens), self.heads)
@@ -275,11 +266,11 @@ class ConvolvedAttention(nn.Module):
             means = self._by_displacement(values[:, :averaging], sizes, present)
             if self.at_prefix is not None:
                 own = values[:, :averaging]
-                first = self.at_prefix(tokens, own, present, bias, self.prefix)
+                first = self.at_prefix(tokens, own, present, self.prefix)
                 means = torch.cat([first, means], dim=2)
             parts.append(means)
         if self.content is not None:
-            parts.append(self.content(tokens, values[:, averaging:], present, bias))
+            parts.append(self.content(tokens, values[:, averaging:], present))
         y = torch.cat(parts, dim=1)
         if self.back is not None:
             y = y[:, self.back]

@@ -32,10 +32,7 @@ from convattn.heads.catalogue import (
 )
 from convattn.heads.families.attention_class import (
     CallContext,
-    TokenAttention,
     how_to_register,
-    repeat_heads,
-    split_linear,
 )
 from convattn.heads.families.window_attention import window_layout
 from convattn.heads.layout import (
@@ -59,13 +56,10 @@ __all__ = [
     "AttentionModule",
     "CallContext",
     "Layout",
-    "TokenAttention",
     "attention_layers",
     "global_layout",
     "grouped_layout",
     "register_attention",
-    "repeat_heads",
-    "split_linear",
     "watch",
     "window_layout",
 ]

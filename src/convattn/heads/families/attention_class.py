@@ -134,9 +134,8 @@ class AttentionClass:
     heads_first: bool = False  # Whether the weights have their heads before their groups
     # Copies the matrices out of a module, or raises UnsupportedModelError with the reason alone
     matrices: Callable[[nn.Module], TokenAttention] | None = None
-    foreign: bool = False  # Whether a user gave `matrices`, which are checked
     refused: str | None = None  # Why the weights of the class are not read
-    unchanged: str | None = None  # Why heads of the class are neither replaced nor initialised
+    unchanged: str | None = None  # Why heads of the class are not initialised
 
 
 @dataclass(frozen=True)
@@ -186,13 +185,6 @@ def some_rows(whole: nn.Linear, rows: Tensor) -> nn.Linear:
     """Copies some outputs of a linear map."""
     bias = None if whole.bias is None else whole.bias[rows]
     return linear(whole.weight[rows], bias, like=whole)
-
-
-def repeat_heads(shared: nn.Linear, times: int, *, width: int) -> nn.Linear:
-    """Makes a map of keys or values for all heads from one whose heads, of a width, are shared by as many each."""
-    rows = torch.arange(shared.out_features).view(-1, width)
-    rows = rows.repeat_interleave(times, 0)
-    return some_rows(shared, rows.flatten())
 
 
 _RECORDERS = "transformers.utils.output_capturing"

@@ -49,10 +49,6 @@ def _count_tokens(embeddings: nn.Module, name: str) -> int:
     return int(token.shape[-2]) if token.ndim == 3 else 1
 
 
-_PADDING = "padding"
-_BIAS = "bias"
-"""What a mask says: which tokens are there, the same for all queries; or what is added to the scores."""
-
 _REFUSED = ("past_key_values", "is_causal", "output_attentions")
 """Options that heads that average by displacement do not take."""
 
@@ -62,15 +58,15 @@ class TransformersAttention(nn.Module):
     """A layer from tokens to tokens with the call signature of transformers' attention.
 
     Attributes:
-        mask: What a mask says, "padding" or "bias"; None takes no mask.
+        padded: Whether it takes a mask, which says which tokens are there.
     """
 
-    def __init__(self, tokens: nn.Module, config: Any, *, mask: str | None = None) -> None:
+    def __init__(self, tokens: nn.Module, config: Any, *, padded: bool = False) -> None:
         """Wraps the layer."""
         super().__init__()
         self.tokens = tokens
         self.config = config
-        self.mask = mask
+        self.padded = padded
 
     def forward(
         self,
@@ -86,9 +82,7 @@ class TransformersAttention(nn.Module):
         refuse_options({"output_attentions": getattr(self.config, "output_attentions", False)})
         if attention_mask is None:
             return self.tokens(hidden_states), None
-        if self.mask == _BIAS:
-            return self.tokens(hidden_states, bias=attention_mask), None
-        if self.mask is None:
+        if not self.padded:
             refuse_options({"attention_mask": attention_mask})
         return self.tokens(hidden_states, _present(attention_mask)), None
 
@@ -115,7 +109,7 @@ def _matrices(
     heads: str,
     dropout: str,
     scale: str,
-    mask: str | None = None,
+    padded: bool = False,
 ) -> TokenAttention:
     """Returns the matrices of a layer, by the names of its maps, numbers and dropout.
 
@@ -131,7 +125,7 @@ def _matrices(
         key=key,
         value=value,
         output=output,
-        wrap=partial(TransformersAttention, config=attention.config, mask=mask),
+        wrap=partial(TransformersAttention, config=attention.config, padded=padded),
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
     )
@@ -144,9 +138,8 @@ _vit_matrices = partial(
     dropout="attention_dropout",
     scale="scaling",
 )
-_beit_matrices = partial(_vit_matrices, mask=_BIAS)
 _bert_matrices = partial(
-    _vit_matrices, maps=("query", "key", "value"), dropout="dropout", mask=_PADDING
+    _vit_matrices, maps=("query", "key", "value"), dropout="dropout", padded=True
 )
 _whisper_matrices = partial(
     _matrices,
@@ -183,9 +176,6 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        AttentionClass("global", read_tower, matrices=_beit_matrices), "beit.BeitAttention"
-    ),
-    **_by_full_name(
         AttentionClass("sequence", read_sequence, matrices=_bert_matrices),
         "bert.BertSelfAttention",
     ),
@@ -195,6 +185,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
     ),
     **_by_full_name(
         AttentionClass("global", read_tower),
+        "beit.BeitAttention",
         "dinov3_vit.DINOv3ViTAttention",
         "mlcd.MLCDAttention",
         "audio_spectrogram_transformer.ASTAttention",
