@@ -77,7 +77,7 @@ def test_a_network_is_named_registered_read_and_replaced(name):
         layer = report.layers[0]
         assert len(report.layers) == 2
         made, record = replace_heads(network, report, heads=[(layer.name, HEAD)])
-        assert bool(record.replaced[0].box) == (name == "torch")
+        assert len(record.replaced) == 1
         assert (outputs(made, x[:2]) - outputs(network, x[:2])).abs().max() > 1e-3
         if case.values is not None:
             by_hand = partial(with_the_definition, layer=layer, case=case)

@@ -8,6 +8,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from convattn.errors import ShapeError
+from convattn.heads.catalogue import convolves
 from convattn.heads.families.attention_class import CallContext
 
 
@@ -31,7 +32,7 @@ class CallStack:
             parts = layer.split(".")
             around |= {".".join(parts[:depth]) for depth in range(len(parts))}
         for name, module in network.named_modules():
-            if isinstance(module, nn.Conv2d):
+            if convolves(module):
                 module.register_forward_hook(partial(self._note, name))
             if name in around:
                 enter = partial(self._enter, name)
@@ -46,10 +47,10 @@ class CallStack:
         features = {}
         for part in (parents[-1].module if parents else module).modules():
             for hook in part._forward_hooks.values():
-                if isinstance(hook, partial) and hook.func == self._note:
-                    features[part] = self.sizes.get(hook.args[0], ())
-        ran = {part: sizes for part, sizes in features.items() if sizes}
-        return CallContext(name, module, args, named, parents, features=ran)
+                own = isinstance(hook, partial) and hook.func == self._note
+                if own and hook.args[0] in self.sizes:
+                    features[part] = self.sizes[hook.args[0]]
+        return CallContext(name, module, args, named, parents, features=features)
 
     def _enter(
         self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]

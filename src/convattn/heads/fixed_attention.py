@@ -136,6 +136,7 @@ class FixedAttention(nn.Module):
         self.heads = heads
         weight = next(attention.parameters(), torch.empty(0))
         wide = torch.promote_types(weight.dtype, torch.float32)
+        self.placed = any(part.placed for part in fixed)
         self.fixed = nn.ModuleList(fixed).to(weight.device, wide)
         self.calls = calls
 
@@ -146,9 +147,12 @@ class FixedAttention(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("attention"), name)
 
-    @torch.compiler.disable
     def forward(self, *args: Any, **named: Any) -> Any:
         """Runs the layer; UnsupportedModelError unless it multiplies weights and values once."""
+        return self._run(args, named)  # type: ignore[call-issue, call-arg]
+
+    @torch.compiler.disable  # modes that see operations would be traced with them
+    def _run(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         products = []
 
         def change(product: Product) -> Tensor:
@@ -170,7 +174,7 @@ class FixedAttention(nn.Module):
         known = attention_class(self.attention)
         assert known is not None
         layout = None
-        if known.heads_first or any(part.placed for part in self.fixed):
+        if known.heads_first or self.placed:
             assert known.layout is not None
             call = self.calls.call(self.name, self, args, named)
             layout = known.layout(replace(call, shape=product.shape))
@@ -197,6 +201,7 @@ class FixedAttention(nn.Module):
             allowed = allowed & by_head(mask.expand(product.shape)).any(2)
         values = by_head(product.inputs[-1])
         for part in self.fixed:
+            assert isinstance(part, MappedHeads | DisplacedHeads)
             if part.grid is not None and layout is not None:
                 require_sizes(part.grid, layout.grid, "of a grid of {} positions")
             heads = torch.tensor(part.heads, device=out.device)
@@ -206,7 +211,7 @@ class FixedAttention(nn.Module):
             share = maps.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
             weights = (seen * share).to(values.dtype)
             y = (weights @ values.index_select(2, heads)).to(out.dtype)
-            if part.attends:
+            if part.attends and layout is not None:
                 attend = (layout.queries < 0)[:, None, :, None].to(out.device)
                 y = torch.where(attend, out.index_select(2, heads), y)
             out = out.index_copy(2, heads, y)

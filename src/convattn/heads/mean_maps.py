@@ -1,6 +1,5 @@
 """Mean attention maps of the layers of a network over images."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -46,15 +45,14 @@ def mean_maps(
         expected = "a batch of images (Tensor), or a mapping from the name of each input to a batch"
         raise ArgumentError(must_be_a("images", expected, images))
     sums: dict[str, Tensor] = {}
-    counts = Counter[str]()
 
     def add(call: AttentionCall) -> None:
         total = call.weights.sum(0, dtype=torch.float64).cpu()
         sums[call.name] = sums.get(call.name, 0) + total
-        counts[call.name] += len(call.weights)
 
     parts = [batch.split(_AT_ONCE) for batch in inputs.values()]
     for batches in zip(*parts, strict=True):
         batch = dict(zip(inputs, batches, strict=True))
         watch(model, batch.get("", batch), add, layers=layers)
-    return {name: (total / counts[name]).float() for name, total in sums.items()}
+    count = len(next(iter(inputs.values())))
+    return {name: (total / count).float() for name, total in sums.items()}

@@ -26,6 +26,7 @@ from convattn.heads.catalogue import (
     AttentionModule,
     attention_class,
     attention_layers,
+    convolves,
     is_own,
     layers_to_read,
     register_attention,
@@ -240,8 +241,7 @@ class Watcher:
         while self._stack[-1][0].module is not module:  # a module that raised, and was caught
             self._stack.pop()
         call, products = self._stack.pop()
-        convolves = isinstance(module, nn.Conv2d) or (is_own(module) and module.dims == 2)
-        if convolves and module in self._called:
+        if convolves(module) and module in self._called:
             self._features.pop(module, None)
             self._features[module] = tuple(out.shape)
         if module not in self._layers:

@@ -263,9 +263,9 @@ def _choose(
             refused.append(f"  {layer.name}, head {head.head}: {reason}")
         elif not isnan(threshold):
             reason = below(head, threshold)
-        by = "" if reason is not None else arm
+        by = "" if arm is None or reason is not None else arm
         if not isinstance(by, str):
-            by = f"kernel of {arm[0]} head {arm[1]}"
+            by = f"kernel of {by[0]} head {by[1]}"
         record = ReplacedHead(
             layer=layer.name,
             head=head.head,

@@ -108,8 +108,7 @@ class TokenAttention:
     query: nn.Linear  # W_q with its bias, D → N_h·D_h; heads stand one after the other
     key: nn.Linear  # W_k with its bias
     value: nn.Linear  # W_v with its bias
-    # W_out with its bias, N_h·D_h → D_out; None if another module applies it
-    output: nn.Linear | None
+    output: nn.Linear  # W_out with its bias, N_h·D_h → D_out
     # Gives a module from tokens to tokens the call signature of this layer
     wrap: Callable[[nn.Module], nn.Module] = lambda tokens: tokens
     dropout: float = 0.0  # Probability with which an attention weight is dropped in training

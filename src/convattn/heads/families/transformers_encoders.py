@@ -3,11 +3,10 @@
 from functools import partial
 from typing import Any, final
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn.errors import ArgumentError, UnsupportedModelError, must_be
+from convattn.errors import UnsupportedModelError
 from convattn.heads.families.attention_class import (
     PREFIX_TOKENS,
     AttentionClass,
@@ -55,18 +54,13 @@ _REFUSED = ("past_key_values", "is_causal", "output_attentions")
 
 @final
 class TransformersAttention(nn.Module):
-    """A layer from tokens to tokens with the call signature of transformers' attention.
+    """A layer from tokens to tokens with the call signature of transformers' attention."""
 
-    Attributes:
-        padded: Whether it takes a mask, which says which tokens are there.
-    """
-
-    def __init__(self, tokens: nn.Module, config: Any, *, padded: bool = False) -> None:
+    def __init__(self, tokens: nn.Module, config: Any) -> None:
         """Wraps the layer."""
         super().__init__()
         self.tokens = tokens
         self.config = config
-        self.padded = padded
 
     def forward(
         self,
@@ -76,30 +70,14 @@ class TransformersAttention(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens outputs"], None]:
         """Attends, and returns None in place of attention weights.
 
-        A mask that is not taken, causal attention, a cache, or a request for attention weights raises ArgumentError.
+        A mask, causal attention, a cache, or a request for attention weights raises ArgumentError.
         """
+        options["output_attentions"] = options.get("output_attentions") or getattr(
+            self.config, "output_attentions", False
+        )
+        refuse_options({"attention_mask": attention_mask})
         refuse_options({name: options.get(name) for name in _REFUSED})
-        refuse_options({"output_attentions": getattr(self.config, "output_attentions", False)})
-        if attention_mask is None:
-            return self.tokens(hidden_states), None
-        if not self.padded:
-            refuse_options({"attention_mask": attention_mask})
-        return self.tokens(hidden_states, _present(attention_mask)), None
-
-
-def _present(mask: Tensor) -> Bool[Tensor, "batch tokens"]:
-    """Reads which tokens may be attended to from a mask that is the same for all queries."""
-    if mask.ndim != 4:
-        raise ArgumentError(
-            must_be("attention_mask", "of the shape (batch, 1, queries, keys)", tuple(mask.shape))
-        )
-    allowed = mask if mask.dtype == torch.bool else mask == 0
-    rows = allowed[:, 0]
-    if not torch.compiler.is_compiling() and not bool((rows == rows[:, :1]).all()):
-        raise ArgumentError(
-            "attention_mask must be the same for all queries: a kernel sees both sides of a token"
-        )
-    return rows[:, 0]
+        return self.tokens(hidden_states), None
 
 
 def _matrices(
@@ -109,23 +87,18 @@ def _matrices(
     heads: str,
     dropout: str,
     scale: str,
-    padded: bool = False,
 ) -> TokenAttention:
-    """Returns the matrices of a layer, by the names of its maps, numbers and dropout.
-
-    Without a fourth map, as in BERT, another module applies W_out.
-    """
+    """Returns the matrices of a layer, by the names of its maps, numbers and dropout."""
     if getattr(attention, "is_decoder", False) or getattr(attention, "is_causal", False):
         raise UnsupportedModelError("it is a decoder's, which sees only what comes before")
-    parts = [require_part(attention, name) for name in maps]
-    query, key, value, output, *_ = (*parts, None)
+    query, key, value, output = (require_part(attention, name) for name in maps)
     return TokenAttention(
         heads=int(getattr(attention, heads)),
         query=query,
         key=key,
         value=value,
         output=output,
-        wrap=partial(TransformersAttention, config=attention.config, padded=padded),
+        wrap=partial(TransformersAttention, config=attention.config),
         dropout=dropout_rate(attention, dropout),
         scale=float(getattr(attention, scale)),
     )
@@ -137,9 +110,6 @@ _vit_matrices = partial(
     heads="num_attention_heads",
     dropout="attention_dropout",
     scale="scaling",
-)
-_bert_matrices = partial(
-    _vit_matrices, maps=("query", "key", "value"), dropout="dropout", padded=True
 )
 _whisper_matrices = partial(
     _matrices,
@@ -176,10 +146,6 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
         "siglip.SiglipAttention",
     ),
     **_by_full_name(
-        AttentionClass("sequence", read_sequence, matrices=_bert_matrices),
-        "bert.BertSelfAttention",
-    ),
-    **_by_full_name(
         AttentionClass("sequence", read_sequence, matrices=_whisper_matrices),
         "whisper.WhisperAttention",
     ),
@@ -192,6 +158,7 @@ TRANSFORMERS_ENCODERS: dict[str, AttentionClass] = {
     ),
     **_by_full_name(
         AttentionClass("sequence", read_sequence),
+        "bert.BertSelfAttention",
         "distilbert.DistilBertSelfAttention",
         "roberta.RobertaSelfAttention",
         "xlm_roberta.XLMRobertaSelfAttention",
