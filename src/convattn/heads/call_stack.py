@@ -47,9 +47,10 @@ class CallStack:
         features = {}
         for part in (parents[-1].module if parents else module).modules():
             for hook in part._forward_hooks.values():
-                own = isinstance(hook, partial) and hook.func == self._note
-                if own and hook.args[0] in self.sizes:
-                    features[part] = self.sizes[hook.args[0]]
+                note: Any = hook
+                own = isinstance(hook, partial) and note.func == self._note
+                if own and note.args[0] in self.sizes:
+                    features[part] = self.sizes[note.args[0]]
         return CallContext(name, module, args, named, parents, features=features)
 
     def _enter(

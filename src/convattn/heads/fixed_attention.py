@@ -90,17 +90,18 @@ class DisplacedHeads(nn.Module):
             tap = steps.round().long() - first
             inside = inside & (tap >= 0) & (tap < size)
             taps = taps * size + tap
-        taps = taps.masked_fill(~inside, 0).to(self.kernel.device)
+        device = self.kernel.device
+        taps = taps.masked_fill(~inside, 0).to(device)
         maps = self.kernel.flatten(1)[:, taps].transpose(0, 1)
         if layout.allowed is not None:
             inside = inside & layout.allowed
-        maps = maps * inside[:, None].to(maps.device)
+        maps = maps * inside[:, None].to(device)
         total = maps.sum(-1, keepdim=True)
         rest = 1 - self.prefix_shares.sum(1)
         maps = maps / total.masked_fill(total == 0, 1) * rest[:, None, None]
-        maps[..., layout.key_prefix] = self.prefix_shares[:, None]
+        maps[..., layout.key_prefix.nonzero()[:, 0].to(device)] = self.prefix_shares[:, None]
         if self.prefix_maps.numel() and not self.attends:
-            maps[:, :, layout.prefix_queries()] = self.prefix_maps
+            maps[:, :, layout.prefix_queries().to(device)] = self.prefix_maps
         return maps
 
 
