@@ -65,7 +65,9 @@ def analyze(  # noqa: PLR0913 - the options of the command
     """
     require_network(source)
     require_images(images, source)
-    require_packages(analyze=("matplotlib", "jinja2", *pictures_need(images)), **packages_of(source))
+    require_packages(
+        analyze=("matplotlib", "jinja2", *pictures_need(images)), **packages_of(source)
+    )
     from convattn.files import new_folder
     from convattn.heads import CONTROLS
     from convattn.heads import analyze as measure
