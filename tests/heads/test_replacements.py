@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from tests.heads.arm_cases import CASES, HEAD, arm_weights, outputs_of, with_weights
+from tests.heads.attention_cases import TIMM
 from tests.heads.report_cases import attention_maps, images, timm_vit
 
 from convattn.budget import assert_within_budget, references, roundings
@@ -65,3 +66,48 @@ def test_maps_are_means_over_images_and_have_to_be_there(without_type_checks):
     for wrong in (None, 3, torch.tensor(0.0), {}, {"x": 3}):
         with pytest.raises(ArgumentError, match="images must be a batch of images"):
             mean_maps(network, wrong)
+
+
+LAYOUTS = (
+    "rotary, registers",
+    "gated positional",
+    "talking heads",
+    "cosine windows",
+    "padded windows",
+    "sub-sampled keys",
+    "pooled queries",
+    "sparse grid",
+    "both partitions at once",
+    "heads before blocks",
+    "channels first",
+)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_in_every_kind_of_layout_an_image_keeps_its_own_maps(name):
+    """Weights that are those of the image change nothing; half the heads at zero do."""
+    case = TIMM[name]
+    network = case.build().eval()
+    x = torch.randn(2, *case.size, generator=torch.Generator().manual_seed(0))
+    report = analyze(network, x, layers=case.layer, controls=(), progress=False)
+    (layer,) = report.layers
+    heads = [(layer.name, head.head) for head in layer.heads]
+    maps = mean_maps(network, x[:1], layers=case.layer)
+    given = partial(given_by, case.layer)
+    hi, lows = references(given, network, x[:1])
+    for by in ("mean_map", "zero", "uniform"):
+        made, _ = replace_heads(network, report, heads, by, maps=maps)
+        if by == "mean_map":
+            assert_within_budget(given(made, x[:1]), hi, lows, name)
+            continue
+        with pytest.raises(AssertionError, match="above the budget"):
+            assert_within_budget(given(made, x[:1]), hi, lows)
+
+
+def given_by(layer, network, x):
+    """What a layer of a network gives out."""
+    found = []
+    hook = network.get_submodule(layer).register_forward_hook(lambda *call: found.append(call[2]))
+    outputs_of(network, x)
+    hook.remove()
+    return found[0] if isinstance(found[0], torch.Tensor) else found[0][0]
