@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from convattn import analyze
+from convattn import analyze, mean_maps
 from convattn.heads.head_report import HeadReport
 from convattn.lab.report_figures import head_grid
 from evidence.packaged_weights import load_minilm
-from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps
+from evidence.replacing import by_score, cosine, curve, draw_curve
 from evidence.results import PAGES, environment, kept, new_parser, publish
 from evidence.vit_heads.heads import described
 
@@ -87,7 +87,7 @@ def measure(work: Path, count: int, tests: int) -> dict[str, Any]:
     ids = tokens(tokenizer, paragraphs())[: count + tests]
     report = analyze(network, ids[:count], radius=LENGTH - 1)
     report.save(work / "text.json")
-    maps = mean_maps(network, ids[:count].split(50))
+    maps = mean_maps(network, ids[:count])
     return {
         **described(report),
         "measured_on": report.images,

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convattn import mean_maps
 from evidence.packaged_weights import load_vit
 from evidence.photographs import photographs
-from evidence.replacing import by_score, cosine, curve, draw_curve, mean_maps
+from evidence.replacing import by_score, cosine, curve, draw_curve
 from evidence.results import PAGES, environment, kept, new_parser, publish
 from evidence.vit_heads.__main__ import measured
 from evidence.vit_replaced.costs import BATCH, ROUNDS, costs
@@ -49,7 +50,7 @@ def measure(folder: Path, work: Path) -> dict[str, Any]:
     """Replaces heads and compares features."""
     network = load_vit(work)
     report = measured(folder, work, SIZE, MEASURED)
-    maps = mean_maps(network, photographs(folder, AVERAGED, SIZE)[0].split(10))
+    maps = mean_maps(network, photographs(folder, AVERAGED, SIZE)[0])
     tests, _ = photographs(folder, TESTS, SIZE, first=5)
     return {
         "measured_on": MEASURED,

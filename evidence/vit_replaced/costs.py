@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import extra_memory, in_a_process_of_its_own, ratios, time_rounds
-from convattn import replace_convolutional_heads
+from convattn import replace_heads
 from convattn.heads.head_report import HeadReport
-from evidence.replacing import by_score, one_tap
+from evidence.replacing import REPLACEMENTS, by_score
 
 COUNTS = (0, 8, 18, 36, 72)
 KINDS = ("convolution", "one tap")
@@ -21,9 +21,7 @@ def replaced(network: nn.Module, report: HeadReport, count: int, kind: str) -> n
     """Returns a network with the heads of the highest score replaced; the network itself if `count` is 0."""
     if count == 0:
         return network
-    heads = by_score(report)[:count]
-    kernels = one_tap(report) if kind == "one tap" else report
-    return replace_convolutional_heads(network, kernels, heads=heads)[0]
+    return replace_heads(network, report, by_score(report)[:count], REPLACEMENTS[kind])[0]
 
 
 @torch.inference_mode()
