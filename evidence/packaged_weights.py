@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,7 +84,12 @@ _RENAMED = {
 
 def _in_version_5(place: str) -> str:
     """Returns the name of a weight in version 5 of transformers."""
-    for old, new in _RENAMED.items():
+    return _renamed(place, _RENAMED)
+
+
+def _renamed(place: str, parts: Mapping[str, str]) -> str:
+    """Replaces parts of a name, one after the other."""
+    for old, new in parts.items():
         place = place.replace(old, new)
     return place
 
@@ -129,9 +135,7 @@ def load_swin(work: Path) -> nn.Module:
                     biases[layer] = read[place][0]
     named = {}
     for place, tensor in read.items():
-        for old, new in _SWIN.items():
-            place = place.replace(old, new)
-        named[place] = tensor
+        named[_renamed(place, _SWIN)] = tensor
     for place, tensor in network.state_dict().items():
         layer, table, _ = place.partition(".relative_position_bias.relative_position_bias_table")
         if table:
@@ -319,8 +323,5 @@ def _whisper_names(place: str, tensor: Tensor) -> dict[str, Tensor]:
             parts = {place.replace(old, name): piece for name, piece in pieces}
     named = {}
     for name, piece in parts.items():
-        renamed = name
-        for old, new in _WHISPER.items():
-            renamed = renamed.replace(old, new)
-        named["model." + renamed.replace("/", ".")] = piece
+        named["model." + _renamed(name, _WHISPER).replace("/", ".")] = piece
     return named

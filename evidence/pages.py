@@ -37,6 +37,7 @@ from evidence.speedrun import __main__ as speedrun
 from evidence.speedrun import centres, operations
 from evidence.studies import Study
 from evidence.sweep import page as sweep
+from evidence.trained_heads import page as trained_heads
 from evidence.trained_networks import page as trained_networks
 from evidence.vit_heads import heads
 from evidence.vit_heads import page as vit_heads
@@ -68,6 +69,7 @@ QUESTIONS = {
     "speech_heads": speech_heads,
     "speedrun": speedrun,
     "sweep": sweep,
+    "trained_heads": trained_heads,
     "trained_networks": trained_networks,
     "vit_heads": vit_heads,
     "vit_replaced": vit_replaced,
