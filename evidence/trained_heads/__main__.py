@@ -255,7 +255,8 @@ def heads_of(study: Study) -> list[dict[str, Any]]:
         for head, verdict, same in zip(layer.heads, layer.verdicts, kept.heads, strict=True):
             number = head.head
             row: dict[str, Any] = {"name": layer.name, "layer": depth, "head": number + 1}
-            row |= {"verdict": str(verdict), "shift": list(head.hard_shift)}
+            row |= {"grid": list(layer.grid), "verdict": str(verdict)}
+            row["shift"] = list(head.hard_shift)
             row["share"] = _rounded(head.hard_share)
             row["score"] = _rounded(head.position_score)
             row["distance"] = round(head.distance.value, 4)

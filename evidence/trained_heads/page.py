@@ -68,13 +68,24 @@ _SIDES = {(0, -1): "left", (0, 1): "right", (-1, 0): "above", (1, 0): "below"}
 
 
 def cross(record: Record) -> list[dict[str, Any]]:
-    """Lists the head of each of the four neighbours, that with the largest share; fewer if some has none."""
-    found = []
-    for shift, looks in _SIDES.items():
-        there = [head for head in record["heads"] if tuple(head["shift"]) == shift]
-        if there:
-            found.append({**max(there, key=lambda head: head["share"][0]), "looks": looks})
-    return found
+    """Lists the head of each of the four neighbours, that with the largest share; fewer if some has none.
+
+    All are of one grid: of several that where the neighbour with the least share has the most.
+    """
+    by_grid: list[list[dict[str, Any]]] = []
+    for grid in {tuple(head["grid"]) for head in record["heads"]}:
+        found = []
+        for shift, looks in _SIDES.items():
+            of_grid = [head for head in record["heads"] if tuple(head["grid"]) == grid]
+            there = [head for head in of_grid if tuple(head["shift"]) == shift]
+            if there:
+                found.append({**max(there, key=lambda head: head["share"][0]), "looks": looks})
+        by_grid.append(found)
+    return max(by_grid, key=lambda heads: (len(heads), *_least_share(heads)))
+
+
+def _least_share(heads: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [min((head["share"][0] for head in heads), default=0.0)]
 
 
 def cross_table() -> str:

@@ -6,7 +6,6 @@ Heads are those of the records. Draws docs/results/trained-cross.png:
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +62,13 @@ def look(
     return [maps[head["name"], head["head"] - 1] for head in heads]
 
 
+NEAR = 4
+"""Patches that are shown to each side of the one that looks."""
+
+HUES = {"left": "#56B4E9", "right": "#E69F00", "above": "#CC79A7", "below": "#4CD3A5"}
+"""Colour of the head that looks to a side."""
+
+
 def main() -> None:
     """Draws."""
     work = new_parser(__doc__, "--work").parse_args().work
@@ -71,68 +77,45 @@ def main() -> None:
     photograph = image.fromarray(datasets.load_sample_image("flower.jpg"))
     records = {name: read_record(name) for name in NETWORKS}
     records = {name: record for name, record in records.items() if record is not None}
-    with figure_files([PAGES / "trained-cross.png"], (12.6, 1.75 * len(records) + 0.55)) as figure:
-        grid = figure.add_gridspec(
-            len(records), 10, width_ratios=(1, 1, 1, 1, 1, 0.12, 1, 1, 1, 1), wspace=0, hspace=0
-        )
-        for row, (name, record) in enumerate(records.items()):
-            _draw_row(figure, grid[row, :], name, record, photograph, work, first=row == 0)
+    across = 2 * len(records)
+    with figure_files([PAGES / "trained-cross.png"], (2.1 * across, 3.0)) as figure:
+        panels = iter(figure.subplots(1, across))
+        for name, record in records.items():
+            load, colours = NETWORKS[name]
+            picture, shown = prepared(photograph, SIZE, colours)
+            network = load(work)
+            for one, state in ((network, "trained"), (untrained(network, 0).eval(), "untrained")):
+                panel = next(panels)
+                heads = cross(record)
+                _draw(panel, shown, heads, look(one, picture, heads))
+                panel.set_title(f"{record['title']}, {state}", fontsize=9)
 
 
-def _draw_row(
-    figure: Any,
-    place: Any,
-    name: str,
-    record: Mapping[str, Any],
-    photograph: Any,
-    work: Path,
-    *,
-    first: bool,
-) -> None:
-    """Draws the heads of a network, trained and untrained."""
-    load, colours = NETWORKS[name]
-    picture, shown = prepared(photograph, SIZE, colours)
-    heads = cross(record)
-    grid = place.subgridspec(1, 10, width_ratios=(1, 1, 1, 1, 1, 0.12, 1, 1, 1, 1), wspace=0.04)
-    network = load(work)
-    panel = figure.add_subplot(grid[0])
-    panel.imshow(shown)
-    cells = _cells(look(network, picture, heads)[0])
-    _outline(panel, cells)
-    panel.set(xticks=[], yticks=[])
-    panel.set_ylabel(record["title"], fontsize=9)
-    if first:
-        panel.set_title("one patch looks", fontsize=9)
-    for start, one, words in ((1, network, "trained"), (6, untrained(network, 0), "untrained")):
-        for column, (head, weights) in enumerate(
-            zip(heads, look(one.eval(), picture, heads), strict=True)
-        ):
-            panel = figure.add_subplot(grid[start + column])
-            pixels = SIZE // len(weights)
-            bright = np.kron(weights / weights.max(), np.ones((pixels, pixels)))[..., None]
-            panel.imshow((np.asarray(shown) * (0.2 + 0.8 * bright)).astype(np.uint8))
-            _outline(panel, _cells(weights))
-            panel.set(xticks=[], yticks=[])
-            row, col = (int(step) for step in head["shift"])
-            middle = len(weights) // 2
-            share = weights[middle + row, middle + col] / weights.sum()
-            panel.set_title(
-                f"{head['layer']}.{head['head']} {words}\n{share:.0%} {head['looks']}", fontsize=7.5
-            )
-
-
-def _cells(weights: np.ndarray) -> tuple[int, int]:
-    """Returns the patches along an axis, and the pixels of one."""
-    return len(weights), SIZE // len(weights)
-
-
-def _outline(panel: Any, cells: tuple[int, int]) -> None:
-    """Frames the patch that looks."""
+def _draw(panel: Any, shown: Any, heads: Sequence[Head], maps: Sequence[np.ndarray]) -> None:
+    """Draws where heads look from the middle patch: a colour each, as opaque as the share of attention."""
+    colours = optional_module("matplotlib.colors", "matplotlib", "train").colors
     patches = optional_module("matplotlib.patches", "matplotlib", "train").patches
-    count, pixels = cells
-    corner = (count // 2 * pixels - 0.5,) * 2
-    frame = patches.Rectangle(corner, pixels, pixels, fill=False, edgecolor="w", linewidth=1.2)
+    count = len(maps[0])
+    pixels = SIZE // count
+    grey = 0.5 * np.asarray(shown.convert("L"), dtype=float)[..., None] / 255
+    drawn = np.repeat(grey, 3, axis=2)
+    middle = count // 2
+    for number, (head, weights) in enumerate(zip(heads, maps, strict=True)):
+        share = np.kron(weights / weights.sum(), np.ones((pixels, pixels)))[..., None]
+        hue = HUES[head["looks"]]
+        drawn = (1 - share) * drawn + share * np.array(colours.to_rgb(hue))
+        row, col = (int(step) for step in head["shift"])
+        there = weights[middle + row, middle + col] / weights.sum()
+        words = f"{head['layer']}.{head['head']}: {there:.0%} {head['looks']}"
+        place = {"transform": panel.transAxes, "va": "top", "fontsize": 8.5}
+        box = {"boxstyle": "square,pad=0.15", "facecolor": hue, "linewidth": 0}
+        panel.text(0.02 + 0.51 * (number % 2), -0.05 - 0.13 * (number // 2), words, bbox=box, **place)
+    panel.imshow(drawn)
+    corner = (middle * pixels - 0.5,) * 2
+    frame = patches.Rectangle(corner, pixels, pixels, fill=False, edgecolor="w", linewidth=1.5)
     panel.add_patch(frame)
+    first, last = (middle - NEAR) * pixels - 0.5, (middle + NEAR + 1) * pixels - 0.5
+    panel.set(xticks=[], yticks=[], xlim=(first, last), ylim=(last, first))
 
 
 if __name__ == "__main__":
