@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from convattn import random_heads, replace_convolutional_heads
+from convattn import random_heads, replace_heads
 from convattn.convert.network_runs import copy_network
 from convattn.convert.surgery import graft
 from convattn.heads.catalogue import read_matrices
@@ -149,7 +149,7 @@ def curve(
 
 
 def _replaced(network: nn.Module, report: HeadReport, heads: Heads) -> nn.Module:
-    return replace_convolutional_heads(network, report, heads=heads)[0]
+    return replace_heads(network, report, heads=heads)[0]
 
 
 def cosine(

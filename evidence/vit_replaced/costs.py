@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import extra_memory, in_a_process_of_its_own, ratios, time_rounds
-from convattn import replace_convolutional_heads
+from convattn import replace_heads
 from convattn.heads.head_report import HeadReport
 from evidence.replacing import by_score, one_tap
 
@@ -23,7 +23,7 @@ def replaced(network: nn.Module, report: HeadReport, count: int, kind: str) -> n
         return network
     heads = by_score(report)[:count]
     kernels = one_tap(report) if kind == "one tap" else report
-    return replace_convolutional_heads(network, kernels, heads=heads)[0]
+    return replace_heads(network, kernels, heads=heads)[0]
 
 
 @torch.inference_mode()

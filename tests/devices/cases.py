@@ -22,7 +22,7 @@ from convattn import (
     conv_to_attention,
     init_heads_,
     network_to_conv,
-    replace_convolutional_heads,
+    replace_heads,
 )
 from convattn.viewer import Exhibit, build_scene
 
@@ -74,7 +74,7 @@ def on_its_device(model, x):
 
 def replaced(model, x):
     report = analyze(model, x, controls=(), progress=False)
-    return replace_convolutional_heads(model, report, heads=[(report.layers[0].name, 0)])[0](x)
+    return replace_heads(model, report, heads=[(report.layers[0].name, 0)])[0](x)
 
 
 def started(model, x):

@@ -8,7 +8,7 @@ import torch
 import transformers
 from tests.heads.report_cases import attention_maps, measured, outputs
 
-from convattn import replace_convolutional_heads
+from convattn import replace_heads
 from convattn.budget import assert_within_budget, roundings
 from convattn.errors import ArgumentError
 from convattn.structure import network_digest
@@ -140,7 +140,7 @@ def test_costs_are_of_the_heads_of_highest_score():
     for kind, kernels in zip(KINDS, (report, one_tap(report)), strict=True):
         for count in (1, 3):
             heads = by_score(report)[:count]
-            expected, _ = replace_convolutional_heads(network, kernels, heads=heads)
+            expected, _ = replace_heads(network, kernels, heads=heads)
             assert torch.equal(
                 outputs(replaced(network, report, count, kind), x), outputs(expected, x)
             )

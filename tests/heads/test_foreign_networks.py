@@ -11,7 +11,7 @@ from torch import nn
 
 from convattn.budget import assert_within_budget, references
 from convattn.errors import ArgumentError, ConvAttnError, UnsupportedModelError
-from convattn.heads import analyze, replace_convolutional_heads
+from convattn.heads import analyze, replace_heads
 from convattn.heads.catalogue import read_matrices, register_attention
 from convattn.heads.reading import watch
 
@@ -84,9 +84,9 @@ def test_a_network_is_named_registered_read_and_replaced(name):
         assert len(report.layers) == 2
         if name == "shifted windows":
             with pytest.raises(UnsupportedModelError, match="`matrices` of register_attention"):
-                replace_convolutional_heads(network, report, heads=[(layer.name, HEAD)])
+                replace_heads(network, report, heads=[(layer.name, HEAD)])
             return
-        made, record = replace_convolutional_heads(network, report, heads=[(layer.name, HEAD)])
+        made, record = replace_heads(network, report, heads=[(layer.name, HEAD)])
         assert len(record.replaced) == 1
         expected, lows = references(
             lambda net, x: with_the_definition(net, layer, x), network, x[:2]
@@ -123,7 +123,7 @@ def test_matrices_that_compute_something_else_are_refused(without_type_checks):
             register_attention(cls, read, matrices=wrong),
             pytest.raises(ConvAttnError) as caught,
         ):
-            replace_convolutional_heads(network, report, heads=[("layers.0", HEAD)])
+            replace_heads(network, report, heads=[("layers.0", HEAD)])
         assert re.search(message, str(caught.value)), name
     with (
         register_attention(cls, read, matrices=lambda module: module.to_qkv),
@@ -131,4 +131,4 @@ def test_matrices_that_compute_something_else_are_refused(without_type_checks):
             ArgumentError, match=r"^what `matrices` of Normed returns must be a TokenAtt"
         ),
     ):
-        replace_convolutional_heads(network, report)
+        replace_heads(network, report)

@@ -14,7 +14,7 @@ from torch import nn
 
 from convattn.errors import ArgumentError, ShapeError
 from convattn.heads import analyze
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replace import replace_heads
 
 PATCH = 4
 MEASURED = (4, 4)
@@ -64,7 +64,7 @@ def cut(grid, count=2):
 def with_a_head_replaced(network):
     report = analyze(network, cut(MEASURED), controls=(), progress=False)
     heads = [(report.layers[0].name, 1)]
-    return replace_convolutional_heads(network, report, heads=heads)
+    return replace_heads(network, report, heads=heads)
 
 
 def saved_and_loaded(network):
@@ -128,7 +128,7 @@ def test_a_network_that_cuts_images_by_no_convolution_refuses_those_of_another_s
     report = analyze(network, cut(MEASURED), controls=(), progress=False)
     assert {layer.grid_source for layer in report.layers} == {"patch_embed.proj"}
     unknown = replace(report, layers=(replace(report.layers[0], grid_source=""),))
-    made, record = replace_convolutional_heads(network, unknown, heads=[("blocks.0.attn", 0)])
+    made, record = replace_heads(network, unknown, heads=[("blocks.0.attn", 0)])
     assert len(record.replaced) == 1
     outputs(made, cut(MEASURED))
     for change in COPIES.values():
@@ -136,4 +136,4 @@ def test_a_network_that_cuts_images_by_no_convolution_refuses_those_of_another_s
             change(made)(x=cut((2, 8)))
     other = replace(report, layers=(replace(report.layers[0], grid_source="stem"),))
     with pytest.raises(ArgumentError, match="this network, but this one has no layer 'stem'"):
-        replace_convolutional_heads(network, other)
+        replace_heads(network, other)

@@ -25,7 +25,7 @@ from convattn.budget import assert_within_budget, roundings
 from convattn.errors import UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
-from convattn.heads.replace import HeadReplacement, replace_convolutional_heads
+from convattn.heads.replace import HeadReplacement, replace_heads
 from convattn.heads.replaceable_heads import every_head, random_heads
 from convattn.models import AttentionNet
 
@@ -44,7 +44,7 @@ def replaced_references(network, name, weights, tokens):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_replaced_heads_use_the_fixed_weights(name):
     network, _, report = measured(name)
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, _ = replace_heads(network, report, heads=every_head(report))
     layer = report.layers[1]
     attention = attention_of(made, layer.name)
     weights = fixed_weights(layer)
@@ -57,7 +57,7 @@ def test_replaced_heads_use_the_fixed_weights(name):
 def test_a_bias_of_the_network_reaches_the_heads_that_stay():
     """Replaced heads need none: with every head named but one, zeroing the table changes what the network gives."""
     network, x, report = measured("beit")
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report)[1:])
+    made, _ = replace_heads(network, report, heads=every_head(report)[1:])
     before = outputs(made, x)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -69,7 +69,7 @@ def test_a_bias_of_the_network_reaches_the_heads_that_stay():
 @pytest.mark.parametrize("name", ["timm, class token", "timm, five prefix tokens", "bert"])
 def test_tokens_that_are_hidden_get_no_weight(name):
     network, _, report = measured(name)
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, _ = replace_heads(network, report, heads=every_head(report))
     layer = report.layers[1]
     attention = attention_of(made, layer.name)
     count = layer.prefix + prod(layer.grid)
@@ -85,7 +85,7 @@ def test_tokens_that_are_hidden_get_no_weight(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_layers_without_heads_by_content_hold_no_queries_and_keys(name):
     network, x, report = measured(name)
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, record = replace_heads(network, report, heads=every_head(report))
     assert record.layers_without_softmax == tuple(layer.name for layer in report.layers)
     held = {
         parameter.rpartition(".")[0].rpartition(".")[2] for parameter, _ in made.named_parameters()
@@ -97,7 +97,7 @@ def test_layers_without_heads_by_content_hold_no_queries_and_keys(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_threshold_that_nothing_meets_changes_no_bit(name):
     network, x, report = measured(name)
-    made, record = replace_convolutional_heads(network, report, 1.0)
+    made, record = replace_heads(network, report, threshold=1.0)
     assert not record.replaced
     assert {head.reason for head in record.left} == {"its position score is below the threshold"}
     assert torch.equal(outputs(made, x), outputs(network, x))
@@ -110,7 +110,7 @@ def test_a_threshold_that_nothing_meets_changes_no_bit(name):
 def test_the_network_itself_stays_as_it_was(name):
     network, x, report = measured(name)
     before, state, text = outputs(network, x), copy.deepcopy(network.state_dict()), repr(network)
-    replace_convolutional_heads(network, report, heads=every_head(report))
+    replace_heads(network, report, heads=every_head(report))
     assert repr(network) == text
     assert torch.equal(outputs(network, x), before)
     assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
@@ -121,7 +121,7 @@ def test_the_other_heads_attend_as_before(name):
     """With one head at its fixed weights, and what a layer adds to scores at the right other heads."""
     network, _, report = measured(name)
     layer = report.layers[0]
-    made, record = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
+    made, record = replace_heads(network, report, heads=[(layer.name, 1)])
     assert [(head.layer, head.head) for head in record.replaced] == [(layer.name, 1)]
     assert record.layers_without_softmax == ()
     attention = attention_of(made, layer.name)
@@ -157,7 +157,7 @@ def test_heads_that_stay_keep_a_changed_scale(name):
         for part in multiplied.get_submodule(f"{place}.{query}").parameters():
             part[: 18 if query == "qkv" else None] *= 4
     one, two, same = (
-        outputs(replace_convolutional_heads(made, report, heads=[(place, 0)])[0], x)
+        outputs(replace_heads(made, report, heads=[(place, 0)])[0], x)
         for made in (scaled, multiplied, network)
     )
     assert torch.equal(one, two)
@@ -182,7 +182,7 @@ def expected(layer, network, tokens, bias):
 def test_a_report_of_analyze_is_taken_as_it_comes():
     network, x = timm_vit(2), images(count=12)
     report = analyze(network, x[:10], controls=(), progress=False)
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, record = replace_heads(network, report, heads=every_head(report))
     assert record.layers_without_softmax == ("blocks.0.attn", "blocks.1.attn")
     moved = attention_of(made, "blocks.1.attn")
 
@@ -199,7 +199,7 @@ def test_a_report_of_analyze_is_taken_as_it_comes():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_dtype_stays_and_kernels_are_wide(dtype):
     network, x, report = measured("timm, class token")
-    made, _ = replace_convolutional_heads(network.to(dtype), report, heads=every_head(report))
+    made, _ = replace_heads(network.to(dtype), report, heads=every_head(report))
     assert outputs(made, x.to(dtype)).dtype == dtype
     wide = torch.promote_types(dtype, torch.float32)
     kinds = {name.rpartition(".")[2]: value.dtype for name, value in made.named_parameters()}
@@ -210,7 +210,7 @@ def test_dtype_stays_and_kernels_are_wide(dtype):
 def test_the_little_that_a_prefix_token_leaves_is_not_rounded_away():
     """As of a token into which heads sink their attention, and of which the values are small."""
     network, _, report = measured("timm, class token")
-    made, _ = replace_convolutional_heads(
+    made, _ = replace_heads(
         network.bfloat16(), report, heads=every_head(report), same_weights=False
     )
     attention = attention_of(made, "blocks.0.attn")
@@ -224,7 +224,7 @@ def test_the_little_that_a_prefix_token_leaves_is_not_rounded_away():
 @pytest.mark.parametrize("name", KINDS)
 def test_the_made_network_can_be_trained(name):
     network, x, report = measured(name)
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report)[::2])
+    made, _ = replace_heads(network, report, heads=every_head(report)[::2])
     output = made.train()(x)
     (output if isinstance(output, torch.Tensor) else output[0]).square().sum().backward()
     missing = [
@@ -247,7 +247,7 @@ def test_each_part_keeps_whether_it_learns(name, frozen):
             {"values": not values, "others": values}.get(frozen, not key.endswith(frozen))
         )
     layer = report.layers[0]
-    made, _ = replace_convolutional_heads(network, report, heads=[(layer.name, 1)])
+    made, _ = replace_heads(network, report, heads=[(layer.name, 1)])
     parameters = attention_of(made, layer.name).named_parameters()
     learns = {key: part.requires_grad for key, part in parameters if part.numel()}
     assert len(learns) >= 7
@@ -261,12 +261,12 @@ def test_each_part_keeps_whether_it_learns(name, frozen):
 def test_its_weights_load_into_another_one_made_alike(name):
     network, x, report = measured(name)
     chosen = every_head(report)[1::2]
-    made, _ = replace_convolutional_heads(network, report, heads=chosen)
+    made, _ = replace_heads(network, report, heads=chosen)
     torch.manual_seed(1)
     other = copy.deepcopy(network)
     for parameter in other.parameters():
         nn.init.normal_(parameter)
-    again, _ = replace_convolutional_heads(other, report, heads=chosen)
+    again, _ = replace_heads(other, report, heads=chosen)
     again.load_state_dict(made.state_dict())
     assert torch.equal(outputs(again, x), outputs(made, x))
 
@@ -277,7 +277,7 @@ def test_parts_that_are_taken_over_keep_their_modes():
         network.train(training)
         network.blocks[0].attn.proj_drop.train(not training)
         network.blocks[0].attn.q_norm.train(not training)
-        made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+        made, _ = replace_heads(network, report, heads=[("blocks.0.attn", 0)])
         layer = attention_of(made, "blocks.0.attn")
         others = {part for part in made.modules() if part.training != training}
         assert others == {layer.after, layer.content.query_norm}
@@ -286,7 +286,7 @@ def test_parts_that_are_taken_over_keep_their_modes():
 def test_padded_words_count_for_nothing():
     """The kernel is renormalised over the words that are there, as softmax does; what pads is seen by no word."""
     network, x, report = measured("bert")
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report)[1::2])
+    made, _ = replace_heads(network, report, heads=every_head(report)[1::2])
     mask = torch.ones_like(x)
     mask[1, 7:] = 0
     other = x.clone()
@@ -299,14 +299,14 @@ def test_padded_words_count_for_nothing():
 
 def test_sequences_of_other_lengths_run():
     network, _, report = measured("bert")
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, _ = replace_heads(network, report, heads=every_head(report))
     assert outputs(made, words(5)).shape == (2, 5, 15)
     assert outputs(made, words(17)).shape == (2, 17, 15)
 
 
 def test_the_record_tells_all_heads_and_comes_back_from_json():
     network, _, report = measured("timm, class token")
-    made, record = replace_convolutional_heads(network, report, heads=every_head(report)[:2])
+    made, record = replace_heads(network, report, heads=every_head(report)[:2])
     assert [(head.layer, head.head) for head in record.heads] == every_head(report)
     assert len(record.replaced) == 2
     assert {head.reason for head in record.left} == {"it was not named"}
@@ -336,4 +336,4 @@ def test_layers_of_this_library_are_left():
     network = AttentionNet(width=12, depth=2, heads=3, ffn=8, num_classes=5).eval()
     report = analyze(network, torch.randn(6, 3, 14, 14), controls=(), progress=False)
     with pytest.raises(UnsupportedModelError, match="heads of this library's layers are not"):
-        replace_convolutional_heads(network, report, 0.5)
+        replace_heads(network, report, threshold=0.5)

@@ -1,4 +1,4 @@
-"""What `replace_convolutional_heads` refuses, and why heads and layers are left."""
+"""What `replace_heads` refuses, and why heads and layers are left."""
 
 import re
 from dataclasses import replace
@@ -6,6 +6,7 @@ from math import nan
 
 import pytest
 import torch
+from convattn.heads.patch_grid import PatchGrid
 from tests.heads.report_cases import (
     attention_maps,
     bert,
@@ -22,8 +23,7 @@ from convattn.errors import ArgumentError, ShapeError, UnsupportedModelError
 from convattn.heads import analyze
 from convattn.heads.catalogue import read_matrices
 from convattn.heads.head_report import Estimate
-from convattn.heads.patch_grid import PatchGrid
-from convattn.heads.replace import replace_convolutional_heads
+from convattn.heads.replace import replace_heads
 from convattn.heads.replaceable_heads import every_head, random_heads
 
 
@@ -81,7 +81,7 @@ def test_mistakes_are_told(network, report, message, without_type_checks):
     argument, values = MISTAKES[message]
     for value in values:
         with pytest.raises(ArgumentError) as caught:
-            replace_convolutional_heads(**{"model": network, "report": report, argument: value})
+            replace_heads(**{"model": network, "report": report, argument: value})
         assert re.match(message, str(caught.value)), value
 
 
@@ -108,7 +108,7 @@ def other_report(network, report):
 def test_a_report_of_another_network(network, report):
     for message, given in other_report(network, report).items():
         with pytest.raises(ArgumentError, match=f"^report must {message}"):
-            replace_convolutional_heads(*given)
+            replace_heads(*given)
 
 
 @pytest.mark.parametrize("count", [-1, 7, 2.0, True], ids=repr)
@@ -125,7 +125,7 @@ def test_layers_that_run_twice():
         UnsupportedModelError,
         match=r"^blocks\.0\.attn runs more than once on an image, and its heads",
     ):
-        replace_convolutional_heads(network, report)
+        replace_heads(network, report)
 
 
 @pytest.mark.parametrize("prefix", [0, 1])
@@ -134,7 +134,7 @@ def test_grids_of_another_size(prefix, size):
     """The prefix tokens' maps are those of the measured grid, and as many patches may lie in other rows."""
     network = timm_vit(prefix, dynamic_img_size=True)
     report = report_of(network, attention_maps(network, images()), prefix=prefix)
-    made, _ = replace_convolutional_heads(network, report, heads=every_head(report))
+    made, _ = replace_heads(network, report, heads=every_head(report))
     made(images())
     grid = f"{size[0] // 4} x {size[1] // 4}"
     with pytest.raises(
@@ -151,8 +151,8 @@ def test_grids_of_another_size(prefix, size):
 def test_a_grid_in_a_network_around():
     network = nn.Sequential(timm_vit(dynamic_img_size=True), nn.Linear(5, 2))
     report = report_of(network, attention_maps(network, images()))
-    made, _ = replace_convolutional_heads(network, report, heads=[("0.blocks.0.attn", 0)])
-    again, _ = replace_convolutional_heads(
+    made, _ = replace_heads(network, report, heads=[("0.blocks.0.attn", 0)])
+    again, _ = replace_heads(
         made, replace(report, layers=report.layers[1:]), heads=[("0.blocks.1.attn", 1)]
     )
     assert len(again[0].patch_embed.proj._forward_hooks) == 1
@@ -173,7 +173,7 @@ def test_of_two_towers_that_of_the_replaced_heads_is_bound(tower, bound):
     for layer in report.layers:
         source = layer.grid_source and f"{tower}.{layer.grid_source}"
         layers.append(replace(layer, name=f"{tower}.{layer.name}", grid_source=source))
-    made, _ = replace_convolutional_heads(
+    made, _ = replace_heads(
         towers, replace(report, layers=tuple(layers)), heads=[(layers[0].name, 0)]
     )
     hooks = {name: [*part._forward_hooks.values()] for name, part in made.named_modules()}
@@ -197,11 +197,11 @@ def test_networks_of_which_nothing_can_be_read(report):
         UnsupportedModelError,
         match=r"(?s)cannot replace heads of ModuleDict.*attn \(Linear\): attention of",
     ):
-        replace_convolutional_heads(network, replace(report, layers=layers))
+        replace_heads(network, replace(report, layers=layers))
 
 
 def reasons(network, report, **options):
-    _, record = replace_convolutional_heads(network, report, 0.001, **options)
+    _, record = replace_heads(network, report, threshold=0.001, **options)
     return {head.head: head.reason for head in record.heads if head.layer == "blocks.0.attn"}
 
 
@@ -277,13 +277,13 @@ def test_dropout_of_another_kind(network, report):
 
 
 def test_calls_that_heads_by_position_do_not_take(network, report):
-    made, _ = replace_convolutional_heads(network, report, heads=[("blocks.0.attn", 0)])
+    made, _ = replace_heads(network, report, heads=[("blocks.0.attn", 0)])
     with pytest.raises(ArgumentError, match="attn_mask must be None or False, but is"):
         made.blocks[0].attn(torch.zeros(1, 36, 18), attn_mask=torch.zeros(1, 1, 36, 36))
     text = bert()
     told = report_of(text, attention_maps(text, words()), (11,), 0)
     layer = (
-        replace_convolutional_heads(text, told, heads=[(told.layers[0].name, 0)])[0]
+        replace_heads(text, told, heads=[(told.layers[0].name, 0)])[0]
         .encoder.layer[0]
         .attention.self
     )
@@ -301,7 +301,7 @@ def test_calls_that_heads_by_position_do_not_take(network, report):
     vision = torchvision_vit()
     told = report_of(vision, attention_maps(vision, images((28, 28))), (7, 7))
     layer = (
-        replace_convolutional_heads(vision, told, heads=[(told.layers[0].name, 0)])[0]
+        replace_heads(vision, told, heads=[(told.layers[0].name, 0)])[0]
         .encoder.layers[0]
         .self_attention
     )
@@ -331,13 +331,13 @@ def test_a_computed_output_matrix_and_hooks_of_torchvision_are_not_lost():
     attention = vision.encoder.layers[0].self_attention
     heads = [(told.layers[0].name, 0)]
     handle = attention.register_forward_hook(lambda *_: None)
-    _, record = replace_convolutional_heads(vision, told, heads=heads)
+    _, record = replace_heads(vision, told, heads=heads)
     assert [head.reason for head in record.left][:1] == [
         "it has hooks, which would be lost; remove them first"
     ]
     handle.remove()
     parametrizations.weight_norm(attention.out_proj)
-    _, record = replace_convolutional_heads(vision, told, heads=heads, same_weights=False)
+    _, record = replace_heads(vision, told, heads=heads, same_weights=False)
     assert {head.reason for head in record.left if head.layer == heads[0][0]} == {
         "its out_proj has a parametrised weight; make it permanent first"
     }
@@ -362,15 +362,15 @@ def measured(network):
 )
 def test_a_report_of_other_weights_is_refused_or_said_to_be_one(network, measured, changed, named):
     heads = [("blocks.0.attn", 0)]
-    _, record = replace_convolutional_heads(network, measured, heads=heads)
+    _, record = replace_heads(network, measured, heads=heads)
     assert not [item for item in record.not_covered if "report was" in item]
     with torch.no_grad():
         for name in changed:
             network.get_parameter(name)[0] += 1e-3
     message = f"report must be measured with the weights that this VisionTransformer has now, but .* others {named}"
     with pytest.raises(ArgumentError, match=message):
-        replace_convolutional_heads(network, measured, heads=heads)
-    _, record = replace_convolutional_heads(network, measured, heads=heads, same_weights=False)
+        replace_heads(network, measured, heads=heads)
+    _, record = replace_heads(network, measured, heads=heads, same_weights=False)
     assert record.not_covered[-1].startswith("weights that the report was not measured with")
     assert len(record.replaced) == 1
 

@@ -31,6 +31,8 @@ _LINEAR = "it has no softmax over positions (linear attention), so no weights"
 _NO_GRID = "nothing around it says which grid its tokens form"
 _POOL = "its queries are learned and have no position: it pools the tokens"
 
+_REPLACED = "its heads were replaced; read the network before"
+
 _REFUSED: dict[str, str] = {
     "timm.layers.attention_pool.AttentionPoolLatent": _POOL,
     "timm.layers.attention_pool.AttentionPoolPrr": _POOL,
@@ -51,7 +53,8 @@ _REFUSED: dict[str, str] = {
     "timm.models.levit.AttentionDownsample": _NO_GRID,
     "timm.models.volo.OutlookAttention": "its weights come from a linear map of the query alone, without keys",
     "transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead": _POOL,
-    "convattn.heads.convolved_attention.ConvolvedAttention": "its heads were replaced; read the network before",
+    "convattn.heads.convolved_attention.ConvolvedAttention": _REPLACED,
+    "convattn.heads.fixed_attention.FixedAttention": _REPLACED,
     "convattn.layers.frozen.FrozenAttention": "it is frozen and holds no weights; take the layer before `freeze`",
 }
 

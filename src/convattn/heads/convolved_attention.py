@@ -16,7 +16,9 @@ from convattn.functional.quotient import kernel_means
 from convattn.functional.reference import displacement_scores
 from convattn.functional.torch_modes import without_autocast
 from convattn.grid import Axis
+from convattn.heads.call_stack import CallStack, require_sizes
 from convattn.heads.families.attention_class import TokenAttention, linear, some_rows
+from convattn.heads.head_report import LayerReport
 
 _PER_TAP = 8
 """Positions in a matrix product that take about as long as one tap of a depthwise convolution."""
@@ -141,13 +143,17 @@ class OtherHeads(nn.Module):
         values: Float[Tensor, "batch heads tokens head_width"],
         present: Bool[Tensor, "batch tokens"] | None,
         bias: Float[Tensor, "_ all_heads tokens tokens"] | None,
-    ) -> Float[Tensor, "batch heads tokens head_width"]:
-        """Attends to the tokens that are present, with what the layer adds to the scores of all of its heads."""
-        query = self.query_norm(_split_heads(self.query(tokens), len(self.heads)))
+        queries: int | None = None,
+    ) -> Float[Tensor, "batch heads queries head_width"]:
+        """Attends to the tokens that are present, with what the layer adds to the scores of all of its heads.
+
+        Queries are the first tokens; None means all.
+        """
+        query = self.query_norm(_split_heads(self.query(tokens[:, :queries]), len(self.heads)))
         key = self.key_norm(_split_heads(self.key(tokens), len(self.heads)))
         mask = None if present is None else present[:, None, None, :]
         if bias is not None:
-            own = bias[:, list(self.heads)]
+            own = bias[:, list(self.heads), :queries]
             mask = own if mask is None else own.masked_fill(~mask, -torch.inf)
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(
@@ -174,7 +180,8 @@ class ConvolvedAttention(nn.Module):
 
     Such a head gives a position the share π_j of the j-th prefix token, the same at every position and for every image,
     and 1 − Σ_j π_j of the mean of the values around it under the kernel. A prefix token has no position; its weights
-    for all tokens are fixed. Without heads by content there is no query, key and softmax.
+    for all tokens are fixed, or its query attends as before. Without heads by content there is no query, key and
+    softmax.
 
     Attributes:
         value: W_val with its bias; first the heads that average, in the order of `means`, then the others.
@@ -183,25 +190,43 @@ class ConvolvedAttention(nn.Module):
         prefix_shares: π, (heads that average, prefix tokens).
         prefix_maps: Weights of each prefix token's own query, (heads that average, prefix tokens, tokens).
         content: The heads that attend as before, or None.
+        at_prefix: The heads that average, for the queries of prefix tokens; None if these have fixed weights.
         back: Without `output`, the place of each head of the layer in that order; None if the order is the layer's.
-        grid: Sizes of the grid of positions; None for a sequence of any length.
+        grid: Sizes of the grid on which the heads were measured.
+        any_length: Whether it is a sequence of any length.
+        source: Name of the convolution that cuts images into the grid; empty if none does, which leaves one grid.
         after: What follows the output: its dropout.
     """
 
     back: Tensor | None
 
     def __init__(
-        self, layer: TokenAttention, measured: MeasuredHeads, grid: tuple[int, ...] | None
+        self,
+        layer: TokenAttention,
+        measured: MeasuredHeads,
+        report: LayerReport,
+        calls: CallStack,
+        *,
+        attends: bool = False,
     ) -> None:
-        """Copies a layer, of which some heads were measured and average; the others attend as before."""
+        """Copies a layer, of which some heads were measured and average; the others attend as before.
+
+        The grid of an image is what `calls` has noted last of the convolution in the report. Queries of prefix tokens
+        attend, or have fixed weights.
+        """
         super().__init__()
         others = [head for head in range(layer.heads) if head not in measured.heads]
         order = [*measured.heads, *others]
         rows = _head_rows(order, layer.head_width)
         self.heads = layer.heads
-        self.grid = grid
+        self.grid = report.grid
+        self.any_length = len(report.grid) == 1 and (attends or not report.prefix)
+        self.source = report.grid_source
+        self.calls = calls
         self.value = some_rows(layer.value, rows)
         self.content = OtherHeads(layer, others) if others else None
+        attends = attends and bool(measured.prefix_maps.numel())
+        self.at_prefix = OtherHeads(layer, measured.heads) if attends else None
         weight = layer.value.weight
         output = layer.output
         self.output = None
@@ -219,10 +244,12 @@ class ConvolvedAttention(nn.Module):
         self.means.requires_grad_(weight.requires_grad)
         shares = measured.prefix_shares.to(**kind)
         maps = measured.prefix_maps.to(**kind)
+        if attends:
+            maps = maps[..., :0]
         # An empty parameter gets no gradient, which DistributedDataParallel refuses.
-        learns = weight.requires_grad and shares.numel() > 0
-        self.prefix_shares = nn.Parameter(shares, requires_grad=learns)
-        self.prefix_maps = nn.Parameter(maps, requires_grad=learns)
+        for name, numbers in (("prefix_shares", shares), ("prefix_maps", maps)):
+            learns = weight.requires_grad and numbers.numel() > 0
+            setattr(self, name, nn.Parameter(numbers, requires_grad=learns))
 
     @property
     def prefix(self) -> int:
@@ -245,7 +272,12 @@ class ConvolvedAttention(nn.Module):
         averaging = self.means.heads
         parts = []
         if averaging:
-            parts.append(self._by_displacement(values[:, :averaging], sizes, present))
+            means = self._by_displacement(values[:, :averaging], sizes, present)
+            if self.at_prefix is not None:
+                own = values[:, :averaging]
+                first = self.at_prefix(tokens, own, present, bias, self.prefix)
+                means = torch.cat([first, means], dim=2)
+            parts.append(means)
         if self.content is not None:
             parts.append(self.content(tokens, values[:, averaging:], present, bias))
         y = torch.cat(parts, dim=1)
@@ -262,7 +294,7 @@ class ConvolvedAttention(nn.Module):
         sizes: tuple[int, ...],
         present: Tensor | None,
     ) -> Float[Tensor, "batch heads tokens width"]:
-        """Averages values at positions by displacement, and those of all tokens for prefix tokens."""
+        """Averages values at positions by displacement, and those of all tokens for prefix tokens that have maps."""
         prefix = values[:, :, : self.prefix]
         positions = values[:, :, self.prefix :]
         there = None if present is None else present[:, self.prefix :]
@@ -273,6 +305,8 @@ class ConvolvedAttention(nn.Module):
         rest = 1 - self.prefix_shares.sum(1)
         rest = rest.to(values.dtype)[:, None, None]
         around = rest * around + torch.matmul(shares[:, None], prefix)
+        if self.at_prefix is not None:
+            return around
         maps = self.prefix_maps
         if present is not None:
             maps = maps * present[:, None, None]
@@ -281,14 +315,19 @@ class ConvolvedAttention(nn.Module):
         return torch.cat([at_prefix, around], dim=2)
 
     def _sizes(self, tokens: int) -> tuple[int, ...]:
-        """Returns the sizes of the grid, or raises ShapeError if there is another number of tokens."""
-        if self.grid is None:
+        """Returns the sizes of the grid, or raises ShapeError if it is another and must not, or does not fit."""
+        if self.any_length:
             return (tokens - self.prefix,)
-        expected = self.prefix + prod(self.grid)
+        sizes = self.grid
+        if self.source in self.calls.sizes:
+            sizes = self.calls.sizes[self.source]
+            if self.prefix and self.at_prefix is None:
+                require_sizes(self.grid, sizes)
+        expected = self.prefix + prod(sizes)
         if tokens != expected:
-            grid = " x ".join(map(str, self.grid))
+            grid = " x ".join(map(str, sizes))
             raise ShapeError(
                 f"tokens must be {expected} ({self.prefix} prefix and {grid} positions), as where the heads were"
                 f" measured, but are {tokens}"
             )
-        return self.grid
+        return sizes
