@@ -23,9 +23,10 @@ from convattn import analyze
 from convattn.files import write_atomically
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.heads.jackknife import Estimate
+from convattn.heads.mean_maps import mean_maps
 from convattn.heads.untrained import untrained
 from convattn.heads.verdict import HeadVerdict, count_words
-from evidence.replacing import by_score, mean_maps
+from evidence.replacing import by_score
 from evidence.results import environment, new_parser
 from evidence.trained_heads import arms
 from evidence.trained_heads.arms import Head, altered
@@ -82,8 +83,7 @@ class Study:
         """Mean weights by layer over the first inputs."""
         file = self.work / f"{self.name}.maps.pt"
         if not file.is_file():
-            batches = self.trained.fitted.split(self.trained.batch)
-            torch.save(mean_maps(self.trained.network, batches), file)
+            torch.save(mean_maps(self.trained.network, self.trained.fitted), file)
         return torch.load(file)
 
     @cached_property

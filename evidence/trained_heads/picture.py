@@ -109,7 +109,9 @@ def _draw(panel: Any, shown: Any, heads: Sequence[Head], maps: Sequence[np.ndarr
         words = f"{head['layer']}.{head['head']}: {there:.0%} {head['looks']}"
         place = {"transform": panel.transAxes, "va": "top", "fontsize": 8.5}
         box = {"boxstyle": "square,pad=0.15", "facecolor": hue, "linewidth": 0}
-        panel.text(0.02 + 0.51 * (number % 2), -0.05 - 0.13 * (number // 2), words, bbox=box, **place)
+        panel.text(
+            0.02 + 0.51 * (number % 2), -0.05 - 0.13 * (number // 2), words, bbox=box, **place
+        )
     panel.imshow(drawn)
     corner = (middle * pixels - 0.5,) * 2
     frame = patches.Rectangle(corner, pixels, pixels, fill=False, edgecolor="w", linewidth=1.5)
