@@ -17,7 +17,12 @@ IMAGENET: Colours = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def photographs(
-    folder: Path, count: int, size: int, first: int = 0, colours: Colours = IMAGENET
+    folder: Path,
+    count: int,
+    size: int,
+    first: int = 0,
+    colours: Colours = IMAGENET,
+    most: int | None = None,
 ) -> tuple[Float[Tensor, "images 3 size size"], list[int]]:
     """Reads photographs, spread evenly over the classes, and their classes.
 
@@ -27,6 +32,7 @@ def photographs(
         size: Rows and columns.
         first: Number of the first; others are as far apart.
         colours: Mean and deviation that are taken out.
+        most: Read only so many of the count; None for all.
 
     Returns:
         Pictures with mean and deviation taken out, and the numbers of their classes.
@@ -36,7 +42,7 @@ def photographs(
     rows = parquet.read_table(folder / "photographs.parquet").to_pylist()
     pictures = []
     labels = []
-    for number in range(count):
+    for number in range(count if most is None else most):
         row = rows[first + number * len(rows) // count]
         picture = image.open(io.BytesIO(row["img"]["bytes"])).convert("RGB")
         pictures.append(prepared(picture, size, colours)[0])

